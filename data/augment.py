@@ -1,0 +1,134 @@
+"""From an EncodedImage to the square the model sees: uint8 [size, size, 3], drawing only from torch's default generator.
+
+Sources: torchvision's RandomResizedCrop, Resize and CenterCrop (antialias=True), whose pixels these reproduce on full-size decodes;
+here the box is drawn before decoding, so that large JPEGs are decoded at a fraction of their size.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.image_decode import EncodedImage
+
+Transform = Callable[[EncodedImage], Tensor]  # and has .size, the output's side in pixels
+Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
+
+PHOTO_ABOVE = 64  # px: where augmentation "auto" takes images for photos
+RESERVE = 2  # of a reduced decode in evaluation; 1, as in training, softens: mean difference to a full decode 2.4 levels of 255, not 0.9
+MAX_RATIO = 8  # of sides: a longer image is cut to this first, or one of 1 x 20,000 pixels would be resized to gigabytes
+
+
+@dataclass(frozen=True)
+class PhotoTrain:
+    """A random box of 8 to 100 % of the area, resized; half of them mirrored."""
+
+    size: int
+    interpolation: str = "bilinear"
+
+    def __call__(self, image: EncodedImage) -> Tensor:
+        box = _random_box(image.height, image.width)
+        return _maybe_mirrored(_resized(image, box, self.size, self.size, self.interpolation))
+
+
+@dataclass(frozen=True)
+class PhotoEval:
+    """The centre at 224/256 of the shorter side (other sizes in proportion)."""
+
+    size: int
+    interpolation: str = "bilinear"
+
+    def __call__(self, image: EncodedImage) -> Tensor:
+        return _centre(image, round(self.size * 256 / 224), self.size, self.interpolation)
+
+
+@dataclass(frozen=True)
+class SmallTrain:
+    """The image moved by up to an eighth, zeros where it was; half of them mirrored if `flip`. The usual one of CIFAR."""
+
+    size: int
+    interpolation: str = "bilinear"
+    flip: bool = True
+
+    def __call__(self, image: EncodedImage) -> Tensor:
+        pad = self.size // 8
+        padded = F.pad(_centre(image, self.size, self.size, self.interpolation), (0, 0, pad, pad, pad, pad))
+        top, left = torch.randint(0, 2 * pad + 1, (2,)).tolist()
+        moved = padded[top:top + self.size, left:left + self.size].contiguous()
+        return _maybe_mirrored(moved) if self.flip else moved
+
+
+@dataclass(frozen=True)
+class SmallEval:
+    """The centre, at the whole shorter side."""
+
+    size: int
+    interpolation: str = "bilinear"
+
+    def __call__(self, image: EncodedImage) -> Tensor:
+        return _centre(image, self.size, self.size, self.interpolation)
+
+
+def build_transforms(augmentation: str, image_size: int, interpolation: str) -> tuple[Transform, Transform]:
+    """(for training, for evaluation). augmentation: a value of --augmentation."""
+    photo = is_photo(augmentation, image_size)
+    for_eval = build_eval_transform(image_size, interpolation, photo)
+    if augmentation == "none":
+        return for_eval, for_eval
+    if photo:
+        return PhotoTrain(image_size, interpolation), for_eval
+    return SmallTrain(image_size, interpolation, flip=augmentation != "shift"), for_eval
+
+
+def build_eval_transform(image_size: int, interpolation: str, photo: bool) -> Transform:
+    """The transform of evaluation and prediction; RUN/model/config.json keeps the three arguments."""
+    return (PhotoEval if photo else SmallEval)(image_size, interpolation)
+
+
+def is_photo(augmentation: str, image_size: int) -> bool:
+    """Whether evaluation crops to 224/256 of the shorter side, as for photos."""
+    return augmentation == "photo" or (augmentation in ("auto", "none") and image_size > PHOTO_ABOVE)
+
+
+def _random_box(height: int, width: int) -> Box:
+    """Ten tries at 8 to 100 % of the area with a ratio of 3/4 to 4/3, then the largest such box in the centre."""
+    low, high = 3 / 4, 4 / 3
+    for _ in range(10):
+        area = height * width * torch.empty(1).uniform_(0.08, 1).item()
+        ratio = torch.empty(1).uniform_(math.log(low), math.log(high)).exp().item()
+        h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < h <= height and 0 < w <= width:
+            return int(torch.randint(0, height - h + 1, (1,))), int(torch.randint(0, width - w + 1, (1,))), h, w
+    h, w = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _centre(image: EncodedImage, shorter: int, size: int, interpolation: str) -> Tensor:
+    """Resize the shorter side to `shorter` px, cut [size, size, 3] out of the centre."""
+    height, width = image.height, image.width
+    h, w = min(height, MAX_RATIO * width), min(width, MAX_RATIO * height)
+    box = ((height - h) // 2, (width - w) // 2, h, w)
+    target_h, target_w = int(shorter * h / min(h, w)), int(shorter * w / min(h, w))
+    resized = _resized(image, box, target_h, target_w, interpolation, RESERVE)
+    top, left = round((target_h - size) / 2), round((target_w - size) / 2)
+    return resized[top:top + size, left:left + size].contiguous()
+
+
+def _resized(image: EncodedImage, box: Box, height: int, width: int, interpolation: str, reserve: float = 1) -> Tensor:
+    """The box, in pixels of the full size, as uint8 [height, width, 3]; decoded at `reserve` times that or more, where there is more."""
+    top, left, h, w = box
+    pixels = image.pixels(at_least=reserve * max(height / h, width / w))
+    down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width  # 1, or that of a reduced decode
+    y, x = round(top * down), round(left * right)
+    crop = pixels[y:max(y + 1, round((top + h) * down)), x:max(x + 1, round((left + w) * right))]
+    # torch's fast path wants channels_last strides, the batch dimension's included: half the time of crop.permute(2, 0, 1)[None].
+    channels_last = crop.contiguous()[None].permute(0, 3, 1, 2)
+    resized = F.interpolate(channels_last, size=(height, width), mode=interpolation, antialias=True)
+    return resized[0].permute(1, 2, 0).contiguous()
+
+
+def _maybe_mirrored(pixels: Tensor) -> Tensor:
+    return pixels.flip(1) if torch.rand(1).item() < 0.5 else pixels

@@ -1,0 +1,118 @@
+"""One way from an image file to pixels, for training, evaluation and prediction alike.
+
+    image = EncodedImage("cat.jpg")          # or its bytes; reads the header
+    image.height, image.width                # as shown: after EXIF orientation
+    image.pixels(at_least=0.3)               # uint8 [H, W, 3]; a large JPEG comes at 1/2 size
+
+Any failure is an UnreadableImage, whatever Pillow or libjpeg raised.
+"""
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+MAX_PIXELS = 178_956_970  # where Pillow's own default refuses a decompression bomb
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+ORIENTATION = 0x0112  # EXIF tag
+
+# Pillow warns, per worker, of large images and of damaged EXIF data; the first are checked here, the second do not matter.
+Image.MAX_IMAGE_PIXELS = None
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+# What damaged files have been seen, or reported, to raise inside Pillow and simplejpeg.
+_DECODING_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
+                    struct.error, zlib.error, Image.DecompressionBombError)
+
+
+class UnreadableImage(ValueError):
+    """The file holds no image that can be trained on; the text is the reason, in a few words."""
+
+
+class EncodedImage:
+    """An image whose size is known and whose pixels come when asked for. source: a path, or the file's bytes.
+
+    Raises UnreadableImage. JPEGs are decoded in pixels(), everything else at once.
+    """
+
+    def __init__(self, source: str | bytes):
+        with _as_unreadable():
+            self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
+            if not self._data:
+                raise UnreadableImage("the file is empty")
+            image = Image.open(io.BytesIO(self._data), formats=FORMATS)
+            if image.height * image.width > MAX_PIXELS:
+                raise UnreadableImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}: a decompression bomb?")
+            is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
+            self._decoded = None if is_jpeg else _decode_with_pillow(image)
+        self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
+        self._orientation = _orientation(image)  # after decoding: Pillow turns TIFFs itself then, and reads a late EXIF chunk of PNGs
+        self.height, self.width = self._stored[::-1] if self._orientation >= 5 else self._stored
+
+    def pixels(self, at_least: float = 1.0) -> Tensor:
+        """uint8 [H, W, 3], at full size or (JPEG) at the smallest of 1/2, 1/4, 1/8 that is `at_least` of it. Raises UnreadableImage."""
+        with _as_unreadable():
+            decoded = self._decode_jpeg(at_least) if self._decoded is None else self._decoded
+        return _turn(torch.from_numpy(decoded), self._orientation)
+
+    def _decode_jpeg(self, at_least: float) -> np.ndarray:
+        divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)
+        height, width = (-(-side // divisor) for side in self._stored)
+        try:
+            return simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width, strict=True)
+        except ValueError:
+            # strict also refuses what libjpeg only warns of (stray bytes before a marker: common in photos from the web);
+            # Pillow reads those and refuses truncated files.
+            return _decode_with_pillow(Image.open(io.BytesIO(self._data), formats=FORMATS))
+
+
+def _decode_with_pillow(image: Image.Image) -> np.ndarray:
+    """uint8 [H, W, 3]: any mode; 16 bits scaled to 8, transparency over white, the first frame of several."""
+    if image.mode == "F":
+        raise UnreadableImage("floating-point pixels have no agreed range; store 8 or 16 bits")
+    if image.mode.startswith("I"):  # I;16, I;16B, ...: convert("RGB") would clip at 255
+        grey = np.asarray(image).astype(np.int64)
+        if grey.min() < 0 or grey.max() > 0xFFFF:
+            raise UnreadableImage("integer pixels beyond 16 bits")
+        return np.repeat(((grey * 255 + 0x7FFF) // 0xFFFF).astype(np.uint8)[:, :, None], 3, axis=2)
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return np.array(image.convert("RGB"))
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 to 8. Damaged EXIF data is none."""
+    try:
+        value = image.getexif().get(ORIENTATION, 1)
+    except _DECODING_ERRORS:
+        return 1
+    return value if value in range(1, 9) else 1
+
+
+def _turn(pixels: Tensor, orientation: int) -> Tensor:
+    """Undo an EXIF orientation. pixels: [H, W, 3]."""
+    if orientation >= 5:
+        pixels = pixels.transpose(0, 1)
+    axes = [axis for axis, values in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in values]
+    return pixels.flip(axes) if axes else pixels
+
+
+@contextmanager
+def _as_unreadable() -> Iterator[None]:
+    try:
+        yield
+    except UnreadableImage:
+        raise
+    except UnidentifiedImageError:  # its own text holds a memory address
+        raise UnreadableImage("not an image of a known format, or damaged at its start") from None
+    except _DECODING_ERRORS as error:
+        raise UnreadableImage(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error

@@ -1,0 +1,284 @@
+"""A folder of images as a data set: ROOT/train/CLASS/**, ROOT/val/CLASS/**, or ROOT/CLASS/**.
+
+    folders = build_index("photos", val_fraction=0.1, seed=0, cache=Path("~/.cache/lockstep"))
+    train_set = ImageFolder(folders.splits["train"], transform, seed=0)
+    train_set[epoch, i]                      # Sample(image, label, bad)
+
+The tree is scanned once and the result cached; classes and order are those of torchvision.datasets.ImageFolder.
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data.augment import Transform
+from data.image_decode import EncodedImage, UnreadableImage
+from utils.errors import Exit, UserError
+from utils.seed import derive_seed, seeded
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+VAL_NAMES = ("val", "valid", "validation", "test")
+SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
+CACHE_VERSION = 1
+ARRAYS = ("names", "ends", "labels")
+MID_GREY = 128  # of the stand-in for an unreadable image
+
+
+@dataclass(frozen=True, eq=False)
+class ImageIndex:
+    """Paths and labels of a split in three arrays: no Python object per file, so that forked workers share its memory."""
+
+    root: str
+    names: np.ndarray  # uint8: all paths relative to root, as bytes, joined
+    ends: np.ndarray  # [N] int64: where in `names` each ends
+    labels: np.ndarray  # [N] int32
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def path(self, i: int) -> str:
+        """Absolute path of image i, 0 <= i < N."""
+        start = self.ends[i - 1] if i else 0
+        return os.path.join(self.root, os.fsdecode(self.names[start:self.ends[i]].tobytes()))
+
+    def select(self, chosen: np.ndarray) -> "ImageIndex":
+        """The images where chosen ([N] bool) is true, in the same order."""
+        lengths = np.diff(self.ends, prepend=0)
+        return replace(self, names=self.names[np.repeat(chosen, lengths)], ends=np.cumsum(lengths[chosen]), labels=self.labels[chosen])
+
+
+@dataclass(frozen=True, eq=False)
+class FolderIndex:
+    """What a data folder holds. `splits` has train, val and, where it is another folder than val's, test."""
+
+    classes: tuple[str, ...]  # in label order, of every split
+    splits: dict[str, ImageIndex]
+    fingerprint: str  # sha256 over the relative paths of all splits' folders; held-out images do not change it
+    notes: tuple[str, ...]  # for the user, a line each
+
+
+class Sample(NamedTuple):
+    """One image as the model's input, before scaling."""
+
+    image: Tensor  # [H, W, 3] uint8
+    label: int
+    bad: str | None  # "path: reason" where the image could not be read; `image` is a grey stand-in then
+
+
+class ImageFolder(Dataset):
+    """Items are asked for as (epoch, i): augmentation is a pure function of (seed, epoch, i). Never raises on a bad image."""
+
+    def __init__(self, index: ImageIndex, transform: Transform, seed: int):
+        self.index, self.transform, self.seed = index, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, item: tuple[int, int]) -> Sample:
+        epoch, i = map(int, item)
+        path, label = self.index.path(i), int(self.index.labels[i])
+        try:
+            with seeded(derive_seed(self.seed, "augmentation", epoch, i)):
+                return Sample(self.transform(EncodedImage(path)), label, None)
+        except UnreadableImage as error:
+            side = self.transform.size
+            return Sample(torch.full((side, side, 3), MID_GREY, dtype=torch.uint8), label, f"{path}: {error}")
+
+
+def build_index(root: str, val_fraction: float, seed: int, cache: Path) -> FolderIndex:
+    """The index of a data folder, from the cache if no directory of it has changed since.
+
+    val_fraction: share of each class held out of train where there is no folder for val. Raises UserError (65, 66, 74).
+    One process per node should come first, so that the others find its cache; any number at once is safe.
+    """
+    root = os.path.abspath(root)
+    file = Path(cache) / f"images-{hashlib.sha256(f'{CACHE_VERSION} {root}'.encode(errors='surrogateescape')).hexdigest()[:20]}.npz"
+    found = _load(file, root)
+    if found is None:
+        scan = _Scan(root)
+        found = scan.read()
+        _store(file, found, scan.directories)
+    return found if "val" in found.splits else _hold_out(found, root, val_fraction, seed)
+
+
+class _Scan:
+    """One walk over the tree."""
+
+    def __init__(self, root: str):
+        self.root = root
+        self.directories: dict[str, int] = {}  # visited -> st_mtime_ns
+        self.strays: list[str] = []
+
+    def read(self) -> FolderIndex:
+        """Index of all splits. Raises UserError."""
+        root = self.root
+        if not os.path.exists(root):
+            raise UserError(f"--data {root}: there is no such folder", Exit.NO_INPUT)
+        if not os.path.isdir(root):
+            raise UserError(f"--data {root}: is a file; give the folder that holds train/CLASS/* (or CLASS/*)", Exit.BAD_DATA)
+        try:
+            return self._read()
+        except OSError as error:
+            raise UserError(f"--data {root}: cannot list {error.filename}: {error.strerror}", Exit.IO) from None
+
+    def _read(self) -> FolderIndex:
+        folders, _ = self._list(self.root)
+        notes = []
+        where = {"train": "train"}
+        if "train" in folders:
+            if val := next((name for name in VAL_NAMES if name in folders), None):
+                where["val"] = val
+                notes += [f"validation uses {val}/, for there is no val/"] if val != "val" else []
+            if "test" in folders and val != "test":
+                where["test"] = "test"
+        elif similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
+            raise UserError(f"--data {self.root}: has {_some(similar)} but no train/; the training folder must be named train",
+                            Exit.BAD_DATA)
+        else:
+            where = {"train": ""}
+            notes += ["there is no train/, so the classes are the folders directly in --data"] if folders else []
+        class_names, splits = {}, {}
+        for split, folder in where.items():
+            class_names[split], splits[split] = self._split(folder, optional=split == "test")
+        classes = class_names["train"]
+        if len(classes) == 1:
+            raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; a classifier needs two or more", Exit.BAD_DATA)
+        label_of = {name: label for label, name in enumerate(classes)}
+        for split in [split for split in splits if split != "train"]:
+            if not class_names[split]:
+                notes.append(f"{where[split]}/ holds no class folders and is left out")
+                del splits[split]
+                continue
+            self._compare(where["train"], classes, where[split], class_names[split], subset=split == "test")
+            labels = np.array([label_of[name] for name in class_names[split]], dtype=np.int32)[splits[split].labels]
+            splits[split] = replace(splits[split], labels=labels)
+        if self.strays:
+            notes.append(f"passed over {len(self.strays)} that are no images in class folders ({self.strays[0]}, for one)")
+        digest = hashlib.sha256()
+        for split in sorted(splits):
+            digest.update(splits[split].names.tobytes() + splits[split].ends.tobytes())
+        return FolderIndex(tuple(classes), splits, digest.hexdigest(), tuple(notes))
+
+    def _split(self, folder: str, optional: bool) -> tuple[list[str], ImageIndex]:
+        """Class names and images of ROOT/folder; labels count its own classes. None at all is an error unless `optional`."""
+        classes, files = self._list(os.path.join(self.root, folder))
+        if not classes and not optional:
+            found = f"only {_some(files)}" if files else "nothing"
+            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders, {found}; images belong into one folder per"
+                            f" class, {os.path.join(folder, 'CLASS')}/*", Exit.BAD_DATA)
+        self.strays += [os.path.join(folder, name) for name in files] if classes else []
+        names, lengths, counts = [], [], []
+        for class_name in classes:
+            found = sorted(self._walk(os.path.join(folder, class_name), ()))
+            encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
+            if not encoded:
+                raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no images"
+                                f" ({' '.join(EXTENSIONS)}); remove it or fill it", Exit.BAD_DATA)
+            names.append(b"".join(encoded))
+            lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+            counts.append(len(encoded))
+        return classes, ImageIndex(
+            self.root, np.frombuffer(b"".join(names), np.uint8), np.cumsum(np.concatenate(lengths or [np.zeros(0, np.int64)])),
+            np.repeat(np.arange(len(classes), dtype=np.int32), counts))
+
+    def _walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
+        """(folder, its images) for ROOT/folder and all below; links that lead to a folder above are not followed."""
+        path = os.path.join(self.root, folder)
+        stat = os.stat(path)
+        if (identity := (stat.st_dev, stat.st_ino)) in parents:
+            return
+        folders, files = self._list(path)
+        yield folder, [name for name in files if name.lower().endswith(EXTENSIONS)]
+        self.strays += [os.path.join(folder, name) for name in files if not name.lower().endswith(EXTENSIONS)]
+        for name in folders:
+            yield from self._walk(os.path.join(folder, name), (*parents, identity))
+
+    def _list(self, path: str) -> tuple[list[str], list[str]]:
+        """Names of the folders and the files in `path`, sorted, hidden ones left out."""
+        self.directories[path] = os.stat(path).st_mtime_ns  # before the listing: what comes later must make it outdated
+        with os.scandir(path) as entries:
+            seen = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith((".", "__MACOSX")))
+        return [name for name, is_folder in seen if is_folder], [name for name, is_folder in seen if not is_folder]
+
+    def _compare(self, train: str, train_classes: list[str], other: str, other_classes: list[str], subset: bool) -> None:
+        """All splits have the classes of train; test may lack some. Raises UserError."""
+        extra = sorted(set(other_classes) - set(train_classes))
+        lacking = [] if subset else sorted(set(train_classes) - set(other_classes))
+        if not extra and not lacking:
+            return
+        found = [f"{other}/ has {_some(extra)}, which {train}/ lacks"] if extra else []
+        found += [f"{train}/ has {_some(lacking)}, which {other}/ lacks"] if lacking else []
+        same = {name.casefold() for name in extra} & {name.casefold() for name in set(train_classes) - set(other_classes)}
+        hint = "rename those that differ only in case" if same else "every split needs the same class folders: move, rename or remove some"
+        raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
+
+
+def _hold_out(found: FolderIndex, root: str, fraction: float, seed: int) -> FolderIndex:
+    """Take val out of train: `fraction` of each class, at least one image where there are two, never all. Raises UserError."""
+    if fraction <= 0:
+        raise UserError(f"--val-fraction {fraction}: {root} has no val folder ({', '.join(VAL_NAMES)}), so a share of train must be held"
+                        " out; give more than 0, or add val/")
+    train = found.splits["train"]
+    generator = torch.Generator().manual_seed(derive_seed(seed, "val-split"))
+    held = np.zeros(len(train), dtype=bool)
+    counts = np.bincount(train.labels)
+    for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
+        share = min(max(1, round(count * fraction)), count - 1)
+        held[start + torch.randperm(int(count), generator=generator)[:share].numpy()] = True
+    if not held.any():
+        raise UserError(f"--data {root}: every class has one image, so none can be held out for validation; add images, or a val folder",
+                        Exit.BAD_DATA)
+    note = f"there is no val folder: {held.sum()} of the {len(train)} training images are held out (--val-fraction {fraction})"
+    return replace(found, splits={**found.splits, "train": train.select(~held), "val": train.select(held)}, notes=(*found.notes, note))
+
+
+def _store(file: Path, found: FolderIndex, directories: dict[str, int]) -> None:
+    """Write the cache; where that fails, every process scans for itself."""
+    about: dict[str, Any] = {"classes": found.classes, "splits": list(found.splits), "fingerprint": found.fingerprint, "notes": found.notes,
+                             "directories": list(directories)}
+    arrays = {f"{split}.{name}": getattr(index, name) for split, index in found.splits.items() for name in ARRAYS}
+    temporary = file.with_name(f".{file.name}.{uuid4().hex}")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as stream:
+                np.savez(stream, about=np.frombuffer(json.dumps(about).encode(), np.uint8),
+                         times=np.array(list(directories.values()), np.int64), **arrays)
+            os.replace(temporary, file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _load(file: Path, root: str) -> FolderIndex | None:
+    """The cached index; None if there is none, it is damaged, or a directory has changed."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            about = json.loads(arrays["about"].tobytes())
+            times = arrays["times"].tolist()
+            if any(os.stat(path).st_mtime_ns != time for path, time in zip(about["directories"], times, strict=True)):
+                return None
+            splits = {split: ImageIndex(root, *(arrays[f"{split}.{name}"] for name in ARRAYS)) for split in about["splits"]}
+        return FolderIndex(tuple(about["classes"]), splits, about["fingerprint"], tuple(about["notes"]))
+    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return None
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _shown(folder: str) -> str:
+    return f"{folder}/" if folder else "it"

@@ -1,0 +1,13 @@
+"""The tasks, as import paths: an image run never imports what only text needs."""
+
+from importlib import import_module
+
+TASKS = {
+    "image-classification": "models.tasks.image_classification:ImageClassification",
+}
+
+
+def load_task(name: str) -> type:
+    """The class of task `name`, a key of TASKS; imports its module."""
+    module, cls = TASKS[name].split(":")
+    return getattr(import_module(module), cls)

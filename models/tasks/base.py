@@ -1,0 +1,86 @@
+"""What a task is: its data, its model, its loss and its metrics. It never wraps, moves, saves or reduces, and knows no strategy.
+
+Legend: B samples in a batch, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from utils.metrics import Metric
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples collated for one forward. `weight` is 0 for a sample that must not count (a stand-in, a skipped bad one)."""
+
+    inputs: dict[str, Tensor]  # each [B, ...]
+    labels: Tensor  # [B, ...] int64
+    weight: Tensor  # [B] float32, 0 or 1
+    number: int = 0  # of the micro-batch in its global batch, or of the batch in its evaluation
+    bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`; copies from pinned memory do not wait."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """The same batch in pinned memory (the DataLoader calls this)."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, move: Any) -> Batch:
+        inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
+        return replace(self, inputs=inputs, labels=move(self.labels), weight=move(self.weight))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward gives: a sum, not a mean, so that micro-batches and ranks add."""
+
+    loss_sum: Tensor  # scalar float32: the weighted losses of the samples, added
+    logits: Tensor  # [B, C] float32
+
+
+class Task(Protocol):
+    """The contract. Built alike on every rank; `Collective.` where building it makes ranks meet (an index, a download)."""
+
+    train_set: Any  # map-style; items are asked for as (epoch, index), for workers persist and see no changed attribute
+    eval_set: Any  # map-style, likewise with epoch 0
+    eval_batch: int  # samples per evaluation batch; a constant, so that digits do not depend on the number of processes
+    metrics: tuple[Metric, ...]
+    best: str  # the metric that decides which model is best ...
+    best_is_high: bool  # ... and whether more of it is better
+    unit: str  # what a sample is called ("img")
+    classes: tuple[str, ...]  # in label order
+    fingerprint: str  # of the data set; a run continues on the same one only
+    notes: tuple[str, ...]  # for the user, a line each
+
+    def collate(self, samples: Sequence[Any]) -> Batch:
+        """Samples of train_set or eval_set as one batch."""
+
+    def weight(self, indices: Tensor) -> float:
+        """Weight of a global batch (indices [n] into train_set): its samples or predicted tokens. Arithmetic, no communication."""
+
+    def example(self, size: int) -> Batch:
+        """A synthetic batch of `size` samples of the largest shape that training meets."""
+
+    def build_model(self) -> nn.Module:
+        """The model on the CPU, drawn from torch's default generator."""
+
+    def forward(self, model: nn.Module, batch: Batch) -> Output:
+        """Loss and logits of a batch that lies on the model's device. Label smoothing only where model.training."""
+
+    def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
+        """Write a ready-to-use model into the existing `folder`: RUN/model."""
+
+    def sample_input(self) -> str:
+        """Something to try models.predict on."""
+
+    def baselines(self) -> dict[str, float]:
+        """What trivial methods reach on eval_set, by name, in the unit of `best`. For the closing lines."""

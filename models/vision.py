@@ -1,0 +1,123 @@
+"""torchvision's image classifiers by name, with the library's weights, a file's, or those of another run's model folder."""
+
+import difflib
+import json
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from utils.config import ModelOptions
+from utils.distributed import World
+from utils.errors import Exit, UserError
+
+_WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
+
+
+def build_classifier(architecture: str, num_classes: int) -> nn.Module:
+    """A torchvision classifier with fresh weights from torch's default generator; without auxiliary heads.
+
+    Its input is [B, 3, H, W] float, its output [B, num_classes]. Raises UserError (64) for an unknown name.
+    """
+    known = torchvision.models.list_models(module=torchvision.models)
+    if architecture.lower() not in known:
+        close = difflib.get_close_matches(architecture.lower(), known, n=3) or ["resnet18", "resnet50"]
+        raise UserError(
+            f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, and there is no such folder;"
+            f" did you mean {', '.join(close)}?")
+    options = {"aux_logits": False, "init_weights": True} if architecture.lower() in _WITH_AUXILIARY_HEADS else {}
+    return torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+
+
+def build_model(config: ModelOptions, classes: tuple[str, ...], world: World) -> tuple[nn.Module, str]:
+    """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
+
+    Raises UserError: 64 for a name that does not exist or weights that do not fit, 66 for files that are missing or out of reach.
+    """
+    folder = Path(config.model)
+    described = _read_description(folder) if folder.is_dir() else {"architecture": config.model}
+    model = build_classifier(described["architecture"], len(classes))
+    weights = None
+    if config.weights:
+        weights = _read_weights(Path(config.weights), "--weights")
+    elif config.pretrained and folder.is_dir():
+        weights = _read_weights(folder / "model.safetensors", "--model")
+    elif config.pretrained:
+        weights = _library_weights(described["architecture"], world)
+    if weights is not None:
+        auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
+        weights = {name: weight for name, weight in weights.items() if not name.startswith(tuple(auxiliary) or "\0")}
+        _load_backbone(model, weights, same_classes=described.get("classes") in (None, list(classes)))
+    return model.to(memory_format=torch.channels_last), described["architecture"]
+
+
+def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:
+    """RUN/model: model.safetensors, and config.json with the architecture, the classes and the preprocessing."""
+    from safetensors.torch import save_file
+
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(description, indent=1))
+
+
+def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
+    """The model that save_model_folder wrote, in evaluation mode, and its description. Raises UserError (66) if it is none."""
+    description = _read_description(folder)
+    model = build_classifier(description["architecture"], len(description["classes"]))
+    model.load_state_dict(_read_weights(folder / "model.safetensors", "the model folder"))
+    return model.to(memory_format=torch.channels_last).eval(), description
+
+
+def _read_description(folder: Path) -> dict[str, Any]:
+    try:
+        description = json.loads((folder / "config.json").read_text())
+        return description | {"architecture": description["architecture"]}
+    except (OSError, json.JSONDecodeError, KeyError) as error:
+        raise UserError(
+            f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): it needs a config.json with an"
+            " architecture, as RUN/model has", Exit.NO_INPUT) from None
+
+
+def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
+    try:
+        weights = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{flag}: there is no file {path}", Exit.NO_INPUT) from None
+    except Exception as error:  # unpickling garbage raises almost anything
+        raise UserError(f"{flag}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {error}", Exit.BAD_DATA) from None
+    for key in ("model", "state_dict"):  # torchvision's references and others wrap it
+        if isinstance(weights, dict) and isinstance(weights.get(key), dict):
+            weights = weights[key]
+    return {name.removeprefix("module."): weight for name, weight in weights.items() if isinstance(weight, Tensor)}
+
+
+def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
+    enum = torchvision.models.get_model_weights(architecture).DEFAULT
+
+    def fetch() -> None:
+        try:
+            enum.get_state_dict(progress=False, check_hash=True)
+        except (URLError, OSError, RuntimeError) as error:
+            raise UserError(
+                f"--pretrained: cannot fetch {enum.url} ({error}). Ways out: download it elsewhere and pass --weights FILE; or put it"
+                f" into {torch.hub.get_dir()}/checkpoints; or train from scratch, without --pretrained", Exit.NO_INPUT) from None
+
+    world.once(fetch, per_node=True)  # one process per node downloads, the others find the file
+    return enum.get_state_dict(progress=False, check_hash=True)
+
+
+def _load_backbone(model: nn.Module, weights: dict[str, Tensor], same_classes: bool) -> None:
+    """Load `weights`, but for the head where the classes differ. Raises UserError (64) where anything else does not fit."""
+    own = model.state_dict()
+    head = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
+    differ = {name for name in own if name in weights and own[name].shape != weights[name].shape}
+    new_head = {name for name in own if name.startswith(f"{head}.")} if differ or not same_classes else set()
+    wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))
+    if wrong:
+        raise UserError(
+            f"the weights do not fit --model: {len(wrong)} tensors are missing, unknown or of another shape, {wrong[0]} for one;"
+            " use weights of the same architecture")
+    model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})

@@ -1,0 +1,308 @@
+"""Train a model on one process or many; kill it, and the same command continues it.
+
+    python train.py                                              # the built-in digits
+    torchrun --standalone --nproc-per-node=4 train.py            # the same run, on four processes
+    torchrun ... train.py --data DIR --model resnet50 --pretrained
+    python train.py --help                                       # --task T --help: the settings of task T
+
+What a run guarantees, on any number of processes: every sample is trained on once per epoch and evaluated once; gradients,
+BatchNorm statistics, dropout and augmentation do not depend on the number; a run that was stopped or killed ends with the
+weights of one that was not (same number of processes; any number with --strategy exact).
+"""
+
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from data import demo
+from utils.config import Config, duration_or_steps, parse_command_line
+from utils.run import finish_early
+
+if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment
+    CONFIG, GIVEN = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    finish_early(CONFIG)
+
+import torch
+from torch.utils.data import DataLoader
+
+from data.loader import BadSamples, build_loader, num_workers
+from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_plan
+from models.tasks import load_task
+from models.tasks.base import Task
+from utils.checkpoint import Checkpoints, Progress, TrainState
+from utils.distributed import Agreement, StopSignal, World
+from utils.errors import Exit
+from utils.log import Log, SilentLog, json_line, last_record, open_log
+from utils.metrics import Totals
+from utils.optim import build_optimizer, build_schedule, set_lr
+from utils.parallel import load_strategy
+from utils.parallel.base import Strategy
+from utils.precision import Precision, settle_arithmetic
+from utils.run import Run, early_device, exit_after, open_run
+from utils.seed import derive_seed, seed_micro_batch, seeded
+from utils.throughput import Throughput
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the loop works with; built once."""
+
+    config: Config
+    world: World
+    run: Run
+    log: Log | SilentLog
+    task: Task
+    plan: BatchPlan
+    strategy: Strategy
+    precision: Precision
+    state: TrainState
+    checkpoints: Checkpoints
+    agreement: Agreement
+    stop: StopSignal
+    bad_samples: BadSamples
+    train_loader: DataLoader
+    eval_loader: DataLoader
+    schedule: Callable[[int], float]
+    total_steps: int  # of the run
+    last_step: int  # of this start: total_steps, or earlier by --stop-after
+
+
+def main(config: Config, given: frozenset[str]) -> Exit:
+    """Train, or evaluate, as `config` says. given: names of the settings that the user gave."""
+    console = sys.stderr if config.run.eval_only else sys.stdout
+    stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after) if config.run.stop_after else (None, None)
+    stop = StopSignal(stop_s)
+    with World.from_env(early_device(config)) as world:  # Collective. Leaving it ends the process group.
+        note = partial(print, file=console, flush=True) if world.is_main else lambda text: None
+        with open_run(config, world, note) as run:  # Collective.
+            precision = settle_arithmetic(config.device, run, world)
+            task = load_task(config.run.task)(config, world)  # Collective.
+            for text in task.notes:
+                note(text)
+            if config.run.eval_only:
+                return evaluate_only(config, task, precision, run, stop, world)
+            training = prepare(config, given, task, precision, run, stop, stop_steps, world)
+            with closing(training.log):
+                return train(training)
+
+
+def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, stop: StopSignal,
+            stop_steps: int | None, world: World) -> Training:
+    """Build what the loop works with, and load the newest checkpoint. Collective."""
+    run.require_same("data", task.fingerprint, "the data set")
+    with seeded(derive_seed(config.run.seed, "initial weights")):
+        model = task.build_model().to(world.device)
+    plan = settle_plan(config.batch, given, len(task.train_set), model, run, world)
+    strategy = load_strategy(config.device.strategy)(model, world, plan.num_micro_batches)
+    state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
+    checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
+    is_resumed = checkpoints.restore(state)  # Collective.
+    run.keep_settled()
+    if config.device.compile:
+        model.compile()
+    strategy.setup()  # Collective: wraps the model in DistributedDataParallel, say.
+
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed)
+    eval_sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
+    workers = num_workers(config.data.workers, world)
+    done = state.progress
+    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
+    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit)
+    log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples, {config.model.model},"
+             f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches} micro-batches; "
+             + (f"resumed at step {done.step}" if is_resumed else "a new run"))
+    return Training(
+        config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), stop,
+        bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
+        train_loader=build_loader(task.train_set, task.collate, sampler, workers, world),
+        eval_loader=build_loader(task.eval_set, task.collate, eval_sampler, workers, world),
+        schedule=build_schedule(config.optim, total_steps),
+        total_steps=total_steps,
+        last_step=min(total_steps, done.step + stop_steps) if stop_steps else total_steps)
+
+
+def train(t: Training) -> Exit:
+    """The run from where it is to its end, or to a stop: 75. Collective."""
+    warm_up(t)  # Collective.
+    if is_evaluation_due(t):  # it was when the last start ended
+        evaluate_and_save(t)  # Collective.
+    while not t.agreement.stop and t.state.progress.step < t.last_step:
+        train_one_epoch(t)  # Collective.
+    t.agreement.wait()  # Collective.
+    progress = t.state.progress
+    if progress.step < t.total_steps or progress.evaluated_step < progress.step:
+        t.checkpoints.save(t.state)  # Collective.
+        reason = t.stop.reason or ("--stop-after" if progress.step == t.last_step else "another process was stopped")
+        t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues")
+        t.run.status("stopped", Exit.STOPPED, progress.step, progress.epoch, reason)
+        return Exit.STOPPED
+    t.world.once(lambda: close_run(t))  # Collective.
+    return Exit.DONE
+
+
+def train_one_epoch(t: Training) -> None:
+    """The rest of the current epoch, from the exact sample; leaves early on an agreed stop. Collective."""
+    throughput, optimizer, sampler = Throughput(), t.state.optimizer, t.train_loader.batch_sampler
+    sampler.set_position(t.state.progress.epoch, t.state.progress.sample_offset)  # what set_epoch is to DistributedSampler
+    t.strategy.module.train()
+    for micro_batches in throughput.waiting(t.train_loader):  # one global batch = one optimizer step; this rank's micro-batches of it
+        step, start = t.state.progress.step, t.state.progress.sample_offset
+        set_lr(optimizer, t.schedule(step))
+        global_weight = t.task.weight(sampler.indices(start))  # of all ranks, by arithmetic
+        losses = torch.zeros(t.plan.num_micro_batches, dtype=torch.float64, device=t.world.device)
+        for batch in t.strategy.share(micro_batches, t.precision.scale):  # gradients are summed over ranks with the last one
+            t.bad_samples.check(batch)
+            seed_micro_batch(t.config.run.seed, step, batch.number)  # what it computes does not depend on who computes it
+            with t.precision.autocast():
+                output = t.task.forward(t.strategy.model, batch.to(t.world.device))
+            losses[batch.number] = output.loss_sum.detach().double() / global_weight
+            (output.loss_sum / global_weight * t.precision.scale).backward()
+        agreed = t.agreement.exchange(t.stop.reason is not None, t.checkpoints.is_due_by_clock())  # Collective; said one step ago
+        t.precision.unscale_(optimizer)
+        grad_norm = t.strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
+        is_finite = t.precision.step(optimizer, step + 1, grad_norm)
+        t.strategy.settle_buffers(is_finite)
+        optimizer.zero_grad(set_to_none=True)
+
+        end = t.plan.end(start)
+        t.state.progress = progress = t.state.progress.advanced(end, t.plan.num_samples)
+        throughput.step(samples=end - start)
+        t.log.advance(progress.step)
+        if progress.step in (1, t.total_steps) or progress.step % t.config.record.log_every == 0:
+            record_step(t, throughput, losses, grad_norm)  # Collective.
+        is_last = progress.step == t.last_step
+        is_due, is_save_due = is_evaluation_due(t), agreed.save or t.checkpoints.is_due(progress.step)
+        if is_due or is_save_due or is_last:
+            t.agreement.wait()  # Collective: nobody may be ahead of a stop that another rank knows of
+            t.precision.check()
+        if (t.agreement.stop or is_last) and progress.step < t.total_steps:
+            return
+        if is_due:
+            evaluate_and_save(t)  # Collective.
+            t.strategy.module.train()
+        elif is_save_due:
+            t.checkpoints.save(t.state)  # Collective.
+        if t.agreement.stop or is_last:
+            return
+
+
+def is_evaluation_due(t: Training) -> bool:
+    """Whether the position that the run is at calls for an evaluation that has not been done."""
+    progress, every = t.state.progress, t.config.record.eval_every
+    is_boundary = progress.sample_offset == 0 if every == "epoch" else progress.step % every == 0
+    return progress.evaluated_step < progress.step and (is_boundary or progress.step == t.total_steps)
+
+
+def evaluate_and_save(t: Training) -> None:
+    """Evaluate; keep the model if it is the best; save. A stop abandons the evaluation: the next start does it first. Collective."""
+    values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.stop, t.world)
+    if values is None:
+        return
+    progress, best = t.state.progress, t.state.best
+    confusion = values.pop("confusion", None)
+    t.log.evaluation(position(progress, t.plan.num_samples) | values, confusion, t.task.classes)
+    t.state.progress = replace(progress, evaluated_step=progress.step)
+    value = values[t.task.best]
+    if not best or (value > best["value"] if t.task.best_is_high else value < best["value"]):
+        t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
+        weights = t.state.weights()
+        t.world.once(lambda: t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder)))
+    t.log.flush()
+    t.checkpoints.save(t.state)
+
+
+@torch.no_grad()
+def evaluate(task: Task, strategy: Strategy, precision: Precision, loader: DataLoader, bad_samples: BadSamples, agreement: Agreement,
+             stop: StopSignal, world: World) -> dict[str, Any] | None:
+    """The task's metrics, every sample once, the same digits on any number of processes; None if a stop was agreed. Collective."""
+    strategy.broadcast_buffers()
+    model = strategy.module.eval()
+    totals = Totals(task.metrics, loader.batch_sampler.num_batches)
+    for [batch] in loader:
+        bad_samples.check(batch)
+        with precision.autocast():
+            output = task.forward(model, batch.to(world.device))
+        totals.add(batch.number, output, batch)
+        agreement.exchange(stop.reason is not None)
+        if agreement.stop:
+            return None
+    return totals.values(world)
+
+
+def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, stop: StopSignal, world: World) -> Exit:
+    """--eval-only: one JSON line with the best checkpoint's figures on standard output; writes nothing. Collective."""
+    strategy = load_strategy("ddp")(task.build_model().to(world.device), world, 1)
+    checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
+    progress = checkpoints.load_best(strategy)  # Collective.
+    sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
+    loader = build_loader(task.eval_set, task.collate, sampler, num_workers(config.data.workers, world), world)
+    bad_samples = BadSamples(config.data.bad_samples, None)
+    values = evaluate(task, strategy, precision, loader, bad_samples, agreement := Agreement(world), stop, world)  # Collective.
+    agreement.wait()
+    if values is None:
+        return Exit.STOPPED
+    values.pop("confusion", None)
+    if world.is_main:
+        print(json_line(config.run.split, position(progress, len(task.train_set)) | values))
+    return Exit.DONE
+
+
+def warm_up(t: Training) -> None:
+    """One throw-away forward and backward of the largest micro-batch, before the first step, at every start. Collective.
+
+    It freezes weights that get no gradient, on all ranks alike; it lets DDP lay out its buckets anew, which it does after the
+    first backward (gloo's sums depend on offsets: a resumed run would differ in bits); and memory runs out here, if it does.
+    """
+    t.strategy.module.train()
+    while True:
+        for batch in t.strategy.share([t.task.example(t.plan.sizes[1])], t.precision.scale):
+            seed_micro_batch(t.config.run.seed, 0, 0)
+            with t.precision.autocast():
+                output = t.task.forward(t.strategy.model, batch.to(t.world.device))
+            (output.loss_sum / len(batch.weight) * t.precision.scale).backward()
+        unused = [name for name, weight in t.strategy.module.named_parameters() if weight.requires_grad and weight.grad is None]
+        t.state.optimizer.zero_grad(set_to_none=True)
+        if not unused:
+            return
+        t.log.note(f"{len(unused)} weights get no gradient and are frozen: {', '.join(unused[:5])}")
+        for name in unused:
+            t.strategy.module.get_parameter(name).requires_grad_(False)
+        t.strategy.setup()
+
+
+def record_step(t: Training, throughput: Throughput, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
+    """One train record: figures of that step over all ranks, pure functions of the position, and timings. Collective."""
+    table = torch.cat([losses.cpu(), torch.tensor([throughput.wait_s / t.world.world_size], dtype=torch.float64)])
+    *by_number, wait_s = t.world.all_reduce_sum(table).tolist()  # one owner per row, zeros elsewhere; added in the order of v
+    figures = {"loss": sum(by_number), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
+    t.log.train(position(t.state.progress, t.plan.num_samples) | figures | throughput.record(wait_s))
+
+
+def position(progress: Progress, num_samples: int) -> dict[str, float]:
+    """Where in the run a record stands."""
+    samples = progress.epoch * num_samples + progress.sample_offset
+    return {"step": progress.step, "epoch": samples / num_samples, "samples": samples}
+
+
+def close_run(t: Training) -> None:
+    """The end of a finished run, on rank 0: RUN/summary.json, and what to do next."""
+    step, best = t.state.progress.step, t.state.best
+    summary = last_record(t.run.path, "val") | {"best": best}
+    t.run.write_json("summary.json", summary)
+    t.run.status("finished", Exit.DONE, step, t.state.progress.epoch, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
+    baselines = ", ".join(f"{name} {100 * value:.2f} %" for name, value in t.task.baselines().items())
+    t.bad_samples.report(t.log.note)
+    t.log.note(f"""
+{best["metric"]} {100 * summary[best["metric"]]:.2f} % on the validation set (best {100 * best["value"]:.2f} %, at step {best["step"]});
+for comparison: {baselines}
+the run         {t.run.path}
+its curves      tensorboard --logdir {t.run.path / "tb"}
+predict         python -m models.predict {t.run.path} {t.task.sample_input()}
+your own data   train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*""")
+
+
+if __name__ == "__main__":
+    exit_after(partial(main, CONFIG, GIVEN))

@@ -1,0 +1,214 @@
+"""The processes of a run: who they are, how they meet, the few collectives, and the stop they agree on.
+
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR/PORT; one process alone is a process group of one, so that there
+is one code path. "Collective." in a docstring: all ranks must call it, in the same order, or none.
+"""
+
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.errors import Exit, RankError, UserError
+
+MEET_TIMEOUT = timedelta(seconds=300)  # start-up, collectives
+SECTION_TIMEOUT = timedelta(seconds=1800)  # one rank works (scans, downloads) while the others wait
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the processes of the run. Built once by from_env and passed on; leaving the context ends the group."""
+
+    rank: int
+    local_rank: int  # selects a device, nothing else
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    control: Any  # a gloo group over all ranks, for small facts in host memory
+
+    @classmethod
+    def from_env(cls, device: str) -> Self:
+        """Join the process group: gloo on the CPU, nccl for CUDA tensors. device: "cpu", "cuda" or "auto". Collective.
+
+        Raises UserError (64) where there are fewer GPUs than processes.
+        """
+        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        if use_cuda and torch.cuda.device_count() < local_world_size:
+            raise UserError(
+                f"--device {device}: {local_world_size} processes on this node and {torch.cuda.device_count()} GPUs;"
+                " one process needs one GPU: start fewer processes, or use --device cpu")
+        target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+        if use_cuda:
+            torch.cuda.set_device(target)
+        store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=MEET_TIMEOUT,
+            device_id=target if use_cuda else None)
+        control = dist.new_group(backend="gloo", timeout=MEET_TIMEOUT) if use_cuda else dist.group.WORLD
+        return cls(rank, local_rank, world_size, local_world_size, target, control)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes."""
+        return self.rank == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
+        if error is None or (isinstance(error, UserError) and not isinstance(error, RankError)):
+            dist.destroy_process_group()
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over ranks, in place. Collective."""
+        dist.all_reduce(tensor, group=self.control if tensor.device.type == "cpu" else None)
+        return tensor
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Rank 0's `tensor` on every rank, in place. Collective."""
+        dist.broadcast(tensor, src=0, group=self.control if tensor.device.type == "cpu" else None)
+        return tensor
+
+    def once(self, work: Callable[[], Any], per_node: bool = False) -> Any:
+        """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
+
+        Returns rank 0's result, which must be JSON, on every rank. An error of `work` is raised on every rank: the barrier
+        carries the answer, and where a rank does not come it names the missing one.
+        """
+        answer, failure = {}, None
+        if (self.local_rank if per_node else self.rank) == 0:
+            try:
+                answer = {"value": work()}
+            except Exception as error:  # told to all ranks, and raised again below
+                failure = error
+                answer = {"error": str(error) or repr(error), "code": int(getattr(error, "code", _code_of(error)))}
+        dist.monitored_barrier(self.control, timeout=SECTION_TIMEOUT, wait_all_ranks=True)
+        answers = self.gather(answer)
+        if failure is not None:
+            raise failure
+        for told in answers:
+            if "error" in told:
+                raise UserError(told["error"], Exit(told["code"]))
+        return answers[0]["value"]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, by rank, on every rank. Collective. (JSON, for unpickling a peer's bytes would run its code.)"""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.control)
+        longest = int(max(sizes))
+        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.control)
+        return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _code_of(error: Exception) -> Exit:
+    return Exit.IO if isinstance(error, OSError) else Exit.INTERNAL
+
+
+def _fresh_store(rank: int, world_size: int) -> dist.Store:
+    """A store that no earlier start has written to. Collective.
+
+    torchrun restarts workers on the same store with the same keys: a rank that comes early would read the address of a dead
+    peer (2 of 3 plain restarts failed on torch 2.15). So the ranks agree on a fresh prefix first. Whatever lies in the store
+    may be stale; only an answer to the token that this process has just drawn cannot be.
+    """
+    store, _, _ = next(dist.rendezvous("env://", timeout=MEET_TIMEOUT))
+    token = secrets.token_hex(8)
+    deadline = time.monotonic() + MEET_TIMEOUT.total_seconds()
+    if rank != 0:
+        store.set(f"lockstep/request/{rank}", token)
+        try:
+            prefix = store.get(f"lockstep/reply/{token}").decode()
+        except dist.DistStoreError:
+            raise UserError(f"rank {rank} on {socket.gethostname()} waited {MEET_TIMEOUT} for rank 0 in vain", Exit.LOST_PEERS) from None
+        store.set(f"lockstep/received/{prefix}/{rank}", token)
+    else:
+        prefix, answered = token, {}
+        waiting = set(range(1, world_size))
+        while waiting:
+            for peer in sorted(waiting):
+                if store.check([f"lockstep/request/{peer}"]):
+                    request = store.get(f"lockstep/request/{peer}").decode()
+                    if answered.get(peer) != request:  # a request may be a dead peer's: the living one will overwrite it
+                        store.set(f"lockstep/reply/{request}", prefix)
+                        answered[peer] = request
+                if store.check([f"lockstep/received/{prefix}/{peer}"]):
+                    waiting.remove(peer)
+            if time.monotonic() > deadline:
+                raise UserError(f"rank 0 waited {MEET_TIMEOUT} in vain for ranks {sorted(waiting)}", Exit.LOST_PEERS)
+            time.sleep(0.005)
+    return dist.PrefixStore(f"lockstep/{prefix}", store)
+
+
+class StopSignal:
+    """SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP as a wish to stop. The handler only sets a flag."""
+
+    def __init__(self, after_s: float | None = None):
+        self._signal: str | None = None
+        self._deadline = time.monotonic() + after_s if after_s else None
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if number == signal.SIGINT and self._signal == "SIGINT":
+            os._exit(130)  # the second Ctrl-C: leave at once; a repeated SIGTERM is ignored, for schedulers send it twice
+        self._signal = signal.Signals(number).name
+
+    @property
+    def reason(self) -> str | None:
+        """Why this rank wants to stop; None if it does not."""
+        if self._signal is None and self._deadline is not None and time.monotonic() > self._deadline:
+            return "--stop-after"
+        return self._signal
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What some rank said in an exchange, known to all."""
+
+    stop: bool = False
+    save: bool = False
+    error: bool = False
+
+
+class Agreement:
+    """Small facts that all ranks act on after the same step. The all-reduce of one step is read at the next, so nobody waits for it."""
+
+    def __init__(self, world: World):
+        self._group = world.control
+        self._flags = torch.zeros(3, dtype=torch.int32)
+        self._pending: Any = None
+        self.stop = False  # some rank wanted to stop, and all ranks know
+
+    def exchange(self, stop: bool, save: bool = False, error: bool = False) -> Agreed:
+        """Say something to all ranks; returns what was said one exchange ago. Collective."""
+        agreed = self.wait()
+        self._flags = torch.tensor([stop, save, error], dtype=torch.int32)
+        self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        return agreed
+
+    def wait(self) -> Agreed:
+        """Finish the exchange that is under way: before an evaluation, a save and the end. Collective."""
+        if self._pending is None:
+            return Agreed()
+        self._pending.wait()
+        self._pending = None
+        agreed = Agreed(*map(bool, self._flags.tolist()))
+        self.stop = self.stop or agreed.stop
+        return agreed

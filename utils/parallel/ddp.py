@@ -1,0 +1,36 @@
+"""torch's DistributedDataParallel: gradients are summed over ranks while the last backward still runs."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.parallel.base import Strategy
+
+
+class DDP(Strategy):
+    """DistributedDataParallel with a summing hook; one process alone needs none."""
+
+    def setup(self) -> None:
+        """Wrap the model. Collective: DDP sends rank 0's weights to all."""
+        if self.world.world_size == 1:
+            return
+        self.model = DistributedDataParallel(
+            self.module,
+            device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
+            broadcast_buffers=False,  # see Buffers
+            gradient_as_bucket_view=True)
+        self.model.register_comm_hook(None, _sum)
+
+    def summing(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
+        """no_sync on all but the last micro-batch."""
+        return nullcontext() if is_last or self.model is self.module else self.model.no_sync()
+
+
+def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    # DDP's own hook divides by the world size: a mean of means, wrong where shares are uneven. Our losses are already
+    # divided by the weight of the whole global batch.
+    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return future.then(lambda done: done.value()[0])

@@ -1,0 +1,91 @@
+"""Precision: autocast, the fp16 loss scale, and an optimizer step that leaves everything as it was if the gradient is not finite."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from utils.config import DeviceOptions
+from utils.distributed import World
+from utils.errors import Exit, UserError
+from utils.run import Run
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def hardware_precision(device: torch.device) -> str:
+    """What `--precision auto` means here: bf16 where the hardware computes in it, else fp32."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # no public question exists (torch 2.15)
+    return "bf16" if has_bf16 else "fp32"
+
+
+def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precision":
+    """Fix what decides about rounding, as this run keeps it: device type, threads, precision, deterministic algorithms."""
+    run.settle("device", config.device, lambda: world.device.type)
+    torch.set_num_threads(run.settle("threads", config.threads, lambda: run.cores_per_process))
+    if world.device.type == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    elif config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+    torch.backends.cudnn.benchmark = not config.deterministic
+    return Precision(run.settle("precision", config.precision, lambda: hardware_precision(world.device)), world.device)
+
+
+class Precision:
+    """How numbers are computed: "fp32", "bf16" or "fp16" on `device`."""
+
+    def __init__(self, name: str, device: torch.device):
+        self.name, self._dtype, self._device = name, DTYPES.get(name), device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
+        self._one = torch.ones((), device=device)
+        self._last: tuple[int, Tensor] | None = None  # step, whether its gradient was finite: not yet looked at
+
+    def autocast(self) -> AbstractContextManager:
+        """The context of a forward."""
+        return torch.autocast(self._device.type, self._dtype) if self._dtype else nullcontext()
+
+    @property
+    def scale(self) -> Tensor:
+        """The factor on losses and gradients until unscale_: a power of two, scalar float32; 1 without fp16."""
+        return self.scaler.scale(self._one)
+
+    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the summed gradients by the scale, in place; before clipping."""
+        self.scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer, step: int, grad_norm: Tensor) -> Tensor:
+        """Apply the update, unless the gradient is not finite. Returns whether it was: scalar bool on the device.
+
+        The summed gradient is the same on all ranks, so no collective is needed. The host reads the answer of one step before
+        it issues the next (check), so that the device never waits.
+        """
+        self.check()
+        is_finite = torch.isfinite(grad_norm)
+        if self.scaler.is_enabled():
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            # The fused optimizers' own protocol (GradScaler's too): found_inf = 1 leaves weights and state as they were.
+            optimizer.grad_scale, optimizer.found_inf = None, (~is_finite).float()
+            optimizer.step()
+        self._last = (step, is_finite)
+        return is_finite
+
+    def check(self) -> None:
+        """Look at the last step's answer; before the next step and before any save.
+
+        Raises UserError (80) if its gradient was not finite; with fp16 only once the scale has fallen below 1.
+        """
+        if self._last is None:
+            return
+        (step, is_finite), self._last = self._last, None
+        if not is_finite and (not self.scaler.is_enabled() or self.scaler.get_scale() < 1):
+            raise UserError(
+                f"the gradient of optimizer step {step} is not finite: the training diverged; weights and checkpoints are as they"
+                " were before it; use a smaller --lr, --max-grad-norm 1, or --precision bf16 or fp32", Exit.DIVERGED)
+

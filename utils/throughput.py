@@ -1,0 +1,44 @@
+"""Speed of training: samples per second, and the share of the time that was spent waiting for data."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+
+class Throughput:
+    """Covers the training steps since the last record; evaluation and checkpoints are left out."""
+
+    def __init__(self) -> None:
+        self._samples, self._elapsed_s, self._wait_s, self._begin = 0, 0.0, 0.0, 0.0
+
+    def waiting(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """The loader's items; the time until each is there counts as waiting."""
+        items = iter(loader)
+        while True:
+            self._begin = time.perf_counter()
+            item = next(items, None)
+            if item is None:
+                return
+            self._wait_s += time.perf_counter() - self._begin
+            yield item
+
+    def step(self, samples: int) -> None:
+        """An optimizer step over `samples` samples is done."""
+        self._samples += samples
+        self._elapsed_s += time.perf_counter() - self._begin
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that this rank waited for data since the last record."""
+        return self._wait_s
+
+    def record(self, wait_s: float) -> dict[str, float]:
+        """The timing fields of a train record, from now on counted anew. wait_s: the mean over ranks."""
+        elapsed_s = max(self._elapsed_s, 1e-9)
+        fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
+        if torch.cuda.is_available():
+            fields["memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+        self._samples, self._elapsed_s, self._wait_s = 0, 0.0, 0.0
+        return fields
