@@ -112,8 +112,8 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit)
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples, {config.model.model},"
-             f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches} micro-batches; "
-             + (f"resumed at step {done.step}" if is_resumed else "a new run"))
+             f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches}"
+             f" micro-batches; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     return Training(
         config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), stop,
         bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),

@@ -1,6 +1,7 @@
 """torch's DistributedDataParallel: gradients are summed over ranks while the last backward still runs."""
 
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 
 import torch
 import torch.distributed as dist
@@ -20,13 +21,17 @@ class DDP(Strategy):
         self.model = DistributedDataParallel(
             self.module,
             device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
-            broadcast_buffers=False,  # see Buffers
-            gradient_as_bucket_view=True)
+            gradient_as_bucket_view=True,
+            **{_SYNC_BUFFERS: False})  # see Buffers
         self.model.register_comm_hook(None, _sum)
 
     def summing(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
         """no_sync on all but the last micro-batch."""
         return nullcontext() if is_last or self.model is self.module else self.model.no_sync()
+
+
+# broadcast_buffers until torch 2.14, which 2.15 warns of
+_SYNC_BUFFERS = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in signature(DistributedDataParallel).parameters)
 
 
 def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
