@@ -1,0 +1,39 @@
+"""`make size`: code lines without blanks, comments and docstrings. A report, not a gate."""
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER)
+
+
+def code_lines(path: Path) -> int:
+    """Lines of `path` that hold code; of a shell script all but blank ones and comments."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(getattr(body[0].value, "value", None), str):
+            docstrings.update(range(body[0].lineno, body[0].end_lineno + 1))
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in SKIPPED:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+if __name__ == "__main__":
+    total = 0
+    for place in ("train.py", "launch.sh", "models", "data", "utils"):
+        files = [ROOT / place] if (ROOT / place).is_file() else sorted((ROOT / place).rglob("*.py"))
+        counts = {file.relative_to(ROOT): code_lines(file) for file in files}
+        total += sum(counts.values())
+        print(f"{place:<44}{sum(counts.values()):>6}")
+        for file, count in counts.items():
+            if str(file) != place:
+                print(f"    {file!s:<40}{count:>6}")
+    print(f"{'all':<44}{total:>6}")

@@ -1,0 +1,82 @@
+"""`make prove`: one run on 1, 2, 3 and 4 processes, and once more killed, stopped and finished on other numbers: one hash.
+
+Trains the built-in digits under --strategy exact and compares the sha256 of the final weights and of all records but timings.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from utils.log import TIMING
+
+ROOT = Path(__file__).parent.parent
+# auto looks at the number of processes of a run's first start; what it would become is given here, for these are separate runs.
+SETTINGS = ["--strategy", "exact", "--threads", "1", "--workers", "0", "--epochs", "2", "--log-every", "1", "--save-every", "4"]
+
+
+def start(processes: int, run: Path, *words: str) -> subprocess.Popen:
+    """One launch of the demo under torchrun, its output kept in RUN.log."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}",
+               "train.py", *SETTINGS, "--run-dir", str(run), *words]
+    with run.with_suffix(".log").open("a") as log:
+        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True)
+
+
+def finish(processes: int, run: Path, *words: str) -> None:
+    """A launch that runs to its end (or to --stop-after). Exits with its output where that fails."""
+    start(processes, run, *words).wait()
+    state = json.loads((run / "status.json").read_text())["state"] if (run / "status.json").exists() else "absent"
+    if state != ("stopped" if words else "finished"):
+        sys.exit(f"{run.with_suffix('.log').read_text()}\nprove: on {processes} processes the run is {state}")
+
+
+def kill_amid(processes: int, run: Path, step: int) -> None:
+    """A launch whose every process gets SIGKILL once it has trained for `step` steps."""
+    launch, records = start(processes, run), run / "metrics.jsonl"
+    while not records.exists() or f'"step": {step},' not in records.read_text():
+        if launch.poll() is not None:
+            sys.exit(f"{run.with_suffix('.log').read_text()}\nprove: ended before it could be killed")
+        time.sleep(0.02)
+    workers = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launch.pid)], capture_output=True, text=True).stdout.split()
+    for process in [launch.pid, *map(int, workers)]:
+        os.kill(process, signal.SIGKILL)
+    launch.wait()
+
+
+def digest(run: Path) -> tuple[str, str]:
+    """(sha256 of the newest checkpoint's weights, sha256 of the records without timings), the first 16 digits."""
+    weights = sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = json.dumps([{name: value for name, value in record.items() if name not in TIMING} for record in records])
+    return hashlib.sha256(weights.read_bytes()).hexdigest()[:16], hashlib.sha256(kept.encode()).hexdigest()[:16]
+
+
+def main() -> None:
+    """Print the table; exit with 1 if it does not hold one hash."""
+    began, rows = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        print("processes                                              weights           records")
+        for processes in (1, 2, 3, 4):
+            run = Path(folder) / f"on-{processes}"
+            finish(processes, run)
+            rows.append((str(processes), *digest(run)))
+            print("{:<54} {}  {}".format(*rows[-1]), flush=True)
+        run = Path(folder) / "killed"
+        kill_amid(4, run, step=6)
+        finish(3, run, "--stop-after", "9")
+        finish(2, run)
+        rows.append(("4, killed after step 6; 3, stopped 9 steps on; then 2", *digest(run)))
+        print("{:<54} {}  {}".format(*rows[-1]))
+    hashes = {row[1:] for row in rows}
+    print(f"{len(hashes)} hash{'' if len(hashes) == 1 else 'es'} in {time.monotonic() - began:.0f} s")
+    sys.exit(len(hashes) != 1)
+
+
+if __name__ == "__main__":
+    main()
