@@ -63,6 +63,7 @@ class Training:
     agreement: Agreement
     stop: StopSignal
     bad_samples: BadSamples
+    throughput: Throughput
     train_loader: DataLoader
     eval_loader: DataLoader
     schedule: Callable[[int], float]
@@ -82,6 +83,7 @@ def main(config: Config, given: frozenset[str]) -> Exit:
             task = load_task(config.run.task)(config, world)  # Collective.
             for text in task.notes:
                 note(text)
+            run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, stop, world)
             training = prepare(config, given, task, precision, run, stop, stop_steps, world)
@@ -92,12 +94,12 @@ def main(config: Config, given: frozenset[str]) -> Exit:
 def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, stop: StopSignal,
             stop_steps: int | None, world: World) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
-    run.require_same("data", task.fingerprint, "the data set")
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model().to(world.device)
     plan = settle_plan(config.batch, given, len(task.train_set), model, run, world)
     strategy = load_strategy(config.device.strategy)(model, world, plan.num_micro_batches)
     state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
+    run.where = lambda: state.progress
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_settled()
@@ -117,6 +119,7 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     return Training(
         config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), stop,
         bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
+        throughput=Throughput(),
         train_loader=build_loader(task.train_set, task.collate, sampler, workers, world),
         eval_loader=build_loader(task.eval_set, task.collate, eval_sampler, workers, world),
         schedule=build_schedule(config.optim, total_steps),
@@ -137,7 +140,7 @@ def train(t: Training) -> Exit:
         t.checkpoints.save(t.state)  # Collective.
         reason = t.stop.reason or ("--stop-after" if progress.step == t.last_step else "another process was stopped")
         t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues")
-        t.run.status("stopped", Exit.STOPPED, progress.step, progress.epoch, reason)
+        t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
     t.world.once(lambda: close_run(t))  # Collective.
     return Exit.DONE
@@ -145,10 +148,10 @@ def train(t: Training) -> Exit:
 
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample; leaves early on an agreed stop. Collective."""
-    throughput, optimizer, sampler = Throughput(), t.state.optimizer, t.train_loader.batch_sampler
+    optimizer, sampler = t.state.optimizer, t.train_loader.batch_sampler
     sampler.set_position(t.state.progress.epoch, t.state.progress.sample_offset)  # what set_epoch is to DistributedSampler
     t.strategy.module.train()
-    for micro_batches in throughput.waiting(t.train_loader):  # one global batch = one optimizer step; this rank's micro-batches of it
+    for micro_batches in t.throughput.waiting(t.train_loader):  # one global batch = one optimizer step; this rank's micro-batches of it
         step, start = t.state.progress.step, t.state.progress.sample_offset
         set_lr(optimizer, t.schedule(step))
         global_weight = t.task.weight(sampler.indices(start))  # of all ranks, by arithmetic
@@ -169,13 +172,13 @@ def train_one_epoch(t: Training) -> None:
 
         end = t.plan.end(start)
         t.state.progress = progress = t.state.progress.advanced(end, t.plan.num_samples)
-        throughput.step(samples=end - start)
+        t.throughput.step(samples=end - start)
         t.log.advance(progress.step)
         if progress.step in (1, t.total_steps) or progress.step % t.config.record.log_every == 0:
-            record_step(t, throughput, losses, grad_norm)  # Collective.
+            record_step(t, losses, grad_norm)  # Collective.
         is_last = progress.step == t.last_step
         is_due, is_save_due = is_evaluation_due(t), agreed.save or t.checkpoints.is_due(progress.step)
-        if is_due or is_save_due or is_last:
+        if is_due or is_save_due or is_last or t.agreement.stop:
             t.agreement.wait()  # Collective: nobody may be ahead of a stop that another rank knows of
             t.precision.check()
         if (t.agreement.stop or is_last) and progress.step < t.total_steps:
@@ -273,12 +276,12 @@ def warm_up(t: Training) -> None:
         t.strategy.setup()
 
 
-def record_step(t: Training, throughput: Throughput, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
+def record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """One train record: figures of that step over all ranks, pure functions of the position, and timings. Collective."""
-    table = torch.cat([losses.cpu(), torch.tensor([throughput.wait_s / t.world.world_size], dtype=torch.float64)])
+    table = torch.cat([losses.cpu(), torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
     *by_number, wait_s = t.world.all_reduce_sum(table).tolist()  # one owner per row, zeros elsewhere; added in the order of v
     figures = {"loss": sum(by_number), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
-    t.log.train(position(t.state.progress, t.plan.num_samples) | figures | throughput.record(wait_s))
+    t.log.train(position(t.state.progress, t.plan.num_samples) | figures | t.throughput.record(wait_s))
 
 
 def position(progress: Progress, num_samples: int) -> dict[str, float]:
@@ -289,10 +292,10 @@ def position(progress: Progress, num_samples: int) -> dict[str, float]:
 
 def close_run(t: Training) -> None:
     """The end of a finished run, on rank 0: RUN/summary.json, and what to do next."""
-    step, best = t.state.progress.step, t.state.best
+    best = t.state.best
     summary = last_record(t.run.path, "val") | {"best": best}
     t.run.write_json("summary.json", summary)
-    t.run.status("finished", Exit.DONE, step, t.state.progress.epoch, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
+    t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
     baselines = ", ".join(f"{name} {100 * value:.2f} %" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
     t.log.note(f"""

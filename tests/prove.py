@@ -25,7 +25,8 @@ def start(processes: int, run: Path, *words: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}",
                "train.py", *SETTINGS, "--run-dir", str(run), *words]
     with run.with_suffix(".log").open("a") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True)
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def finish(processes: int, run: Path, *words: str) -> None:

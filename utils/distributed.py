@@ -184,7 +184,6 @@ class Agreed:
 
     stop: bool = False
     save: bool = False
-    error: bool = False
 
 
 class Agreement:
@@ -192,14 +191,14 @@ class Agreement:
 
     def __init__(self, world: World):
         self._group = world.control
-        self._flags = torch.zeros(3, dtype=torch.int32)
+        self._flags = torch.zeros(2, dtype=torch.int32)
         self._pending: Any = None
         self.stop = False  # some rank wanted to stop, and all ranks know
 
-    def exchange(self, stop: bool, save: bool = False, error: bool = False) -> Agreed:
+    def exchange(self, stop: bool, save: bool = False) -> Agreed:
         """Say something to all ranks; returns what was said one exchange ago. Collective."""
         agreed = self.wait()
-        self._flags = torch.tensor([stop, save, error], dtype=torch.int32)
+        self._flags = torch.tensor([stop, save], dtype=torch.int32)
         self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 

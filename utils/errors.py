@@ -45,7 +45,8 @@ def explain(error: Exception) -> tuple[str, Exit]:
         return text, error.code
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({text.splitlines()[0]})", Exit.USAGE
-    if "DistError" in names or re.search(r"gloo|nccl|Connection (closed|reset|refused)|monitoredBarrier", text, re.IGNORECASE):
+    said_by_backend = "RuntimeError" in names and re.search(r"gloo|nccl|Connection (closed|reset|refused)|monitoredBarrier", text, re.I)
+    if "DistError" in names or said_by_backend:
         host = socket.gethostname()
         return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({text.splitlines()[0][:200]})", Exit.LOST_PEERS
     if isinstance(error, OSError):

@@ -102,6 +102,7 @@ class Run:
         self.path, self.kept, self.note = path, kept, note
         self.start: int = facts["start"]  # starts of this run, counted from 1
         self.cores_per_process: int = facts["cores_per_process"]  # of rank 0's node
+        self.where: Callable[[], Any] = lambda: None  # the run's Progress, once it has one
         self._writes, self._facts, self._lock = writes, dict(facts), None
 
     def settle(self, name: str, given: Any, derive: Callable[[], Any]) -> Any:
@@ -141,10 +142,12 @@ class Run:
         os.rename(partial, folder)
         shutil.rmtree(old, ignore_errors=True)
 
-    def status(self, state: str, code: int | None = None, step: int = 0, epoch: int = 0, message: str = "") -> None:
+    def status(self, state: str, code: int | None = None, message: str = "") -> None:
         """Write RUN/status.json. state: running, finished, stopped or failed."""
+        progress = self.where()
         self.write_json("status.json", {
-            "state": state, "exit_code": code, "step": step, "epoch": epoch, "message": message, **self._facts,
+            "state": state, "exit_code": code, "step": getattr(progress, "step", 0), "epoch": getattr(progress, "epoch", 0),
+            "message": message, **self._facts,
             "pid": os.getpid(), "host": socket.gethostname(), "time": datetime.now(UTC).isoformat(timespec="seconds")})
 
     def __enter__(self) -> Self:
@@ -165,6 +168,7 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     """
     path, lock = run_path(config), []
     if config.run.eval_only:
+        _compare(config, path, note)
         return Run(path, read_json(path / "auto.json"), writes=False, note=note, facts=_facts({}, world))
 
     def prepare() -> dict[str, Any]:

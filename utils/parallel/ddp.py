@@ -30,8 +30,8 @@ class DDP(Strategy):
         return nullcontext() if is_last or self.model is self.module else self.model.no_sync()
 
 
-# broadcast_buffers until torch 2.14, which 2.15 warns of
-_SYNC_BUFFERS = next(name for name in ("forward_sync_buffers", "broadcast_buffers") if name in signature(DistributedDataParallel).parameters)
+_OPTIONS = signature(DistributedDataParallel).parameters
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"  # torch 2.15 renamed it
 
 
 def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
