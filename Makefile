@@ -22,7 +22,7 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
 benchmark: .venv/ready              ## cost of --strategy exact against ddp, of each safety; ratios of one run
-	$(BIN)/python -m benchmarks.strategies
+	@$(TORCHRUN) --nproc-per-node=2 -m benchmarks.strategies
 
 size:                               ## code lines without blanks, comments and docstrings
 	@$(PYTHON) benchmarks/size.py

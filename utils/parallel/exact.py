@@ -2,8 +2,8 @@
 
 Each micro-batch's gradient is rounded to a fixed-point grid (int64 in units of 2^-50), added over micro-batches and ranks,
 and turned back into floats once. NaN, inf and wrap-around would vanish in an integer sum (x86 turns all three into
-INT64_MIN, and two of them add to 0): a chunk that holds a NaN or a value beyond 2^12 / M enters as 0 and is counted in one
-more slot of its bucket; a count above 0 makes the gradient inf, and no sum can wrap.
+INT64_MIN, and two of them add to 0): a chunk that holds a NaN or a value beyond 2^12 / M is counted in one more slot of its
+bucket, and a count above 0 makes the gradient inf, whatever the other slots say. Where it is 0, no sum can have wrapped.
 Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (EasyScale, SC'23). Sends twice DDP's bytes.
 """
 
@@ -17,7 +17,7 @@ from utils.distributed import World
 from utils.parallel.base import Strategy
 
 GRID = 2.0**50  # values per unit
-LIMIT = 2.0**62  # of a sum, in grid units: 2^12
+LIMIT = 2.0**12  # of a sum: 2^62 in grid units
 BUCKET = 3 * 2**20  # int64 values: 24 MiB are sent at a time
 CHUNK = 2**16  # values handled at once on the CPU, so that the steps of the arithmetic stay in its cache
 
@@ -93,13 +93,11 @@ class _Bucket:
 
     def add(self, place: int, scale: Tensor) -> None:
         """Add the gradient of weight `place` to the sums; scale is a power of two, so that taking it out rounds nothing."""
-        factor = GRID / scale.double()
+        factor, limit = GRID / scale.double(), self._limit * scale
         for values, sums in zip(self._flat_grad(place).split(self._chunk), self._parts[place].split(self._chunk), strict=True):
-            scaled = values.double().mul_(factor)
-            low, high = scaled.aminmax()  # NaN if any value is
-            is_good = (low >= -self._limit) & (high <= self._limit)
-            sums += torch.where(is_good, scaled.round_().long(), 0)
-            self.sums[-1] += ~is_good
+            low, high = values.aminmax()  # NaN if any value is
+            self.sums[-1] += ~((low >= -limit) & (high <= limit))
+            sums += values.double().mul_(factor).round_().long()
 
     def finish(self, scale: Tensor) -> None:
         """Once the sums of all ranks are here: write them into the weights' gradients, and be ready for the next step."""

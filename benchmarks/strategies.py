@@ -1,0 +1,92 @@
+"""`make benchmark`: what `ddp` and `exact` cost for one optimizer step of ResNet-18 at 224 px, two processes, in one run.
+
+Steps of the three alternate (A B C A B C ...); the figures are ratios of medians. The floor is a step that sums nothing over ranks.
+"""
+
+import os
+import statistics
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.vision import build_classifier
+from utils.config import OptimOptions
+from utils.distributed import World
+from utils.optim import build_optimizer
+from utils.parallel.base import Strategy
+from utils.parallel.ddp import DDP
+from utils.parallel.exact import Exact
+from utils.precision import Precision, hardware_precision
+
+ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
+
+
+class Alone(Strategy):
+    """The floor: every rank keeps its own gradients."""
+
+    def setup(self) -> None:
+        """Nothing."""
+
+    summing = DDP.summing
+
+
+class Numbered:
+    """What a strategy needs to know of a batch."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+
+def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor, micro_batches: int) -> float:
+    """Seconds of one optimizer step over `micro_batches` per rank, until all ranks are done. Collective."""
+    world = strategy.world
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in strategy.share([Numbered(world.rank + i * world.world_size) for i in range(micro_batches)], precision.scale):
+        with precision.autocast():
+            logits = strategy.model(images).float()
+        F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()
+    is_finite = precision.step(optimizer, 0, strategy.clip_grad_norm_(0))
+    strategy.settle_buffers(is_finite)
+    optimizer.zero_grad(set_to_none=True)
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print a table on rank 0. Run under torchrun; device cpu or cuda as the first argument, micro-batches per rank as the second."""
+    torch.set_num_threads(1)
+    micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
+        precision = Precision(hardware_precision(world.device), world.device)
+        images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
+        contenders: dict[str, tuple[Strategy, torch.optim.Optimizer]] = {}
+        for name, kind in {"alone": Alone, "ddp": DDP, "exact": Exact}.items():
+            model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
+            strategy = kind(model, world, micro_batches * world.world_size)
+            strategy.setup()
+            contenders[name] = (strategy, build_optimizer(model, OptimOptions(lr=0.01)))
+        times: dict[str, list[float]] = {name: [] for name in contenders}
+        for i in range(ROUNDS + 2):
+            for name, (strategy, optimizer) in contenders.items():
+                seconds = time_step(strategy, optimizer, precision, images, micro_batches)
+                if i >= 2:
+                    times[name].append(seconds)
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        if world.is_main:
+            print(f"resnet18 {SIDE} px, {precision.name}, {world.world_size} processes with {micro_batches} micro-batches of {MICRO_BATCH},"
+                  f" {ROUNDS} rounds, torch {torch.__version__}")
+            for name, median in medians.items():
+                ratios = [mine / theirs for mine, theirs in zip(times[name], times["ddp"], strict=True)]
+                print(f"{name:<6} {1000 * median:8.1f} ms  {statistics.median(ratios):.3f} x ddp"
+                      f" (rounds: {min(ratios):.3f} to {max(ratios):.3f})")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
