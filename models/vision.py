@@ -2,6 +2,8 @@
 
 import difflib
 import json
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -16,6 +18,9 @@ from utils.distributed import World
 from utils.errors import Exit, UserError
 
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
+_FORMER_NAMES = {  # in the library's own files, which it renames as it loads them: DenseNet's, ViT's
+    r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.", r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
+_DESCRIBES = {"architecture", "classes", "image_size", "photo", "interpolation", "mean", "std"}  # what config.json must have
 
 
 def build_classifier(architecture: str, num_classes: int) -> nn.Module:
@@ -30,7 +35,10 @@ def build_classifier(architecture: str, num_classes: int) -> nn.Module:
             f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, and there is no such folder;"
             f" did you mean {', '.join(close)}?")
     options = {"aux_logits": False, "init_weights": True} if architecture.lower() in _WITH_AUXILIARY_HEADS else {}
-    return torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+    model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+    if isinstance(model, torchvision.models.MNASNet):  # its own refuses weights without torch's version metadata, as .safetensors are
+        model._load_from_state_dict = partial(nn.Module._load_from_state_dict, model)
+    return model
 
 
 def build_model(config: ModelOptions, classes: tuple[str, ...], world: World) -> tuple[nn.Module, str]:
@@ -64,10 +72,15 @@ def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], f
 
 
 def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
-    """The model that save_model_folder wrote, in evaluation mode, and its description. Raises UserError (66) if it is none."""
+    """The model that save_model_folder wrote, in evaluation mode, and its description. Raises UserError: 66 if none, 65 if damaged."""
     description = _read_description(folder)
+    if missing := _DESCRIBES - set(description):
+        raise UserError(f"{folder / 'config.json'} is not that of an image run: it lacks {', '.join(sorted(missing))}", Exit.NO_INPUT)
     model = build_classifier(description["architecture"], len(description["classes"]))
-    model.load_state_dict(_read_weights(folder / "model.safetensors", "the model folder"))
+    try:
+        model.load_state_dict(_read_weights(folder / "model.safetensors", "the model folder"))
+    except RuntimeError as error:
+        raise UserError(f"{folder}: model.safetensors does not fit config.json ({str(error)[:200]})", Exit.BAD_DATA) from None
     return model.to(memory_format=torch.channels_last).eval(), description
 
 
@@ -75,7 +88,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads((folder / "config.json").read_text())
         return description | {"architecture": description["architecture"]}
-    except (OSError, json.JSONDecodeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): it needs a config.json with an"
             " architecture, as RUN/model has", Exit.NO_INPUT) from None
@@ -91,6 +104,8 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
     for key in ("model", "state_dict"):  # torchvision's references and others wrap it
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
+    if not isinstance(weights, dict):
+        raise UserError(f"{flag}: {path} holds a {type(weights).__name__}, not weights by name", Exit.BAD_DATA)
     return {name.removeprefix("module."): weight for name, weight in weights.items() if isinstance(weight, Tensor)}
 
 
@@ -112,6 +127,10 @@ def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
 def _load_backbone(model: nn.Module, weights: dict[str, Tensor], same_classes: bool) -> None:
     """Load `weights`, but for the head where the classes differ. Raises UserError (64) where anything else does not fit."""
     own = model.state_dict()
+    for former, name in _FORMER_NAMES.items():
+        weights = {re.sub(former, name, key): weight for key, weight in weights.items()}
+    # BatchNorm counts its batches since torch 0.4.1; files from before that (resnet18's, for one) lack the counters.
+    weights = {name: weight for name, weight in own.items() if name.endswith(".num_batches_tracked")} | weights
     head = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
     differ = {name for name in own if name in weights and own[name].shape != weights[name].shape}
     new_head = {name for name in own if name.startswith(f"{head}.")} if differ or not same_classes else set()

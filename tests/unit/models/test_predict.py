@@ -1,0 +1,195 @@
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.transforms import v2
+
+from models import predict
+from models.vision import build_classifier, save_model_folder
+from utils.errors import Exit
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).parents[3]
+CLASSES = ["cat", "dog, small", 'the "ü"']
+DESCRIPTION = {
+    "task": "image-classification", "architecture": "resnet18", "classes": CLASSES, "image_size": 32, "photo": False,
+    "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run directory whose model tells noise from noise."""
+    folder = tmp_path_factory.mktemp("run") / "model"
+    folder.mkdir()
+    torch.manual_seed(0)
+    model = build_classifier("resnet18", len(CLASSES))
+    with torch.no_grad():
+        model.fc.weight *= 10
+    save_model_folder(model.state_dict(), DESCRIPTION, folder)
+    return folder.parent
+
+
+def write_image(path: Path, seed: int = 0, size: tuple[int, int] = (48, 40)) -> str:
+    """A smooth picture; the name's ending says the format."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(path)
+    return str(path)
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def command(*arguments, **options) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
+
+
+def test_rows_are_in_input_order_and_a_folders_images_in_path_order(run, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    inside = [write_image(folder / name) for name in ("10.png", "B/x.JPG", "a.png", "b/c/ü.bmp", "b/d.webp")]
+    (folder / "notes.txt").touch()
+    (folder / ".hidden").mkdir()
+    write_image(folder / ".hidden/1.png")
+    (folder / "b/loop").symlink_to(folder)
+    write_image(tmp_path / "elsewhere/1.png")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    inside.append(str(folder / "link/1.png"))
+    single = write_image(tmp_path / "single.image.png")
+    assert predict.main([str(run), single, str(folder), single]) == Exit.DONE
+    assert [row["input"] for row in rows_of(capsys.readouterr().out)] == [single, *inside, single]
+
+
+@pytest.mark.parametrize("photo", [True, False])
+def test_probabilities_are_those_of_plain_torchvision(photo, run, tmp_path, capsys):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").symlink_to(run / "model/model.safetensors")
+    (folder / "config.json").write_text(json.dumps(DESCRIPTION | {"photo": photo}))
+    paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
+    predict.main([str(folder), *paths])
+    rows = rows_of(capsys.readouterr().out)
+
+    model = torchvision.models.get_model("resnet18", num_classes=len(CLASSES))
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    transform = v2.Compose([
+        v2.Resize(round(32 * 256 / 224) if photo else 32, antialias=True), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(DESCRIPTION["mean"], DESCRIPTION["std"])])
+    images = torch.stack([transform(v2.functional.pil_to_tensor(Image.open(path))) for path in paths])
+    theirs = model.eval()(images).softmax(1)
+    ours = torch.tensor([[float(row[name]) for name in CLASSES] for row in rows])
+    assert theirs.std(0).min() > 0.01  # the images do differ
+    assert (ours - theirs).abs().max() < 1e-4  # six decimals, and the order of sums
+    assert (ours.sum(1) - 1).abs().max() < 3e-6
+    assert [row["prediction"] for row in rows] == [CLASSES[label] for label in theirs.argmax(1)]
+    assert all(row["probability"] == row[row["prediction"]] for row in rows)
+
+
+def test_class_names_with_commas_and_quotes_stay_one_column(run, tmp_path, capsys):
+    predict.main([str(run), write_image(tmp_path / "a, b.png")])
+    header, row = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
+    assert header == ["input", "prediction", "probability", *CLASSES] and len(row) == len(header)
+
+
+def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsys, monkeypatch):
+    paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
+    predict.main([str(run), *paths])
+    one = rows_of(capsys.readouterr().out)
+    monkeypatch.setattr(predict, "BATCH", 3)
+    predict.main([str(run), *paths])
+    several = rows_of(capsys.readouterr().out)
+    assert [row["input"] for row in several] == paths
+    for ours, theirs in zip(several, one, strict=True):  # another batch size is another order of sums
+        assert [float(ours[name]) for name in CLASSES] == pytest.approx([float(theirs[name]) for name in CLASSES], abs=1e-5)
+
+
+def test_unreadable_images_are_named_and_the_others_written(run, tmp_path, capsys):
+    good = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(2)]
+    (bad := tmp_path / "bad.png").write_bytes(Path(good[0]).read_bytes()[:200])
+    (text := tmp_path / "notes.txt").write_text("no image")
+    assert predict.main([str(run), good[0], str(bad), str(text), good[1]]) == Exit.BAD_DATA
+    captured = capsys.readouterr()
+    assert [row["input"] for row in rows_of(captured.out)] == good
+    assert f"{bad}: " in captured.err and f"{text}: not an image" in captured.err and "2 of 4" in captured.err
+
+
+def test_missing_input_and_folder_without_images_are_66_and_say_what_is_there(run, tmp_path, capsys):
+    image = write_image(tmp_path / "image.png")
+    assert predict.main([str(run), image, str(tmp_path / "gone.png")]) == Exit.NO_INPUT
+    captured = capsys.readouterr()
+    assert "gone.png" in captured.err and captured.out == ""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").touch()
+    assert predict.main([str(run), str(tmp_path / "texts")]) == Exit.NO_INPUT
+    assert "texts/a.txt" in capsys.readouterr().err
+
+
+def test_run_without_a_model_is_66_and_says_to_train_first(tmp_path, capsys):
+    image = write_image(tmp_path / "run/image.png")
+    assert predict.main([str(tmp_path / "run"), image]) == Exit.NO_INPUT
+    assert "train first" in capsys.readouterr().err
+    assert predict.main([str(tmp_path / "gone"), image]) == Exit.NO_INPUT
+
+
+@pytest.mark.parametrize(("content", "code"), [
+    ("{", Exit.NO_INPUT), ("[]", Exit.NO_INPUT), ('{"model_type": "bert"}', Exit.NO_INPUT), ('{"architecture": "resnet18"}', Exit.NO_INPUT),
+    (json.dumps(DESCRIPTION | {"architecture": "alexnet"}), Exit.BAD_DATA), (json.dumps(DESCRIPTION | {"classes": ["a"]}), Exit.BAD_DATA)])
+def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run, tmp_path, capsys):
+    image = write_image(tmp_path / "image.png")
+    (tmp_path / "model.safetensors").symlink_to(run / "model/model.safetensors")
+    (tmp_path / "config.json").write_text(content)
+    assert predict.main([str(tmp_path), image]) == code
+    assert str(tmp_path) in (message := capsys.readouterr().err) and "Traceback" not in message
+
+
+def test_output_gets_its_name_once_it_is_complete(run, tmp_path, capsys, monkeypatch):
+    image, output = write_image(tmp_path / "image.png"), tmp_path / "out.csv"
+    assert predict.main([str(run), image, "--output", str(output)]) == Exit.DONE
+    complete = output.read_bytes()
+    assert len(rows_of(complete.decode())) == 1 and b"\r" not in complete and capsys.readouterr().out == ""
+
+    def failing(*arguments):
+        yield from ()
+        raise OSError("out of order")
+
+    monkeypatch.setattr(predict, "_probabilities", failing)
+    assert predict.main([str(run), image, "--output", str(output)]) == Exit.IO
+    assert output.read_bytes() == complete and sorted(os.listdir(tmp_path)) == ["image.png", "out.csv"]
+
+
+@pytest.mark.parametrize("name", [".", "gone/out.csv", "image.png/out.csv", "/dev/null"])
+def test_output_that_cannot_be_written_is_73(name, run, tmp_path, capsys):
+    image = write_image(tmp_path / "image.png")
+    assert predict.main([str(run), image, "--output", str(tmp_path / name)]) == Exit.CANNOT_CREATE
+    assert "--output" in capsys.readouterr().err and not Path("/dev/null").is_file()
+
+
+def test_names_that_are_no_utf8_come_out_as_they_are(run, tmp_path):
+    path = os.fsencode(tmp_path) + b"/\xff.png"
+    os.rename(write_image(tmp_path / "image.png"), path)
+    predict.main([str(run), os.fsdecode(path), "--output", str(tmp_path / "out.csv")])
+    assert path in (tmp_path / "out.csv").read_bytes()
+
+
+def test_closed_pipe_ends_it_without_a_word(run, tmp_path):
+    process = command("-m", "models.predict", str(run), write_image(tmp_path / "image.png"))
+    process.stdout.close()  # as head does
+    assert process.stderr.read() == "" and process.wait() == 141  # what a shell reports of SIGPIPE
+
+
+def test_help_and_typing_errors_answer_before_torch_is_imported(run):
+    for arguments, code in ((["--help"], Exit.DONE), ([str(run)], Exit.USAGE), ([str(run), "a.png", "--ouput", "b"], Exit.USAGE)):
+        _, errors = (process := command("-X", "importtime", "-m", "models.predict", *arguments)).communicate()
+        assert process.returncode == code and "numpy" not in errors and " torch" not in errors

@@ -1,0 +1,182 @@
+import json
+import re
+from urllib.error import URLError
+
+import pytest
+import torch
+import torchvision
+from safetensors.torch import save_file
+from torchvision.models._api import WeightsEnum
+
+from models.vision import build_classifier, build_model, load_model_folder, save_model_folder
+from utils.config import ModelOptions
+from utils.errors import Exit, UserError
+
+torch.set_num_threads(1)
+FAMILIES = (
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3", "maxvit_t",
+    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t",
+    "swin_v2_t", "vgg11_bn", "vit_b_16")
+CLASSES = ("cat", "dog", "eel")
+DESCRIPTION = {"architecture": "squeezenet1_1", "image_size": 32, "photo": False, "interpolation": "bilinear",
+               "mean": [0.5] * 3, "std": [0.2] * 3}
+
+
+def weights_of(name: str, num_classes: int, **options) -> dict[str, torch.Tensor]:
+    """Those of torchvision's own model; fresh at every call."""
+    return torchvision.models.get_model(name, num_classes=num_classes, **options).state_dict()
+
+
+def equal_names(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> set[str]:
+    """Names of the tensors that are equal bit for bit."""
+    own = model.state_dict()
+    return {name for name in own if name in weights and own[name].shape == weights[name].shape and torch.equal(own[name], weights[name])}
+
+
+def built(world, classes=CLASSES, **options):
+    return build_model(ModelOptions(**options), classes, world)[0]
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A squeezenet for CLASSES, and its weights."""
+    weights, folder = weights_of("squeezenet1_1", 3), tmp_path / "model"
+    folder.mkdir()
+    save_model_folder(weights, DESCRIPTION | {"classes": list(CLASSES)}, folder)
+    return folder, weights
+
+
+def test_unknown_name_is_refused_with_close_ones(world):
+    with pytest.raises(UserError, match=r"resnet81: .* did you mean resnet18") as error:
+        built(world, model="resnet81")
+    assert error.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_new_head_is_all_that_depends_on_the_number_of_classes(name):
+    with torch.device("cpu" if name.startswith("regnet") else "meta"):  # RegNets cannot be built on meta
+        small, large = build_classifier(name, 3), build_classifier(name, 4)
+    head = [key for key, _ in small.named_parameters()][-1].rpartition(".")[0]
+    shapes = {key: weight.shape for key, weight in large.state_dict().items()}
+    differ = {key for key, weight in small.state_dict().items() if weight.shape != shapes[key]}
+    assert differ == {key for key in shapes if key.startswith(f"{head}.")}
+
+
+@pytest.mark.parametrize("ending", [".pth", ".safetensors"])
+def test_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(ending, world, tmp_path):
+    weights, file = weights_of("squeezenet1_1", 5), tmp_path / f"weights{ending}"
+    (torch.save if ending == ".pth" else save_file)(weights, file)
+    model = built(world, model="squeezenet1_1", weights=str(file))
+    assert set(weights) - equal_names(model, weights) == {"classifier.1.weight", "classifier.1.bias"}
+    assert model.classifier[1].weight.shape[0] == 3
+
+
+@pytest.mark.parametrize("wrapped", [
+    lambda weights: weights, lambda weights: {"model": weights, "epoch": 3},
+    lambda weights: {"state_dict": {f"module.{name}": weight for name, weight in weights.items()}}])
+def test_weights_of_as_many_classes_are_loaded_whole_also_from_a_checkpoint(wrapped, world, tmp_path):
+    weights = weights_of("squeezenet1_1", 3)
+    torch.save(wrapped(weights), tmp_path / "weights.pth")
+    assert equal_names(built(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth")), weights) == set(weights)
+
+
+def test_model_folder_of_the_same_classes_is_loaded_whole(world, model_folder):
+    folder, weights = model_folder
+    assert equal_names(built(world, model=str(folder), pretrained=True), weights) == set(weights)
+    assert equal_names(load_model_folder(folder)[0], weights) == set(weights)
+
+
+def test_model_folder_without_pretrained_lends_its_architecture_only(world, model_folder):
+    folder, weights = model_folder
+    model = built(world, model=str(folder))
+    assert set(model.state_dict()) == set(weights) and "features.0.weight" not in equal_names(model, weights)
+
+
+@pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("dog", "cat", "eel")])
+def test_model_folder_of_other_classes_gets_a_new_head(classes, world, model_folder):
+    folder, weights = model_folder
+    equal = equal_names(built(world, classes, model=str(folder), pretrained=True), weights)
+    assert "classifier.1.weight" not in equal and equal >= {name for name in weights if name.startswith("features.")}
+
+
+def test_weights_of_another_architecture_are_refused(world, tmp_path):
+    torch.save(weights_of("resnet18", 3), tmp_path / "weights.pth")
+    for name in ("squeezenet1_1", "resnet34"):
+        with pytest.raises(UserError, match="same architecture") as error:
+            built(world, model=name, weights=str(tmp_path / "weights.pth"))
+        assert error.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize("content", [None, b"", b"<html>404</html>", [1, 2]])
+def test_missing_file_of_weights_is_66_and_an_unreadable_one_65(content, world, tmp_path):
+    file = tmp_path / "weights.pth"
+    if isinstance(content, list):
+        torch.save(content, file)
+    elif content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=r"--weights: .*weights\.pth") as error:
+        built(world, model="squeezenet1_1", weights=str(file))
+    assert error.value.code == (Exit.NO_INPUT if content is None else Exit.BAD_DATA)
+
+
+def test_pretrained_without_network_is_66_with_the_ways_out(world, monkeypatch):
+    def no_network(*arguments, **options):
+        raise URLError("no network")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_network)
+    with pytest.raises(UserError, match=r"https://download\.pytorch\.org/models/squeezenet1_1.* --weights FILE") as error:
+        built(world, model="squeezenet1_1", pretrained=True)
+    assert error.value.code == Exit.NO_INPUT and "no network" in str(error.value)
+
+
+def without_counters(key: str) -> str:
+    return "" if key.endswith("num_batches_tracked") else key
+
+
+def as_densenet_was(key: str) -> str:
+    return re.sub(r"(denselayer\d+\.(?:norm|conv))([12])", r"\1.\2", without_counters(key))
+
+
+def as_vit_was(key: str) -> str:
+    return key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
+
+
+@pytest.mark.parametrize(("name", "former"), [
+    ("mnasnet0_5", str), ("resnet18", without_counters), ("densenet121", as_densenet_was), ("vit_b_16", as_vit_was)])
+def test_pretrained_takes_the_librarys_files_with_their_former_names(name, former, world, monkeypatch):
+    with torch.device("meta"):
+        weights = {key: torch.full(weight.shape, 3, dtype=weight.dtype, device="cpu") for key, weight in weights_of(name, 1000).items()}
+    file = {former(key): weight for key, weight in weights.items() if former(key)}
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda *arguments, **options: dict(file))
+    model = built(world, model=name, pretrained=True)
+    assert equal_names(model, weights) == {key for key in list(weights)[:-2] if former(key)}  # the last two are the head's
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_auxiliary_heads_are_left_out_and_the_librarys_weights_load_all_the_same(name, world, tmp_path):
+    weights = weights_of(name, 5, aux_logits=True, init_weights=False)
+    torch.save(weights, tmp_path / "weights.pth")
+    model = built(world, model=name, weights=str(tmp_path / "weights.pth"))
+    assert not [key for key in model.state_dict() if "aux" in key.lower()]
+    assert set(model.state_dict()) - equal_names(model, weights) == {"fc.weight", "fc.bias"}
+    assert any("aux" in key.lower() for key in weights)
+    side = 75 if name == "inception_v3" else 32
+    assert model(torch.zeros(2, 3, side, side)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["mnasnet0_5", "googlenet", "shufflenet_v2_x0_5"])
+def test_model_folder_gives_back_what_was_saved(name, tmp_path):
+    model = build_classifier(name, 3)
+    save_model_folder(model.state_dict(), DESCRIPTION | {"architecture": name, "classes": list(CLASSES)}, tmp_path)
+    loaded, description = load_model_folder(tmp_path)
+    assert not loaded.training and description["classes"] == list(CLASSES)
+    assert equal_names(loaded, model.state_dict()) == set(model.state_dict())
+
+
+def test_same_weights_are_the_same_bytes_and_plain_json_describes_them(tmp_path):
+    weights = weights_of("squeezenet1_1", 3)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        save_model_folder(dict(reversed(weights.items())) if name == "b" else weights, DESCRIPTION, tmp_path / name)
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert json.loads((tmp_path / "a/config.json").read_text()) == DESCRIPTION
