@@ -302,7 +302,7 @@ def close_run(t: Training) -> None:
 {best["metric"]} {100 * summary[best["metric"]]:.2f} % on the validation set (best {100 * best["value"]:.2f} %, at step {best["step"]});
 for comparison: {baselines}
 the run         {t.run.path}
-its curves      tensorboard --logdir {t.run.path / "tb"}
+its curves      tensorboard --logdir {t.run.path}
 predict         python -m models.predict {t.run.path} {t.task.sample_input()}
 your own data   train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*""")
 

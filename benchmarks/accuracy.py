@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CIFAR = ["--image-size", "32", "--mean", "0.491", "0.482", "0.447", "--std", "0.247", "0.244", "0.262", "--epochs", "10"]
-PHOTOS = ["--image-size", "224", "--epochs", "2", "--global-batch-size", "32", "--lr", "0.01", "--threads", "1", "--micro-batch-size", "16"]
+CIFAR = ["--image-size", "32", "--epochs", "10"]
+PHOTOS = ["--image-size", "224", "--epochs", "2", "--global-batch-size", "32", "--threads", "1", "--micro-batch-size", "16"]
 CASES = [  # name, data, processes, settings, top-1 accuracy to reach
     ("CIFAR-10 subset, resnet18 from scratch, 10 epochs", "cifar10", 1, CIFAR, 0.62),
     ("ants and bees, resnet18 from scratch, 2 epochs", "ants_bees", 1, PHOTOS, 0.0),

@@ -61,24 +61,31 @@ class BatchPlan:
     def sizes(self) -> tuple[int, int]:
         """Samples in the smallest and in the largest micro-batch of an epoch (0 = a stand-in of weight 0 takes its place)."""
         whole, tail = divmod(self.num_samples, self.global_batch_size)
-        full = min(self.global_batch_size, self.num_samples)
-        smallest = (self.global_batch_size + tail) // 2 if whole and tail else full
-        return smallest // self.num_micro_batches, -(-full // self.num_micro_batches)
+        smallest = largest = min(self.global_batch_size, self.num_samples)
+        if whole and tail:
+            smallest = (self.global_batch_size + tail) // 2
+            largest = self.global_batch_size if whole > 1 else self.num_samples - smallest
+        return smallest // self.num_micro_batches, -(-largest // self.num_micro_batches)
 
     def check(self, world_size: int, needs_two: bool) -> None:
         """Raise UserError (64) where ranks would have no work, or (needs_two: BatchNorm) a micro-batch fewer than two samples."""
-        batch, count = self.global_batch_size, self.num_micro_batches
+        batch, count, samples = self.global_batch_size, self.num_micro_batches, self.num_samples
+
+        def suits(plan: BatchPlan) -> bool:
+            return plan.num_micro_batches >= world_size and (plan.sizes[0] >= 2 or not needs_two)
+
+        if suits(self):
+            return
+        sizes = [size for size in range(1, min(batch, samples) + 1) if suits(cut(samples, batch, size))]
         if world_size > count:
             raise UserError(
                 f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for {count} processes,"
-                f" and there are {world_size}; use --micro-batch-size {max(1, min(batch, self.num_samples) // world_size)} or smaller,"
-                " a larger --global-batch-size, or fewer processes")
-        if needs_two and self.sizes[0] < 2:
-            way = next((size for size in range(2, batch + 1) if cut(self.num_samples, batch, size).sizes[0] >= 2), None)
-            ways = f"use --micro-batch-size {way} or larger" if way else f"there are only {self.num_samples} training samples"
-            raise UserError(
-                f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them"
-                f" ({self.num_samples} training samples), and BatchNorm needs two; {ways}, or another --global-batch-size")
+                f" and there are {world_size}; use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
+                "a larger --global-batch-size, or fewer processes")
+        raise UserError(
+            f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them ({samples} training"
+            f" samples), and BatchNorm needs two; use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
+            "another --global-batch-size, or fewer processes")
 
 
 def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> BatchPlan:

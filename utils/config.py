@@ -9,10 +9,12 @@ Precedence: task defaults < settings of the built-in data < --config FILE < comm
 
 import argparse
 import difflib
+import io
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -95,7 +97,7 @@ class ModelOptions:
 class BatchOptions:
     """Batches: ranks share out the micro-batches of a global batch"""
 
-    global_batch_size: int = option(128, "samples per optimizer step, over all processes")
+    global_batch_size: int = option(64, "samples per optimizer step, over all processes")
     micro_batch_size: int | Auto = option("auto", "samples per forward and backward; ranks share the micro-batches out", TOLERATED)
 
 
@@ -103,14 +105,14 @@ class BatchOptions:
 class OptimOptions:
     """Optimization"""
 
-    optimizer: Literal["sgd", "adamw"] = option("sgd", "SGD with Nesterov momentum, or AdamW")
-    lr: float = option(0.05, "peak learning rate")
+    optimizer: Literal["adamw", "sgd"] = option("adamw", "AdamW, or SGD with Nesterov momentum")
+    lr: float = option(0.001, "peak learning rate")
     min_lr: float = option(0.0, "learning rate at the end of the cosine or linear schedule")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "after the warm-up")
     warmup_steps: int | Auto = option("auto", "optimizer steps of linear warm-up; auto = 5 % of the run")
     momentum: float = option(0.9, "of SGD")
     betas: tuple[float, float] = option((0.9, 0.999), "of AdamW")
-    weight_decay: float = option(5e-4, "not on biases and normalisation layers")
+    weight_decay: float = option(0.05, "not on biases and normalisation layers")
     max_grad_norm: float = option(0.0, "clip the gradient's norm at this; 0 = off")
     label_smoothing: float = option(0.0, "in the training loss; the evaluation loss is never smoothed")
 
@@ -193,7 +195,8 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
 
 def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Config, frozenset[str]]:
     # torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same.
-    argv = [word for word in argv if not re.match(r"--local[-_]rank=", word)]
+    argv = [word for before, word in zip(["", *argv], argv, strict=False)
+            if not re.match(r"--local[-_]rank(=|$)", word) and not re.fullmatch(r"--local[-_]rank", before)]
     if "LOCAL_RANK" not in os.environ and ("RANK" in os.environ or int(os.environ.get("WORLD_SIZE", 1)) > 1):
         raise UserError(
             f"RANK={os.environ.get('RANK')} WORLD_SIZE={os.environ.get('WORLD_SIZE')} without LOCAL_RANK: these are numbers of nodes,"
@@ -215,7 +218,9 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Confi
     demo = demo_settings.get(task, {}) if (first.data or file_settings.get("data", "demo")) == "demo" else {}
     words = _tokens(demo) + _tokens(file_settings) + argv
     try:
-        config = tyro.cli(cls, args=words, prog="train.py", description=_USAGE, console_outputs=speaks, config=(tyro.conf.OmitArgPrefixes,))
+        with redirect_stderr(sys.stderr if speaks else io.StringIO()):  # console_outputs leaves errors in values out (tyro 1.0)
+            config = tyro.cli(
+                cls, args=words, prog="train.py", description=_USAGE, console_outputs=speaks, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as stop:
         raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None
     typed = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
@@ -242,6 +247,8 @@ def _check(config: Config) -> None:
     for name in ("val_fraction", "label_smoothing", "momentum"):
         if not 0 <= values[name] < 1:
             raise UserError(f"--{_dashed(name)} {values[name]}: must be at least 0 and below 1")
+    if not all(0 <= value < 1 for value in values["betas"]):
+        raise UserError(f"--betas {values['betas']}: both must be at least 0 and below 1")
     if not all(value > 0 for value in values["std"]):
         raise UserError(f"--std {values['std']}: every value must be above 0")
     if values["split"] not in ("train", "val", "test"):

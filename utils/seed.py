@@ -20,7 +20,7 @@ def seed_micro_batch(seed: int, step: int, number: int) -> None:
     """Set torch's generators for micro-batch `number` of optimizer step `step`: its dropout is the same on whichever rank."""
     value = derive_seed(seed, "micro-batch", step, number)
     torch.default_generator.manual_seed(value)  # 1 us; torch.manual_seed takes 140
-    if torch.cuda.is_available():
+    if torch.cuda.is_initialized():
         torch.cuda.manual_seed(value)
 
 
