@@ -19,7 +19,7 @@ from utils.parallel.base import Strategy
 GRID = 2.0**50  # values per unit
 LIMIT = 2.0**12  # of a sum: 2^62 in grid units
 BUCKET = 3 * 2**20  # int64 values: 24 MiB are sent at a time
-CHUNK = 2**16  # values handled at once on the CPU, so that the steps of the arithmetic stay in its cache
+CHUNK = 2**17  # values handled at once on the CPU, so that the steps of the arithmetic stay in its cache
 
 
 class Exact(Strategy):
@@ -69,7 +69,7 @@ class Exact(Strategy):
             if bucket.work is None:
                 if only_full and bucket.missing:
                     return
-                bucket.work = dist.all_reduce(bucket.sums, async_op=True)
+                bucket.send()
 
     def finish(self) -> None:
         """Wait for the sums and turn them into gradients. Collective."""
@@ -85,32 +85,47 @@ class _Bucket:
         self.weights, self._limit = weights, limit
         sizes = [weight.numel() for weight in weights]
         device = weights[0].device
-        self.sums = torch.zeros(sum(sizes) + 1, dtype=torch.int64, device=device)  # the last counts what was kept out
-        self._parts, self._chunk = self.sums[:-1].split(sizes), CHUNK if device.type == "cpu" else max(sizes)
+        self._sums = torch.zeros(sum(sizes) + 1, dtype=torch.int64, device=device)  # the last counts what was kept out
+        self._parts, self._chunk = self._sums[:-1].split(sizes), CHUNK if device.type == "cpu" else max(sizes)
         # Gradients have their weight's strides (channels_last, say); in memory order they are flat without a copy.
         self._memory_orders = [sorted(range(weight.ndim), key=lambda d, w=weight: -w.stride(d)) for weight in weights]
+        self._added: set[int] = set()  # places that have a sum in this step ...
+        self._used: set[int] = set()  # ... and in any, so that a step in which only other ranks have one counts here too
         self.missing, self.work = len(weights), None
 
     def add(self, place: int, scale: Tensor) -> None:
-        """Add the gradient of weight `place` to the sums; scale is a power of two, so that taking it out rounds nothing."""
-        factor, limit = GRID / scale.double(), self._limit * scale
+        """Add the gradient of weight `place` to the sums. Factors are powers of two: only round_ rounds."""
+        factor, limit = GRID / scale, self._limit * scale
         for values, sums in zip(self._flat_grad(place).split(self._chunk), self._parts[place].split(self._chunk), strict=True):
             low, high = values.aminmax()  # NaN if any value is
-            self.sums[-1] += ~((low >= -limit) & (high <= limit))
-            sums += values.double().mul_(factor).round_().long()
+            self._sums[-1] += ~((low >= -limit) & (high <= limit))
+            rounded = (values * factor).round_()
+            if place in self._added:
+                sums += rounded.long()
+            else:
+                sums.copy_(rounded)
+        self._added.add(place)
+
+    def send(self) -> None:
+        """Start to sum over ranks. Collective."""
+        for place in set(range(len(self.weights))) - self._added:
+            self._parts[place].zero_()
+        self.work = dist.all_reduce(self._sums, async_op=True)
 
     def finish(self, scale: Tensor) -> None:
         """Once the sums of all ranks are here: write them into the weights' gradients, and be ready for the next step."""
         self.work.wait()
-        factor = scale.double() / GRID
-        guard = torch.where(self.sums[-1] > 0, torch.inf, 0.0)
-        for place, weight in enumerate(self.weights):
-            if weight.grad is not None:
-                flat = self._flat_grad(place)
-                for values, sums in zip(flat.split(self._chunk), self._parts[place].split(self._chunk), strict=True):
-                    values.copy_(sums.double().mul_(factor))
-                flat[:1] += guard
-        self.sums.zero_()
+        factor, guard = scale / GRID, torch.where(self._sums[-1] > 0, torch.inf, 0.0)
+        self._used |= self._added
+        for place in sorted(self._used):
+            if self.weights[place].grad is None:
+                self.weights[place].grad = torch.empty_like(self.weights[place])
+            flat = self._flat_grad(place)
+            for values, sums in zip(flat.split(self._chunk), self._parts[place].split(self._chunk), strict=True):
+                values.copy_(sums).mul_(factor)
+            flat[:1] += guard
+        self._sums[-1] = 0
+        self._added.clear()
         self.missing, self.work = len(self.weights), None
 
     def _flat_grad(self, place: int) -> Tensor:
