@@ -55,11 +55,13 @@ def run_path(config: Config) -> Path:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`; empty if there is none."""
+    """A JSON object from `path`; empty if there is none. Raises UserError (74)."""
     try:
         return json.loads(path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -81,10 +83,12 @@ def early_device(config: Config) -> str:
 def finish_early(config: Config) -> None:
     """If this very run is finished already, say so and leave with 0, before torch is imported."""
     path = run_path(config)
-    if acts_fresh(config) or config.run.eval_only or read_json(path / "status.json").get("state") != "finished":
-        return
     try:
+        if acts_fresh(config) or config.run.eval_only or read_json(path / "status.json").get("state") != "finished":
+            return
         _compare(config, path)
+        if yaml.safe_load((path / "config.yaml").read_text())["data"] != identity(config)["data"]:
+            return  # which may be the same data in another place: that takes a look at them
     except UserError:
         return  # open_run says so to all ranks
     summary = read_json(path / "summary.json")
@@ -273,11 +277,12 @@ def _acquire(path: Path) -> Any:
 def _compare(config: Config, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
     """Raise UserError (78) if the run in `path` has other defining settings; note other tolerated ones."""
     file = path / "config.yaml"
-    if not file.exists():
+    if not (path / "auto.json").exists():  # it never came to training: whoever mends a wrong setting may go on here
         if any(path.glob("checkpoints/step-*")):
-            raise UserError(f"{path} has checkpoints and no config.yaml: it is no run directory of this program", Exit.OTHER_RUN)
+            raise UserError(f"{path} has checkpoints and no auto.json: it is no run directory of this program", Exit.OTHER_RUN)
         return
-    old, new = yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
+    unset = {name: None for name, value in settings(type(config)()).items() if value is None}  # what is off is not in the file
+    old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
     differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
                      if name in old and old[name] != new[name] and kinds(config)[name] == kind and name != "data"]
               for kind in (DEFINING, TOLERATED)}  # (data is compared by its content: require_same)
@@ -290,8 +295,8 @@ def _compare(config: Config, path: Path, note: Callable[[str], None] = lambda te
 
 
 def _describe(config: Config, path: Path, processes: int) -> None:
-    """config.yaml, env.txt at the first start; a line of command.txt at each."""
-    if not (path / "config.yaml").exists():
+    """config.yaml and env.txt until training begins; a line of command.txt at each start."""
+    if not (path / "auto.json").exists():
         values = settings(config) | identity(config)
         kept = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
                 if name not in NOT_KEPT and value is not None}

@@ -1,0 +1,211 @@
+"""Real launches for tests: `python train.py` and torchrun, in processes of their own that never outlive the test.
+
+    result = run_torchrun(2, "--data", data, ...)        # waits; result.code is the code that launch.sh would give
+    launch = start_torchrun(2, ...)                      # live: launch.rank(1) is a process id; launch.kill_all()
+
+Every process of a launch carries the path of its own exit file in its environment, and is found by it: torchrun gives its
+workers sessions of their own, so a process group would not do.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parent.parent
+LIMIT_S = 240  # of one launch
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
+COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a launch left."""
+
+    returncode: int  # of the process that was started; torchrun's is 1 for any failure of a worker
+    code: int  # of the first worker that ended abnormally, by LOCKSTEP_EXIT_FILE; else 0
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """Everything, for the message of a failed assertion."""
+        return f"returncode {self.returncode}, code {self.code}\n{self.out}\n{self.err}"
+
+
+class Launch:
+    """A live launch, and every process that it started."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], folder: Path):
+        folder.mkdir()
+        self._exit_file, self._out, self._err = folder / "exit-code", folder / "out", folder / "err"
+        self._mark = f"LOCKSTEP_EXIT_FILE={self._exit_file}".encode()
+        self._began = time.monotonic()
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, env=environment | {"LOCKSTEP_EXIT_FILE": str(self._exit_file)},
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+
+    def wait(self, limit_s: float = LIMIT_S) -> Result:
+        """Its result, once it has ended."""
+        try:
+            self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            pytest.fail(f"still running after {limit_s} s\n{self._result().text}")
+        except BaseException:
+            self.kill_all()
+            raise
+        return self._result()
+
+    def wait_for(self, is_so: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        """Look until something is so; the launch must live until then."""
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            has_ended, is_late = self.process.poll() is not None, time.monotonic() > deadline
+            if (has_ended and not is_so()) or is_late:
+                self.kill_all()
+                pytest.fail(f"{what}: {'it ended before' if has_ended else f'not within {limit_s} s'}\n{self._result().text}")
+            time.sleep(0.005)
+
+    def rank(self, number: int) -> int:
+        """Process id of a rank: a child of torchrun (data loading processes are grandchildren)."""
+        parents = {pid: _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1] for pid in self._processes()}
+        children = [pid for pid, parent in parents.items() if parent == str(self.process.pid).encode()]
+        return next(pid for pid in children if f"RANK={number}".encode() in _read(f"/proc/{pid}/environ").split(b"\0"))
+
+    def kill_all(self) -> None:
+        """SIGKILL for torchrun, its workers and theirs."""
+        while processes := self._processes():
+            for pid in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.process.poll()
+            time.sleep(0.005)  # until they are gone
+        self.process.wait()
+
+    def _processes(self) -> list[int]:
+        names = [name for name in os.listdir("/proc") if name.isdigit()]
+        return [int(name) for name in names if self._mark in _read(f"/proc/{name}/environ").split(b"\0")]
+
+    def _result(self) -> Result:
+        code = int(self._exit_file.read_text()) if self._exit_file.exists() else 0
+        out, err = (file.read_text(errors="replace") for file in (self._out, self._err))
+        return Result(self.process.returncode, code, out, err, time.monotonic() - self._began)
+
+
+def _read(path: str) -> bytes:
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        return Path(path).read_bytes()
+    return b""
+
+
+@pytest.fixture(scope="session")
+def session_dir() -> Iterator[Path]:
+    """A folder for the whole session, in memory where that has room: checkpoints are synced to disk, and there are many."""
+    memory = Path("/dev/shm")
+    has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
+    folder = Path(tempfile.mkdtemp(prefix="lockstep-tests-", dir=memory if has_room else None))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def run_dir(session_dir) -> Iterator[Path]:
+    """A run directory that does not exist yet."""
+    folder = Path(tempfile.mkdtemp(prefix="test-", dir=session_dir))
+    yield folder / "run"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def launch(session_dir) -> Iterator[Callable[..., Launch]]:
+    """Start `python` with words. processes: None = directly, else under torchrun, with its flags in `torchrun`."""
+    launches: list[Launch] = []
+    inherited = {name: value for name, value in os.environ.items()
+                 if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_")) and "RANK" not in name and "WORLD_SIZE" not in name}
+    inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+    def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
+              torchrun: tuple[str, ...] = ()) -> Launch:
+        first = () if processes is None else (*TORCHRUN, f"--nproc-per-node={processes}", *torchrun)
+        started = Launch([*first, script, *map(str, words)], inherited | (env or {}), session_dir / f"launch-{len(launches)}")
+        launches.append(started)
+        return started
+
+    yield start
+    for started in launches:
+        started.kill_all()
+
+
+@pytest.fixture(scope="session")
+def run_torchrun(launch) -> Callable[..., Result]:
+    """run_torchrun(processes, *words, env=None, script="train.py", torchrun=()): its Result, once it has ended."""
+    return lambda processes, *words, **options: launch(processes, *words, **options).wait()
+
+
+@pytest.fixture(scope="session")
+def run_train(launch) -> Callable[..., Result]:
+    """run_train(*words, env=None, script="train.py"): one process without torchrun."""
+    return lambda *words, **options: launch(None, *words, **options).wait()
+
+
+@pytest.fixture
+def start_torchrun(launch) -> Iterator[Callable[..., Launch]]:
+    """A live launch; killed with all that it started when the test ends. processes=None: without torchrun."""
+    started: list[Launch] = []
+
+    def start(processes: int | None, *words: object, **options: object) -> Launch:
+        started.append(launch(processes, *words, **options))
+        return started[-1]
+
+    yield start
+    for live in started:
+        live.kill_all()
+
+
+@pytest.fixture(scope="session")
+def photos(session_dir) -> Path:
+    """Noise of three tints, 16 px: 57 images to train on and 147 to evaluate. Read only: write_photos makes a copy to spoil."""
+    return write_photos(session_dir / "photos")
+
+
+@pytest.fixture
+def own_photos(run_dir) -> Path:
+    """The same images in a folder that the test may spoil."""
+    return write_photos(run_dir.parent / "photos")
+
+
+def write_photos(root: Path) -> Path:
+    """Write the images under `root`, the same ones every time."""
+    generator = np.random.default_rng(0)
+    for split, counts in COUNTS.items():
+        for label, count in enumerate(counts):
+            folder = root / split / f"tint{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = generator.integers(0, 160, (16, 16, 3))
+                pixels[..., label] += 95
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number:03d}.png")
+    return root
+
+
+@pytest.fixture(scope="session")
+def demo_run(session_dir, run_torchrun) -> tuple[Path, Result]:
+    """The built-in digits on two processes, as `make train` has them, by a script that writes down every sample that is read."""
+    run = session_dir / "demo"
+    result = run_torchrun(2, "--run-dir", run, "--workers", "0", script="tests/end_to_end/train_and_count.py")
+    assert result.returncode == 0, result.text
+    return run, result

@@ -1,0 +1,83 @@
+"""The README's commands, run as they stand in a fresh copy of the project."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def copy(session_dir) -> Path:
+    """The files that git tracks or would, in a folder of their own, with this environment as its .venv."""
+    folder = session_dir / "fresh-copy"
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
+        if (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shell(copy, session_dir):
+    """Run a line in the copy, as a user would type it."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP", "MAKE")) and "RANK" not in name}
+    env = inherited | {"LOCKSTEP_CACHE": str(session_dir / "cache"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return lambda line: subprocess.run(["bash", "-c", line], cwd=copy, env=env, capture_output=True, text=True, timeout=300)
+
+
+def block(beginning: str) -> list[str]:
+    """The lines of the code block whose first line begins so."""
+    return next(lines for text in re.findall(r"```\n(.*?)```", README, re.S) if (lines := text.splitlines())[0].startswith(beginning))
+
+
+@pytest.fixture(scope="module")
+def trained(copy, shell) -> Path:
+    """The run of `python train.py`, the first of three commands that the README calls one run."""
+    first = shell(block("python train.py\n".strip())[0])
+    assert first.returncode == 0, first.stderr
+    assert "for comparison: always the most frequent class" in first.stdout
+    [run] = (copy / "runs").iterdir()
+    return run
+
+
+def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained):
+    for line in [*block("python train.py")[1:], "make train"]:
+        again = shell(line)
+        assert again.returncode == 0, again.stderr
+        assert f"{trained.relative_to(copy)} is finished" in again.stdout
+    assert list((copy / "runs").iterdir()) == [trained]
+
+
+def test_the_predict_and_evaluate_lines_run(copy, shell, trained):
+    image = next((ROOT / "data").glob("digits.png"))
+    predict, evaluate = (line.strip("` ") for line in re.findall(r"\| (`[^`]*(?:models\.predict|--eval-only)[^`]*`)", README))
+    predicted = shell(predict.replace("RUN", str(trained)).replace("image.jpg folder/", str(image)))
+    assert predicted.returncode == 0, predicted.stderr
+    assert (copy / "predictions.csv").read_text().startswith("input,prediction,probability,0,1,2,3,4,5,6,7,8,9\n")
+    evaluated = shell(evaluate.replace("RUN", str(trained)))
+    assert json.loads(evaluated.stdout)["top1"] == json.loads((trained / "summary.json").read_text())["best"]["value"]
+
+
+def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos, trained):
+    for line in block("python train.py --data"):
+        # Fewer processes and steps for two cores, and no download: its failure is tested with the command line.
+        line = line.replace("DIR", str(photos)).replace("=8", "=2").replace(" --pretrained", "").replace("resnet50", "resnet18")
+        done = shell(f"{line} --image-size 16 --max-steps 1 --device cpu")
+        assert done.returncode == 0, done.stderr
+        assert "step 1/1 validation loss" in done.stdout
+
+
+def test_the_files_that_the_readme_links_to_exist():
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links and all((ROOT / link).exists() for link in links)
