@@ -72,7 +72,7 @@ class Training:
 
 
 def main(config: Config, given: frozenset[str]) -> Exit:
-    """Train, or evaluate, as `config` says. given: names of the settings that the user gave."""
+    """Train, or evaluate, as `config` says. given: names of the settings that the user gave. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after) if config.run.stop_after else (None, None)
     stop = StopSignal(stop_s)

@@ -110,6 +110,7 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
+    """torchvision's own weights, downloaded once per node. Collective. Raises UserError (66)."""
     enum = torchvision.models.get_model_weights(architecture).DEFAULT
 
     def fetch() -> None:

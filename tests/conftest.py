@@ -49,7 +49,6 @@ class Launch:
     """A live launch, and every process that it started."""
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: Path):
-        folder.mkdir()
         self._exit_file, self._out, self._err = folder / "exit-code", folder / "out", folder / "err"
         self._mark = f"LOCKSTEP_EXIT_FILE={self._exit_file}".encode()
         self._began = time.monotonic()
@@ -85,6 +84,10 @@ class Launch:
         parents = {pid: _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1] for pid in self._processes()}
         children = [pid for pid, parent in parents.items() if parent == str(self.process.pid).encode()]
         return next(pid for pid in children if f"RANK={number}".encode() in _read(f"/proc/{pid}/environ").split(b"\0"))
+
+    def kill_rank(self, number: int) -> None:
+        """SIGKILL for one rank."""
+        os.kill(self.rank(number), signal.SIGKILL)
 
     def kill_all(self) -> None:
         """SIGKILL for torchrun, its workers and theirs."""
@@ -141,7 +144,8 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
     def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
               torchrun: tuple[str, ...] = ()) -> Launch:
         first = () if processes is None else (*TORCHRUN, f"--nproc-per-node={processes}", *torchrun)
-        started = Launch([*first, script, *map(str, words)], inherited | (env or {}), session_dir / f"launch-{len(launches)}")
+        started = Launch([*first, script, *map(str, words)], inherited | (env or {}),
+                         Path(tempfile.mkdtemp(prefix="launch-", dir=session_dir)))
         launches.append(started)
         return started
 

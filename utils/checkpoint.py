@@ -127,6 +127,7 @@ class Checkpoints:
         return Progress(**self._world.once(lambda: json.loads((folder / "trainer.json").read_text())["progress"]))
 
     def _on_every_rank(self, load: Callable[[], None]) -> None:
+        """Run `load`; if any rank cannot read, raise UserError (74) on all. Collective."""
         problem = None
         try:
             load()

@@ -184,7 +184,7 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
     demo_settings: {task: {name: value}}, defaults of the built-in data. Exits (64) on what the user got wrong, 0 after --help;
     under torchrun rank 0 alone prints. `--nproc-per-node N` replaces this process by torchrun.
     """
-    speaks = os.environ.get("RANK", "0") == "0"
+    speaks = os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ  # without that it is a node's number
     try:
         return _parse(list(argv), demo_settings, speaks)
     except UserError as error:

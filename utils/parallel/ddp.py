@@ -35,6 +35,7 @@ _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS els
 
 
 def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum a bucket over ranks; DDP calls it in the last backward. Collective."""
     # DDP's own hook divides by the world size: a mean of means, wrong where shares are uneven. Our losses are already
     # divided by the weight of the whole global batch.
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()

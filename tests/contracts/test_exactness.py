@@ -1,0 +1,160 @@
+"""What every task promises under every strategy: what a run computes depends neither on who computes it nor on interruptions.
+
+Compared are the final weights by sha256, metrics.jsonl but for its timings, and state.pt tensor for tensor.
+Nine steps, three an epoch (24, 17 and 16 samples in six micro-batches): no number of processes above 3 shares them evenly.
+"""
+
+import json
+import signal
+
+import pytest
+
+from models.tasks import TASKS
+from tests.run_directory import outcome, records, status, trained_steps, weights_sha256
+from utils.errors import Exit
+from utils.parallel import STRATEGIES
+
+WORDS = {
+    # BatchNorm and dropout
+    "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32"],
+}
+COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--precision", "bf16",
+          "--log-every", "1"]
+STEPS = 9
+
+
+def test_every_task_and_strategy_is_held_to_this_contract():
+    assert set(WORDS) == set(TASKS)
+    assert set(STRATEGIES) == {"exact", "ddp"}
+
+
+class Contract:
+    """Runs of one task under one strategy; those that were not interrupted are computed once."""
+
+    def __init__(self, task, strategy, folder, run_train, run_torchrun, data):
+        self.words = ["--task", task, "--strategy", strategy, "--data", data[task], *WORDS[task], *COMMON]
+        self.folder, self._run_train, self._run_torchrun = folder, run_train, run_torchrun
+        folder.mkdir(parents=True)
+
+    def launch(self, processes, run, *words):
+        """One launch, one process without torchrun; its result."""
+        start = self._run_train if processes == 1 else lambda *all_words: self._run_torchrun(processes, *all_words)
+        return start(*self.words, "--run-dir", run, *words)
+
+    def straight(self, processes, workers=0):
+        """The run directory of an uninterrupted run."""
+        run = self.folder / f"straight-{processes}"
+        if not run.exists():
+            result = self.launch(processes, run, "--workers", workers)
+            assert result.returncode == 0, result.text
+            assert trained_steps(run) == STEPS
+        return run
+
+
+@pytest.fixture(scope="module", params=sorted(TASKS))
+def task(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def contract_of(task, session_dir, run_train, run_torchrun, photos):
+    data = {"image-classification": photos}
+    return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data) for name in STRATEGIES}
+
+
+@pytest.fixture
+def exact(contract_of):
+    return contract_of["exact"]
+
+
+@pytest.fixture
+def ddp(contract_of):
+    return contract_of["ddp"]
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(2, 2), (3, 0), (4, 0)])
+def test_exact_computes_the_same_bits_on_1_2_3_and_4_processes(exact, processes, workers):
+    assert outcome(exact.straight(processes, workers)) == outcome(exact.straight(1))
+
+
+def test_exact_computes_the_same_bits_when_stopped_on_4_killed_on_3_and_finished_on_2_processes(exact, run_dir, start_torchrun):
+    stopped = exact.launch(4, run_dir, "--stop-after", 4)
+    assert (stopped.returncode, stopped.code, status(run_dir)["step"]) == (1, Exit.STOPPED, 4), stopped.text
+
+    killed = start_torchrun(3, *exact.words, "--run-dir", run_dir, "--save-every", 1, "--workers", 2)
+    killed.wait_for(lambda: trained_steps(run_dir) >= 6, "two more steps")
+    killed.kill_rank(1)
+    result = killed.wait()
+    assert (result.returncode, result.code) == (1, Exit.LOST_PEERS), result.text
+    assert status(run_dir)["state"] == "failed"
+
+    finished = exact.launch(2, run_dir)
+    assert finished.returncode == 0, finished.text
+    assert "resumed at step" in finished.out
+    assert outcome(run_dir) == outcome(exact.straight(1))
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (3, 0)])
+def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_run_does(ddp, run_dir, processes, workers):
+    stopped = ddp.launch(processes, run_dir, "--stop-after", 4, "--workers", workers)
+    assert (stopped.code, status(run_dir)["step"], status(run_dir)["state"]) == (Exit.STOPPED, 4, "stopped"), stopped.text
+    finished = ddp.launch(processes, run_dir, "--workers", workers)
+    assert finished.returncode == 0, finished.text
+    assert "resumed at step 4" in finished.out
+    assert outcome(run_dir) == outcome(ddp.straight(processes))
+
+
+def test_ddp_stopped_terminated_and_killed_computes_what_an_uninterrupted_run_does_on_2_processes(ddp, run_dir, start_torchrun):
+    stopped = ddp.launch(2, run_dir, "--stop-after", 1)
+    assert (stopped.code, status(run_dir)["step"]) == (Exit.STOPPED, 1), stopped.text
+
+    terminated = start_torchrun(2, *ddp.words, "--run-dir", run_dir, "--workers", 2)
+    terminated.wait_for(lambda: trained_steps(run_dir) >= 2, "a step")
+    terminated.process.send_signal(signal.SIGTERM)
+    result = terminated.wait()
+    assert result.returncode != 0
+    assert (result.code, status(run_dir)["state"], status(run_dir)["message"]) == (Exit.STOPPED, "stopped", "SIGTERM"), result.text
+    reached = status(run_dir)["step"]
+    assert 2 <= reached < 6, "too late to test a kill in mid-run"
+    assert [record["step"] for record in records(run_dir) if record["split"] == "train"] == list(range(1, reached + 1))
+
+    killed = start_torchrun(2, *ddp.words, "--run-dir", run_dir, "--save-every", 2)
+    killed.wait_for(lambda: trained_steps(run_dir) > reached, "a step more")
+    killed.kill_all()
+    assert status(run_dir)["state"] == "running"
+
+    finished = ddp.launch(2, run_dir, "--workers", 0)
+    assert finished.returncode == 0, finished.text
+    assert outcome(run_dir) == outcome(ddp.straight(2))
+
+
+def test_ddp_and_exact_agree_to_rounding_on_2_processes(exact, ddp):
+    # bf16 forwards and Adam's division make rounding errors grow; the first step's figures have had no time for it.
+    first_of_exact, first_of_ddp = records(exact.straight(2))[0], records(ddp.straight(2))[0]
+    assert first_of_ddp["loss"] == first_of_exact["loss"]
+    assert first_of_ddp["grad_norm"] == pytest.approx(first_of_exact["grad_norm"], rel=1e-6)
+    assert weights_sha256(ddp.straight(2)) != weights_sha256(exact.straight(2))
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_evaluation_of_a_checkpoint_gives_the_digits_of_the_evaluation_in_training_on_any_number_of_processes(ddp, processes):
+    run = ddp.straight(2)
+    before = listing(run)
+    result = ddp_evaluation(ddp, processes, run)
+    assert result.returncode == 0, result.text
+    [line] = result.out.splitlines()
+    found = {name: value for name, value in json.loads(line).items() if name != "time"}
+    best = json.loads((run / "summary.json").read_text())["best"]["step"]
+    assert [found] == [record for record in records(run) if record["split"] == "val" and record["step"] == best]
+    assert listing(run) == before
+
+
+def ddp_evaluation(ddp, processes, run):
+    """--eval-only takes its settings from the run."""
+    words = ["--eval-only", "--run-dir", run]
+    return ddp._run_train(*words) if processes == 1 else ddp._run_torchrun(processes, *words)
+
+
+def listing(run):
+    """Every file with its size and time."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file()}

@@ -1,0 +1,248 @@
+"""Checks that need ranks, all in one launch: torchrun ... check_world.py FOLDER. Rank 0 writes FOLDER/on-W.json, test_world.py reads it.
+
+Every check returns JSON; the file holds a list by rank. One process comes first and leaves its gradients in FOLDER as the
+reference of the others.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import train
+from data.loader import build_loader
+from data.sampler import BatchPlan, ElasticDistributedSampler
+from models.tasks.base import Batch, Output
+from models.vision import build_classifier
+from utils.distributed import Agreement, World
+from utils.errors import Exit, UserError
+from utils.parallel import STRATEGIES, load_strategy
+from utils.precision import Precision
+from utils.seed import seed_micro_batch
+
+M, CLASSES, SIDE = 6, 10, 32
+PLAN = BatchPlan(num_samples=67, global_batch_size=26, num_micro_batches=M)  # batches of 26, 21, 20: nothing divides by 6
+STEPS = {"first": 0, "uneven last": 47}  # positions in the epoch
+MODELS = ("resnet18", "mobilenet_v3_small")  # BatchNorm; BatchNorm and dropout
+ONE = torch.ones(())
+
+
+def once_returns_rank_0s_value(world: World, folder: Path) -> Any:
+    return world.once(lambda: {"answer": [world.rank, 1.5, None]})
+
+
+def once_tells_rank_0s_error(world: World, folder: Path) -> Any:
+    return _error_of(lambda: world.once(lambda: _refuse("rank 0 refused", Exit.CANNOT_CREATE)))
+
+
+def once_tells_another_nodes_error(world: World, folder: Path) -> Any:
+    # The last rank plays the first process of a second node, on which alone the work fails.
+    last = world.world_size - 1
+    here = replace(world, local_rank=0 if world.rank in (0, last) else 1)
+    return _error_of(lambda: here.once(lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
+
+
+def once_tells_a_failing_disk(world: World, folder: Path) -> Any:
+    return _error_of(lambda: world.once(lambda: Path("/nonexistent/file").read_text()))
+
+
+def gather_is_by_rank(world: World, folder: Path) -> Any:
+    return world.gather({"rank": world.rank, "text": "ü" * 10 * world.rank})
+
+
+def a_flag_of_the_last_rank(world: World, folder: Path) -> Any:
+    """Which of six exchanges returned which flag, and after which `stop` was known; the last rank says both at the third."""
+    agreement, seen = Agreement(world), []
+    for number in range(6):
+        says = world.rank == world.world_size - 1 and number == 2
+        agreed = agreement.exchange(says, save=says)
+        seen.append([agreed.stop, agreed.save, agreement.stop])
+    agreement.wait()
+    return seen
+
+
+def a_flag_before_a_wait(world: World, folder: Path) -> Any:
+    agreement = Agreement(world)
+    agreement.exchange(world.rank == world.world_size - 1)
+    before, agreed = agreement.stop, agreement.wait()
+    return [before, agreed.stop, agreement.stop, agreement.wait().stop]
+
+
+def gradients(world: World, folder: Path) -> Any:
+    """{case: figures of one step}, over models, types, strategies and batches."""
+    return {f"{name} {dtype} {step}": figures
+            for name in MODELS for dtype in (torch.float32, torch.float64)
+            for step, figures in _steps(name, dtype, world, folder).items()}
+
+
+def _steps(name: str, dtype: torch.dtype, world: World, folder: Path) -> dict[str, Any]:
+    """The same steps under every strategy. Distances are relative L2, of this launch's ddp to one process's, and to exact's."""
+    figures, results = {step: {} for step in STEPS}, {}
+    for kind in STRATEGIES:
+        torch.manual_seed(0)
+        model = build_classifier(name, CLASSES).to(dtype).to(memory_format=torch.channels_last)
+        strategy = load_strategy(kind)(model, world, M)
+        strategy.setup()
+        for step, start in STEPS.items():
+            results[kind, step] = _step(strategy, start, dtype, world)
+            figures[step][f"{kind} sha256"] = _sha256(results[kind, step])
+    for step in STEPS:
+        file = folder / f"{name} {dtype} {step}.safetensors"
+        if world.world_size == 1:
+            save_file(results["ddp", step], file)
+        if world.is_main:
+            figures[step]["ddp to one process"] = _distances(results["ddp", step], load_file(file))
+        figures[step]["ddp to exact"] = _distances(results["ddp", step], results["exact", step])
+    return figures
+
+
+def _step(strategy: Any, start: int, dtype: torch.dtype, world: World) -> dict[str, Tensor]:
+    """Summed gradients and buffers of one optimizer step at position `start`, as train_one_epoch computes them."""
+    sampler = ElasticDistributedSampler(PLAN, world.rank, world.world_size, seed=0)
+    sampler.set_position(0, start)
+    micro_batches = next(iter(build_loader(_Images(), _collate, sampler, 0, world)))
+    strategy.module.train()
+    for batch in strategy.share(micro_batches, ONE):
+        seed_micro_batch(0, start, batch.number)
+        logits = strategy.model(batch.inputs["images"].to(dtype))
+        losses = F.cross_entropy(logits, batch.labels, reduction="none")
+        ((losses * batch.weight).sum() / len(sampler.indices(start))).backward()
+    strategy.settle_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
+    strategy.broadcast_buffers()
+    result = {f"gradient of {name}": weight.grad.contiguous().clone() for name, weight in strategy.module.named_parameters()}
+    result |= {f"buffer {name}": buffer.contiguous().clone() for name, buffer in strategy.module.named_buffers()}
+    for weight in strategy.module.parameters():
+        weight.grad = None
+    return result
+
+
+class _Images:
+    """Sample i: noise [3, SIDE, SIDE] and a label, functions of i."""
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(item[1])
+        return torch.randn(3, SIDE, SIDE, generator=generator, dtype=torch.float64), item[1] % CLASSES
+
+
+def _collate(samples: list[tuple[Tensor, int]]) -> Batch:
+    images = torch.stack([image for image, _ in samples])
+    return Batch({"images": images}, torch.tensor([label for _, label in samples]), torch.ones(len(samples), dtype=torch.float64))
+
+
+def planted_values_make_the_norm_non_finite(world: World, folder: Path) -> Any:
+    """{strategy: {what was planted: whether this rank's norm is finite}}; planted in one or two of the micro-batches."""
+    nan, inf = float("nan"), float("inf")
+    planted = {"nothing": {}, "NaN": {4: nan}, "inf": {4: inf}, "overflow": {4: 1e9}, "negative overflow": {3: -1e9},
+               "two NaN, which as integers add to 0": {1: nan, 5: nan}, "inf and -inf": {1: inf, 2: -inf}}
+    return {kind: {what: _is_norm_finite(kind, factors, world) for what, factors in planted.items()} for kind in STRATEGIES}
+
+
+def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
+    torch.manual_seed(0)
+    strategy = load_strategy(kind)(nn.Linear(5, 3), world, M)
+    strategy.setup()
+    for batch in strategy.share(_shares(world), ONE):
+        (strategy.model(batch.inputs["x"]).sum() * factors.get(batch.number, 1.0) / M).backward()
+    return bool(torch.isfinite(strategy.clip_grad_norm_(0.0)))
+
+
+def an_unused_weight(world: World, folder: Path) -> Any:
+    """{strategy: what warm_up froze and said, and the gradient's norm of the next, real step}"""
+    return {kind: _with_an_unused_weight(kind, world) for kind in STRATEGIES}
+
+
+def _with_an_unused_weight(kind: str, world: World) -> dict[str, Any]:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.left_over = nn.Linear(5, 3), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.used(x)
+
+    class Task:
+        def example(self, size: int) -> Batch:
+            return _shares(world)[0]
+
+        def forward(self, model: nn.Module, batch: Batch) -> Output:
+            logits = model(batch.inputs["x"])
+            return Output(logits.square().sum(), logits)
+
+    torch.manual_seed(0)
+    task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world, M)
+    optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1)
+    strategy.setup()
+    train.warm_up(SimpleNamespace(
+        strategy=strategy, task=task, plan=PLAN, precision=Precision("fp32", world.device), log=SimpleNamespace(note=notes.append),
+        config=SimpleNamespace(run=SimpleNamespace(seed=0)), state=SimpleNamespace(optimizer=optimizer), world=world))
+    norms = []
+    for _ in range(2):
+        for batch in strategy.share(_shares(world), ONE):
+            task.forward(strategy.model, batch).loss_sum.backward()
+        norms.append(float(strategy.clip_grad_norm_(0.0)))
+        optimizer.zero_grad(set_to_none=True)
+    frozen = [name for name, weight in strategy.module.named_parameters() if not weight.requires_grad]
+    return {"frozen": frozen, "notes": notes, "norms": norms}
+
+
+def _shares(world: World) -> list[Batch]:
+    """This rank's of M micro-batches of two samples."""
+    return [Batch({"x": torch.randn(2, 5, generator=torch.Generator().manual_seed(v))}, torch.zeros(2, dtype=torch.int64), torch.ones(2), v)
+            for v in range(world.rank, M, world.world_size)]
+
+
+def _refuse(text: str, code: Exit) -> None:
+    raise UserError(text, code)
+
+
+def _error_of(work: Callable[[], Any]) -> list[Any]:
+    """[type, message, code] of the error that `work` raises."""
+    try:
+        return ["no error", work(), None]
+    except Exception as error:
+        return [type(error).__name__, str(error), int(getattr(error, "code", -1))]
+
+
+def _distances(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+    """Relative L2 distance of all gradients together, and of all buffers together."""
+    distances = {}
+    for kind in ("gradient", "buffer"):
+        names = [name for name in one if name.startswith(kind)]
+        squares = [(float((one[name] - other[name]).double().square().sum()), float(other[name].double().square().sum())) for name in names]
+        distances[kind] = (sum(difference for difference, _ in squares) / sum(size for _, size in squares)) ** 0.5
+    return distances
+
+
+def _sha256(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(tensors[name].flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+CHECKS = (
+    once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
+    a_flag_of_the_last_rank, a_flag_before_a_wait, gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
+
+
+def main() -> None:
+    """All checks, on every rank in the same order."""
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    with World.from_env("cpu") as world:
+        told = world.gather({check.__name__: check(world, folder) for check in CHECKS})
+        if world.is_main:
+            (folder / f"on-{world.world_size}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

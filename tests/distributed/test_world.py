@@ -1,0 +1,115 @@
+"""What ranks do together, on 1 to 4 of them. One launch per number of processes serves all checks: check_world.py."""
+
+import json
+
+import pytest
+
+from utils.errors import Exit
+
+NUMBERS = (1, 2, 3, 4)
+TOLERANCE = {"torch.float32": 1e-6, "torch.float64": 1e-12}  # six micro-batches are added in another order, nothing else differs
+
+
+@pytest.fixture(scope="module")
+def told(session_dir, run_torchrun):
+    """told[W][rank][check]: what check_world.py found."""
+    folder = session_dir / "world"
+    folder.mkdir()
+    for processes in NUMBERS:  # one process comes first: its gradients are the reference
+        result = run_torchrun(processes, folder, script="tests/distributed/check_world.py")
+        assert result.returncode == 0, result.text
+    return {processes: json.loads((folder / f"on-{processes}.json").read_text()) for processes in NUMBERS}
+
+
+def by_rank(told, processes, check):
+    return [found[check] for found in told[processes]]
+
+
+def gradient_cases(told):
+    return [(processes, case) for processes in NUMBERS for case in told[processes][0]["gradients"]]
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_once_gives_rank_0s_value_to_all(told, processes):
+    assert by_rank(told, processes, "once_returns_rank_0s_value") == [{"answer": [0, 1.5, None]}] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_once_raises_an_error_of_rank_0_on_all_with_its_code(told, processes):
+    assert by_rank(told, processes, "once_tells_rank_0s_error") == [["UserError", "rank 0 refused", Exit.CANNOT_CREATE]] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_once_per_node_raises_an_error_of_another_node_on_all(told, processes):
+    assert by_rank(told, processes, "once_tells_another_nodes_error") == [["UserError", "the last node refused", Exit.IO]] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_once_turns_a_failing_disk_of_rank_0_into_74_on_the_others(told, processes):
+    first, *others = by_rank(told, processes, "once_tells_a_failing_disk")
+    assert first[0] == "FileNotFoundError"
+    assert [(kind, code) for kind, _, code in others] == [("UserError", Exit.IO)] * (processes - 1)
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_gather_gives_every_ranks_value_by_rank_to_all(told, processes):
+    values = [{"rank": rank, "text": "ü" * 10 * rank} for rank in range(processes)]
+    assert by_rank(told, processes, "gather_is_by_rank") == [values] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
+    nothing, said, after = [False, False, False], [True, True, True], [False, False, True]  # stop, save of the exchange; stop for good
+    assert by_rank(told, processes, "a_flag_of_the_last_rank") == [[nothing, nothing, nothing, said, after, after]] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_waiting_finishes_an_exchange_under_way_and_only_once(told, processes):
+    assert by_rank(told, processes, "a_flag_before_a_wait") == [[False, True, True, False]] * processes
+
+
+def test_a_steps_gradients_and_buffers_agree_on_1_2_3_and_4_processes(told):
+    for processes, case in gradient_cases(told):
+        distances = told[processes][0]["gradients"][case]["ddp to one process"]
+        assert max(distances.values()) <= TOLERANCE[case.split()[1]], (processes, case, distances)
+
+
+def test_every_rank_holds_the_same_summed_gradient(told):
+    for processes, case in gradient_cases(told):
+        for strategy in ("ddp", "exact"):
+            assert len({found["gradients"][case][f"{strategy} sha256"] for found in told[processes]}) == 1, (processes, case, strategy)
+
+
+def test_exact_gives_the_same_gradients_and_buffers_to_the_bit_on_1_2_3_and_4_processes(told):
+    for _, case in gradient_cases(told):
+        assert len({told[processes][0]["gradients"][case]["exact sha256"] for processes in NUMBERS}) == 1, case
+
+
+def test_ddp_agrees_with_exact_to_rounding(told):
+    for processes, case in gradient_cases(told):
+        distances = told[processes][0]["gradients"][case]["ddp to exact"]
+        assert max(distances.values()) <= TOLERANCE[case.split()[1]], (processes, case, distances)
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_planted_nan_inf_or_overflow_makes_the_norm_non_finite_on_every_rank(told, processes):
+    for found in by_rank(told, processes, "planted_values_make_the_norm_non_finite"):
+        exact, ddp = found["exact"], found["ddp"]
+        assert exact.pop("nothing") and not any(exact.values()), exact
+        assert ddp["nothing"] and not any(ddp[what] for what in ddp if "NaN" in what or "inf" in what), ddp
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_an_unused_weight_is_named_and_frozen_on_every_rank_and_the_next_steps_work(told, processes):
+    note = "2 weights get no gradient and are frozen: left_over.weight, left_over.bias"
+    found = by_rank(told, processes, "an_unused_weight")
+    for strategy in ("ddp", "exact"):
+        assert [rank[strategy]["frozen"] for rank in found] == [["left_over.weight", "left_over.bias"]] * processes
+        assert [rank[strategy]["notes"] for rank in found] == [[note]] * processes
+        assert {norm for rank in found for norm in rank[strategy]["norms"]} == {found[0]["ddp"]["norms"][0]} != {0.0}
+
+
+def test_torchrun_restarts_after_a_crash_until_all_ranks_meet(run_dir, run_torchrun):
+    result = run_torchrun(2, run_dir, script="tests/distributed/crash_and_meet.py", torchrun=("--max-restarts=3", "--monitor-interval=0.1"))
+    assert result.returncode == 0, result.text
+    assert run_dir.read_text() == "[[3, 3], [3, 3]]"  # in the fourth start; 1 + 2 summed over ranks

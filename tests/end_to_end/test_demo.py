@@ -1,0 +1,37 @@
+"""The built-in digits with their own settings, as `make train` has them."""
+
+import json
+from collections import Counter
+
+from tests.run_directory import records
+
+TRAIN, VAL = 1442, 355  # images
+
+
+def test_two_processes_reach_97_percent_and_say_what_to_do_next(demo_run):
+    run, result = demo_run
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["top1"] >= 0.97
+    for part in ("always the most frequent class 10.", "a linear model on the pixels 95.", f"the run         {run}",
+                 f"tensorboard --logdir {run}", f"python -m models.predict {run}", "train.py --data DIR"):
+        assert result.out.count(part) == 1, result.text
+
+
+def test_one_process_reaches_97_percent(session_dir, run_train):
+    # One thread, for two on a machine whose cores are taken can be twenty times slower.
+    run = session_dir / "demo-on-1"
+    result = run_train("--run-dir", run, "--threads", "1", "--workers", "0", "--epochs", "6")
+    assert result.returncode == 0, result.text
+    assert json.loads((run / "summary.json").read_text())["top1"] >= 0.97
+
+
+def test_every_sample_is_trained_on_once_per_epoch_and_evaluated_once_per_evaluation(demo_run):
+    run, _ = demo_run
+    by_rank = [json.loads(run.with_name(f"{run.name}-rank-{rank}.json").read_text()) for rank in (0, 1)]
+    read = Counter((size, epoch, index) for rank in by_rank for size, epoch, index in rank)
+    epochs = max(epoch for size, epoch, _ in read if size == TRAIN) + 1
+    evaluations = sum(record["split"] == "val" for record in records(run))
+    assert epochs == evaluations == records(run)[-1]["epoch"] > 1
+    expected = {(TRAIN, epoch, index): 1 for epoch in range(epochs) for index in range(TRAIN)}
+    assert read == expected | {(VAL, 0, index): evaluations for index in range(VAL)}
+    assert all(len({index for size, epoch, index in rank if (size, epoch) == (TRAIN, 0)}) > 600 for rank in by_rank), "ranks share the work"

@@ -1,0 +1,65 @@
+"""A real TensorBoard server shows a run."""
+
+import io
+import json
+import socket
+import urllib.parse
+import urllib.request
+
+import pytest
+from PIL import Image
+
+from tests.run_directory import records
+
+START_S = 60
+
+
+@pytest.fixture(scope="module")
+def ask(demo_run, launch):
+    """ask(path, **query): the server's answer to a GET, once it has read the run. The command is that of the run's closing lines."""
+    run, _ = demo_run
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = launch(None, "tensorboard.main", "--logdir", run, "--port", port, "--host", "127.0.0.1", "--load_fast=false", script="-m")
+
+    def get(path: str, **query: object) -> bytes:
+        words = urllib.parse.urlencode(query)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/{path}?{words}", timeout=START_S) as answer:
+            return answer.read()
+
+    def is_ready() -> bool:
+        try:
+            return bool(json.loads(get("images/tags")))
+        except OSError:
+            return False
+
+    server.wait_for(is_ready, "TensorBoard has read the run", START_S)
+    yield get
+    server.kill_all()
+
+
+@pytest.mark.parametrize(("split", "name", "tag"), [
+    ("train", "loss", "train/loss"), ("train", "grad_norm", "train/grad_norm"), ("train", "lr", "optim/lr"),
+    ("val", "loss", "val/loss"), ("val", "top1", "val/top1"),
+])
+def test_a_chart_shows_the_records_over_optimizer_steps(ask, demo_run, split, name, tag):
+    points = json.loads(ask("scalars/scalars", run="tb", tag=tag))  # [wall time, step, value as float32]
+    expected = [(record["step"], record[name]) for record in records(demo_run[0]) if record["split"] == split]
+    assert len(expected) > 1
+    assert [step for _, step, _ in points] == [step for step, _ in expected]
+    assert [value for _, _, value in points] == pytest.approx([value for _, value in expected], rel=1e-6)
+
+
+def test_every_tag_is_grouped_by_concern(ask):
+    [tags] = json.loads(ask("scalars/tags")).values()
+    assert {tag.partition("/")[0] for tag in tags} == {"train", "val", "optim", "perf", "progress"}
+
+
+def test_every_evaluation_has_a_confusion_picture(ask, demo_run):
+    steps = [record["step"] for record in records(demo_run[0]) if record["split"] == "val"]
+    shown = json.loads(ask("images/images", run="tb", tag="val/confusion", sample=0))
+    assert [picture["step"] for picture in shown] == steps
+    picture = Image.open(io.BytesIO(ask("images/individualImage", **dict(urllib.parse.parse_qsl(shown[-1]["query"])))))
+    assert min(picture.size) > 300
+    assert len(picture.convert("RGB").getcolors(2**20)) > 10  # something is drawn

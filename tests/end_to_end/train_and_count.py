@@ -1,0 +1,34 @@
+"""train.py with a dataset that writes down what is read: RUN/../RUN-rank-R.json, [[split, epoch, index], ...]. Needs --workers 0."""
+
+import json
+import sys
+
+from data import demo
+from data.image_folder import ImageFolder
+from train import main
+from utils.config import parse_command_line
+from utils.run import exit_after, run_path
+
+read: list[tuple[int, int, int]] = []
+original = ImageFolder.__getitem__
+
+
+def noted(self, item):
+    """Read the sample, and write down which one of how many it was."""
+    read.append((len(self), int(item[0]), int(item[1])))
+    return original(self, item)
+
+
+def work() -> int:
+    """A whole run."""
+    import os
+
+    config, given = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    ImageFolder.__getitem__ = noted
+    code = main(config, given)
+    path = run_path(config)
+    path.with_name(f"{path.name}-rank-{os.environ['RANK']}.json").write_text(json.dumps(read))
+    return code
+
+
+exit_after(work)

@@ -1,0 +1,227 @@
+"""What every file keeps to: layers, names, docstrings, where ranks meet. By the syntax tree; nothing is run but two imports."""
+
+import ast
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import pytest
+
+from data import demo
+from models.tasks import TASKS, load_task
+from utils.config import CONFIGS, DeviceOptions
+from utils.parallel import STRATEGIES, load_strategy
+from utils.parallel.base import Strategy
+
+ROOT = Path(__file__).parent.parent
+MAY_IMPORT = {"utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "data", "utils"}}
+LAYERS = (*MAY_IMPORT, "train")
+REFUSED_NAMES = {"misc", "helpers", "helper", "common", "tools", "util", "utils"}
+COLLECTIVES = {
+    "init_process_group", "new_group", "barrier", "monitored_barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather",
+    "scatter", "reduce_scatter", "all_to_all", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_object",
+    "broadcast_object_list", "gather_object", "scatter_object_list", "send", "recv", "isend", "irecv", "batch_isend_irecv"}
+MAY_MEET = ("utils/distributed.py", "utils/parallel/", "utils/checkpoint.py")  # of torch.distributed; the rest goes through World
+LOOP = ("train", "train_one_epoch", "evaluate")
+FORBIDDEN_QUESTIONS = {"is_main", "rank", "local_rank", "world_size", "task", "strategy", "device"}
+
+FILES = [ROOT / "train.py", *sorted(path for layer in MAY_IMPORT for path in (ROOT / layer).rglob("*.py"))]
+MODULES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in FILES}
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def imports_of(tree):
+    """Dotted names that a module imports, anywhere in it; `from a.b import c` is a.b and a.b.c."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_entry_point(tree):
+    return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+
+
+def dotted(path):
+    return path.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def functions_of(tree):
+    """(function, the calls made directly in it, without those of functions defined inside; lambdas are its own)."""
+    def own_nodes(node):
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, FUNCTION):
+                yield child
+                yield from own_nodes(child)
+
+    for node in ast.walk(tree):
+        if isinstance(node, FUNCTION):
+            yield node, [child for child in own_nodes(node) if isinstance(child, ast.Call)]
+
+
+def distributed_names(tree):
+    """What a module calls torch.distributed."""
+    names = {"torch.distributed"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            names |= {alias.asname or alias.name for alias in node.names if prefix + alias.name == "torch.distributed"}
+    return names
+
+
+def calls_collective(tree):
+    """Whether a call is one of torch.distributed's collectives."""
+    names = distributed_names(tree)
+    return lambda call: (isinstance(call.func, ast.Attribute) and call.func.attr in COLLECTIVES
+                         and ast.unparse(call.func.value) in names)
+
+
+def calls_worlds_collective(call):
+    """Whether a call is one of World's collectives."""
+    return (isinstance(call.func, ast.Attribute) and call.func.attr in {"once", "gather", "all_reduce_sum", "broadcast", "from_env"}
+            and ast.unparse(call.func.value).split(".")[-1].lstrip("_").lower() == "world")
+
+
+def silent_callers(tree, is_collective):
+    """Names of the functions that call a collective one directly and do not say "Collective."; a class says it for its __init__."""
+    speaking = {method for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and says_collective(node)
+                for method in node.body if isinstance(method, FUNCTION) and method.name == "__init__"}
+    return [function.name for function, calls in functions_of(tree)
+            if any(map(is_collective, calls)) and not says_collective(function) and function not in speaking]
+
+
+def says_collective(node):
+    return "Collective" in (ast.get_docstring(node) or "")
+
+
+def function_named(name):
+    return next(node for node in MODULES["train.py"].body if isinstance(node, FUNCTION) and node.name == name)
+
+
+# --- layers and names
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path != "train.py"])
+def test_imports_go_one_way(path):
+    allowed = MAY_IMPORT[path.split("/")[0]]
+    assert [name for name in imports_of(MODULES[path]) if name.split(".")[0] in set(LAYERS) - allowed] == []
+
+
+def test_entry_points_are_imported_by_none():
+    entry_points = {dotted(path) for path, tree in MODULES.items() if is_entry_point(tree)}
+    others = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "benchmarks").rglob("*.py")}
+    found = [(path, name) for path, tree in (MODULES | others).items() for name in imports_of(tree) if name in entry_points]
+    assert "train" in entry_points and found == []
+
+
+def test_modules_have_names_of_the_field():
+    parts = [part for path in MODULES for part in dotted(path).split(".")[1:]]  # below the layer
+    assert [part for part in parts if part in REFUSED_NAMES] == []
+
+
+def test_the_data_layer_is_tracked():
+    ignored = subprocess.run(["git", "check-ignore", "data/sampler.py", "data/new.py"], cwd=ROOT, capture_output=True, text=True)
+    assert ignored.stdout == ""  # a .gitignore for data sets must not match code
+
+
+# --- docstrings
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_every_public_name_says_what_it_is(path):
+    tree = MODULES[path]
+    public = [node for node in tree.body if isinstance(node, FUNCTION | ast.ClassDef) and not node.name.startswith("_")]
+    methods = [method for node in public if isinstance(node, ast.ClassDef) for method in node.body
+               if isinstance(method, FUNCTION) and not method.name.startswith("_")]
+    told = {method.name for method in methods if ast.get_docstring(method)}  # a null object's methods are those that it stands in for
+    untold = [node.name for node in public if not ast.get_docstring(node)]
+    assert untold + [method.name for method in methods if method.name not in told] == []
+
+
+@pytest.mark.parametrize("path", [path for path, tree in MODULES.items() if tree.body])
+def test_every_module_says_what_it_is(path):
+    assert ast.get_docstring(MODULES[path])
+
+
+# --- where ranks meet
+
+
+def test_torchs_collectives_are_called_in_few_files():
+    callers = {path for path, tree in MODULES.items() if any(calls_collective(tree)(node) for node in ast.walk(tree)
+                                                             if isinstance(node, ast.Call))}
+    assert "utils/distributed.py" in callers and [path for path in callers if not path.startswith(MAY_MEET)] == []
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_torch_distributed_is_called_by_its_name(path):
+    imported = [name.rpartition(".") for name in imports_of(MODULES[path])]
+    assert [name for module, _, name in imported if module.startswith("torch.distributed") and name in COLLECTIVES] == []
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_function_that_calls_a_collective_says_so(path):
+    assert silent_callers(MODULES[path], calls_collective(MODULES[path])) == []
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_a_function_that_calls_the_worlds_collectives_says_so(path):
+    assert silent_callers(MODULES[path], calls_worlds_collective) == []
+
+
+def test_a_step_of_the_application_that_takes_a_collective_one_says_so():
+    tree = MODULES["train.py"]
+    collective = {function.name for function, _ in functions_of(tree) if says_collective(function)}
+    silent = silent_callers(tree, lambda call: isinstance(call.func, ast.Name) and call.func.id in collective)
+    assert silent == [] and {"train_one_epoch", "evaluate"} <= collective
+
+
+# --- the loop
+
+
+@pytest.mark.parametrize("name", LOOP)
+def test_the_loop_asks_for_neither_task_nor_strategy_nor_rank(name):
+    questions = [node.test for node in ast.walk(function_named(name)) if isinstance(node, ast.If | ast.IfExp | ast.While)]
+    questions += [node for node in ast.walk(function_named(name)) if isinstance(node, ast.Compare | ast.Match)]
+    asked = [ast.unparse(question) for question in questions for node in ast.walk(question)
+             if getattr(node, "attr", getattr(node, "id", None)) in FORBIDDEN_QUESTIONS]
+    assert asked == []
+
+
+def test_no_rank_is_special_in_the_loop():
+    special = [ast.unparse(node) for name in LOOP for node in ast.walk(function_named(name))
+               if isinstance(node, ast.Attribute) and node.attr in {"is_main", "rank", "local_rank"}]
+    assert special == []
+
+
+# --- registries
+
+
+def test_every_task_has_a_class_settings_and_a_name_in_all_three_places():
+    names = {load_task(name).__name__ for name in TASKS}
+    assert (len(names), set(CONFIGS), set(demo.SETTINGS) <= set(TASKS)) == (len(TASKS), set(TASKS), True)
+
+
+def test_every_strategy_is_one_and_can_be_asked_for():
+    offered = typing.get_args(typing.get_args(typing.get_type_hints(DeviceOptions, include_extras=True)["strategy"])[0])
+    assert all(issubclass(load_strategy(name), Strategy) for name in STRATEGIES) and set(offered) == set(STRATEGIES)
+
+
+# --- what an import brings
+
+
+def test_an_image_run_never_imports_transformers():
+    program = ("import sys, train\nfrom models.tasks import load_task\nfrom utils.parallel import load_strategy\n"
+               "load_task('image-classification'); load_strategy('ddp'); load_strategy('exact')\n"
+               "print([name for name in ('transformers', 'tokenizers', 'datasets', 'tensorflow') if name in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["utils.config", "utils.run", "utils.errors", "data.demo", "utils.parallel", "models.tasks"])
+def test_what_is_read_before_torch_does_not_import_it(module):
+    program = f"import sys, {module}\nprint('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"

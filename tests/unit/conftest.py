@@ -1,0 +1,18 @@
+"""What unit tests share: one process is a process group of one, as in a run without torchrun."""
+
+import hypothesis
+import pytest
+import torch
+
+hypothesis.settings.register_profile("lockstep", deadline=None, database=None)  # shared machines pause; no .hypothesis folder
+hypothesis.settings.load_profile("lockstep")
+torch.set_num_threads(1)  # tensors here are small
+
+
+@pytest.fixture(scope="session")
+def world():
+    """A real World of one process on the CPU. One per session, for a process has one process group at a time."""
+    from utils.distributed import World
+
+    with World.from_env("cpu") as world:
+        yield world

@@ -1,0 +1,162 @@
+"""data/loader.py: the same batches from any number of workers; what becomes of unreadable samples."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from data import demo
+from data.augment import build_transforms
+from data.image_folder import ImageFolder, build_index
+from data.loader import BadSamples, build_loader, num_workers
+from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, cut
+from models.tasks.base import Batch
+from utils.distributed import World
+from utils.errors import Exit, RankError
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Item(NamedTuple):
+    epoch: int
+    index: int
+    bad: str | None
+
+
+class Numbers(Dataset):
+    """Sample i of an epoch is (epoch, i); those in `bad` cannot be read."""
+
+    def __init__(self, bad=()):
+        self.bad = bad
+
+    def __getitem__(self, position):
+        epoch, index = position
+        return Item(epoch, index, f"{index}.png: truncated" if index in self.bad else None)
+
+
+def collate(items):
+    return Batch(
+        inputs={"epochs": torch.tensor([item.epoch for item in items])},
+        labels=torch.tensor([item.index for item in items]),
+        weight=torch.tensor([0.0 if item.bad else 1.0 for item in items]),
+        bad=tuple(item.bad for item in items if item.bad))
+
+
+def world_of(world_size=1, device=CPU):
+    return World(0, 0, world_size, world_size, device, control=None)
+
+
+def items_of(samples, plan, epochs=(0,), workers=0, rank=0, world_size=1, collate=collate):
+    """[steps] [share] Batch over the epochs, from one loader."""
+    sampler = ElasticDistributedSampler(plan, rank, world_size, seed=0)
+    loader = build_loader(samples, collate, sampler, workers, world_of(world_size))
+    items = []
+    for epoch in epochs:
+        sampler.set_position(epoch)
+        items += list(loader)
+    return items
+
+
+def as_values(items):
+    return [[(b.number, b.labels.tolist(), b.weight.tolist(), b.bad, {k: v.tolist() for k, v in b.inputs.items()}) for b in share]
+            for share in items]
+
+
+def image_batches(tmp_path, workers):
+    index = build_index(str(demo.unpack_demo(tmp_path)), 0.1, 0, tmp_path)
+    train_transform, _ = build_transforms("photo", 32, "bilinear")  # a random crop and flip per sample
+    samples = ImageFolder(index.splits["train"], train_transform, seed=0)
+
+    def collate_images(items):
+        return Batch({"images": torch.stack([item.image for item in items])}, torch.tensor([item.label for item in items]),
+                     torch.ones(len(items)))
+
+    return items_of(samples, cut(70, 32, 8), epochs=(0, 1), workers=workers, collate=collate_images)
+
+
+def test_workers_give_the_same_augmented_images_as_the_process_itself(tmp_path):
+    assert as_values(image_batches(tmp_path, 0)) == as_values(image_batches(tmp_path, 2))
+
+
+def test_persistent_workers_see_the_epoch():
+    epochs = [share[0].inputs["epochs"].unique().tolist() for share in items_of(Numbers(), cut(8, 4, 4), epochs=(0, 1, 5), workers=2)]
+    assert epochs == [[0], [0], [1], [1], [5], [5]]
+
+
+def test_an_item_is_a_ranks_share_of_one_global_batch():
+    ranks = [items_of(Numbers(), cut(22, 8, 2), rank=rank, world_size=3) for rank in range(3)]  # four micro-batches in each of three
+    assert [[[batch.number for batch in share] for share in items] for items in ranks] == [[[0, 3]] * 3, [[1]] * 3, [[2]] * 3]
+
+
+def test_a_stand_in_has_weight_zero():
+    [share] = items_of(Numbers(), BatchPlan(3, 8, num_micro_batches=5))
+    assert [(len(batch.labels), batch.weight.sum().item()) for batch in share] == [(1, 1), (1, 1), (1, 1), (1, 0), (1, 0)]
+
+
+def test_the_weights_of_an_evaluation_over_all_ranks_are_those_of_the_samples():
+    loaders = [build_loader(Numbers(), collate, EvaluationSampler(10, 4, rank, 2), 0, world_of(2)) for rank in range(2)]
+    assert [[batch.weight.sum().item() for [batch] in loader] for loader in loaders] == [[4, 2], [4, 0]]
+
+
+def test_making_an_iterator_draws_nothing_from_torchs_generator():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    items_of(Numbers(), cut(8, 4, 4), workers=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("given, device, cores, processes, expected", [
+    (3, CPU, 4, 1, 3), (0, CUDA, 16, 1, 0),
+    ("auto", CPU, 1, 1, 0), ("auto", CPU, 2, 1, 1), ("auto", CPU, 16, 1, 1), ("auto", CPU, 4, 4, 0),
+    ("auto", CUDA, 1, 1, 1), ("auto", CUDA, 6, 1, 5), ("auto", CUDA, 64, 1, 8), ("auto", CUDA, 64, 16, 3)])
+def test_auto_workers_are_the_spare_cores_within_limits(monkeypatch, given, device, cores, processes, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))  # other machines' cores cannot be had
+    assert num_workers(given, world_of(processes, device)) == expected
+
+
+# --- bad samples
+
+
+def bad_share(indices):
+    [share] = items_of(Numbers(bad=indices), cut(6, 6, 6))
+    return share[0]
+
+
+def test_an_unreadable_sample_stops_the_run_with_65_and_its_path(tmp_path):
+    with pytest.raises(RankError, match=r"3\.png: truncated.*--bad-samples skip") as stopped:
+        BadSamples("stop", tmp_path / "bad.txt").check(bad_share({3}))
+    assert stopped.value.code == Exit.BAD_DATA
+
+
+def test_good_samples_do_not_stop_a_run(tmp_path):
+    assert BadSamples("stop", tmp_path / "bad.txt").check(bad_share(set())) is None
+
+
+def test_a_skipped_sample_has_weight_zero():
+    batch = bad_share({3, 5})
+    assert batch.labels[batch.weight == 0].sort().values.tolist() == [3, 5]
+
+
+def test_a_skipped_sample_is_listed_once_also_after_another_start(tmp_path):
+    file = tmp_path / "bad.txt"
+    for _ in range(2):  # starts of the run
+        bad_samples = BadSamples("skip", file)
+        for indices in ({3}, {3, 4}, {4}):
+            bad_samples.check(bad_share(indices))
+    assert file.read_text() == "3.png: truncated\n4.png: truncated\n"
+
+
+def test_without_a_file_skipped_samples_are_named_on_standard_error(capsys):
+    BadSamples("skip", None).check(bad_share({3}))
+    assert capsys.readouterr() == ("", "3.png: truncated\n")
+
+
+def test_the_end_of_a_run_tells_how_many_were_skipped(tmp_path):
+    file, notes = tmp_path / "bad.txt", []
+    bad_samples = BadSamples("skip", file)
+    bad_samples.report(notes.append)
+    bad_samples.check(bad_share({3, 4}))
+    bad_samples.report(notes.append)
+    assert notes == [f"2 unreadable samples were skipped, see {Path(file)}"]

@@ -1,0 +1,338 @@
+"""data/sampler.py: every sample once, in an order and in micro-batches that no number of processes changes.
+
+Legend as there: N samples, B samples per global batch, M micro-batches per global batch, W processes.
+"""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from data.sampler import AUTO_LIMIT, BatchPlan, ElasticDistributedSampler, EvaluationSampler, cut, epoch_order, settle_plan
+from utils.config import BatchOptions
+from utils.distributed import World
+from utils.errors import Exit, UserError
+from utils.run import Run
+
+NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
+
+
+@st.composite
+def plans(draw):
+    num_samples, batch = draw(st.integers(1, 150)), draw(st.integers(1, 60))
+    return cut(num_samples, batch, draw(st.integers(1, batch)))
+
+
+@st.composite
+def plans_and_world_sizes(draw, count=1):
+    plan = draw(plans())
+    return plan, *[draw(st.integers(1, plan.num_micro_batches)) for _ in range(count)]
+
+
+def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0):
+    """[W][steps][share] MicroBatch, as the loaders of W ranks ask for them."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = ElasticDistributedSampler(plan, rank, world_size, seed)
+        sampler.set_position(epoch, start)
+        ranks.append(list(sampler))
+    return ranks
+
+
+def global_steps(plan, world_size, **position):
+    """[steps] {v: MicroBatch}: what all ranks together compute in each step."""
+    return [{micro.number: micro for share in shares for micro in share}
+            for shares in zip(*steps_by_rank(plan, world_size, **position), strict=True)]
+
+
+def step_sizes(plan):
+    return [sum(len(micro.indices) for micro in step.values() if not micro.is_stand_in) for step in global_steps(plan, 1)]
+
+
+def starts_of(plan):
+    starts = [0]
+    while plan.end(starts[-1]) < plan.num_samples:
+        starts.append(plan.end(starts[-1]))
+    return starts
+
+
+def world_of(world_size):
+    return World(0, 0, world_size, world_size, torch.device("cpu"), control=None)
+
+
+def run_in(tmp_path, notes, kept=None):
+    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
+
+
+@given(plans_and_world_sizes(), st.integers(0, 3), st.integers(0, 3))
+def test_over_all_ranks_every_sample_comes_exactly_once_per_epoch(plan_and_world_size, seed, epoch):
+    plan, world_size = plan_and_world_size
+    ranks = steps_by_rank(plan, world_size, seed, epoch)
+    taken = [i for steps in ranks for share in steps for micro in share if not micro.is_stand_in for i in micro.indices]
+    assert sorted(taken) == list(range(plan.num_samples))
+
+
+@given(plans_and_world_sizes())
+def test_every_rank_takes_n_by_b_steps_rounded_up(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+    expected = (plan.num_samples + plan.global_batch_size - 1) // plan.global_batch_size
+    lengths = {len(steps) for steps in steps_by_rank(plan, world_size)}
+    assert lengths | {plan.steps_per_epoch, len(ElasticDistributedSampler(plan, 0, world_size, 0))} == {expected}
+
+
+@given(plans())
+def test_the_tail_is_halved_over_the_last_two_batches(plan):
+    batch, (whole, tail) = plan.global_batch_size, divmod(plan.num_samples, plan.global_batch_size)
+    if whole == 0:
+        expected = [tail]
+    elif tail == 0:
+        expected = [batch] * whole
+    else:
+        expected = [batch] * (whole - 1) + [(batch + tail + 1) // 2, (batch + tail) // 2]
+    assert step_sizes(plan) == expected
+
+
+@given(plans())
+def test_sizes_are_those_of_the_smallest_and_the_largest_micro_batch(plan):
+    counts = [0 if micro.is_stand_in else len(micro.indices) for step in global_steps(plan, 1) for micro in step.values()]
+    assert plan.sizes == (min(counts), max(counts))
+
+
+@given(plans_and_world_sizes())
+def test_a_micro_batch_takes_the_positions_that_are_its_number_modulo_m(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+    order, count = epoch_order(0, 0, plan.num_samples).tolist(), plan.num_micro_batches
+    expected = [{v: order[a:plan.end(a)][(v - a) % count::count] for v in range(count)} for a in starts_of(plan)]
+    taken = [{v: [] if micro.is_stand_in else list(micro.indices) for v, micro in step.items()} for step in global_steps(plan, world_size)]
+    assert taken == expected
+
+
+@given(plans_and_world_sizes())
+def test_no_micro_batch_depends_on_the_number_of_processes(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+    assert global_steps(plan, world_size, seed=3, epoch=2) == global_steps(plan, 1, seed=3, epoch=2)
+
+
+@given(plans_and_world_sizes())
+def test_rank_r_computes_micro_batches_r_and_every_wth_after_it_in_every_step(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+    shares = [[[micro.number for micro in share] for share in steps] for steps in steps_by_rank(plan, world_size)]
+    assert shares == [[list(range(r, plan.num_micro_batches, world_size))] * plan.steps_per_epoch for r in range(world_size)]
+
+
+@given(plans_and_world_sizes(count=2), st.data())
+def test_another_number_of_processes_continues_the_sequence_from_any_step(plan_and_world_sizes, data):
+    plan, before, after = plan_and_world_sizes
+    step = data.draw(st.integers(0, plan.steps_per_epoch - 1))
+    begun = global_steps(plan, before, epoch=1)[:step]
+    continued = global_steps(plan, after, epoch=1, start=starts_of(plan)[step])
+    assert begun + continued == global_steps(plan, 1, epoch=1)
+
+
+@given(plans_and_world_sizes())
+def test_the_indices_of_a_global_batch_are_known_to_every_rank(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+    sampler = ElasticDistributedSampler(plan, world_size - 1, world_size, seed=0)
+    sampler.set_position(1)
+    taken = [sorted(i for micro in step.values() if not micro.is_stand_in for i in micro.indices)
+             for step in global_steps(plan, world_size, epoch=1)]
+    assert [sorted(sampler.indices(start).tolist()) for start in starts_of(plan)] == taken
+
+
+@given(plans_and_world_sizes())
+def test_a_micro_batch_without_samples_is_one_stand_in(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+    wrong = [micro for step in global_steps(plan, world_size) for micro in step.values()
+             if len(micro.indices) < 1 or (micro.is_stand_in and len(micro.indices) != 1)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("num_samples, world_size, batch", [(96, 1, 32), (96, 2, 32), (96, 3, 24), (96, 4, 20), (90, 3, 32), (8, 8, 8)])
+@pytest.mark.parametrize("seed, epoch", [(0, 0), (7, 3)])
+def test_a_micro_batch_per_rank_gives_the_order_of_torchs_distributed_sampler(num_samples, world_size, batch, seed, epoch):
+    plan = BatchPlan(num_samples, batch, num_micro_batches=world_size)
+    expected = []
+    for rank in range(world_size):
+        torchs = DistributedSampler(range(num_samples), world_size, rank, shuffle=True, seed=seed)
+        torchs.set_epoch(epoch)
+        expected.append(list(torchs))
+    ranks = steps_by_rank(plan, world_size, seed, epoch)
+    assert [[i for share in steps for micro in share for i in micro.indices] for steps in ranks] == expected
+
+
+@pytest.mark.parametrize("world_size, micro_batches", [(1, 3), (2, 4), (2, 8), (3, 6), (4, 12)])
+def test_several_micro_batches_per_rank_are_the_samples_of_torchs_distributed_sampler_in_each_step(world_size, micro_batches):
+    plan = BatchPlan(96, 24, micro_batches)
+    expected = []
+    for rank in range(world_size):
+        torchs = DistributedSampler(range(96), world_size, rank, shuffle=True, seed=5)
+        torchs.set_epoch(2)
+        indices, share = list(torchs), 24 // world_size
+        expected.append([sorted(indices[i:i + share]) for i in range(0, len(indices), share)])
+    ranks = steps_by_rank(plan, world_size, seed=5, epoch=2)
+    assert [[sorted(i for micro in share for i in micro.indices) for share in steps] for steps in ranks] == expected
+
+
+def test_each_epoch_and_each_seed_has_its_own_order():
+    orders = [epoch_order(seed, epoch, 50).tolist() for seed, epoch in [(0, 0), (0, 1), (100, 0)]]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_one_sampler_takes_the_order_of_whatever_epoch_it_is_set_to():
+    sampler, orders = ElasticDistributedSampler(BatchPlan(20, 8, 1), 0, 1, seed=5), []
+    for epoch in (0, 1, 4, 0):
+        sampler.set_position(epoch)
+        orders.append([i for [micro] in sampler for i in micro.indices])
+    assert orders == [epoch_order(5, epoch, 20).tolist() for epoch in (0, 1, 4, 0)]
+
+
+@given(st.integers(1, 300), st.integers(1, 100), st.integers(1, 100))
+def test_a_cut_keeps_micro_batches_within_their_size(num_samples, batch, size):
+    assert cut(num_samples, batch, size).sizes[1] <= size
+
+
+# --- refusals
+
+
+def refusal(plan, world_size, needs_two):
+    try:
+        plan.check(world_size, needs_two)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def working_sizes(plan, world_size, needs_two):
+    """Every --micro-batch-size with which the same batches would not be refused."""
+    sizes = range(1, plan.global_batch_size + 1)
+    return [size for size in sizes if refusal(cut(plan.num_samples, plan.global_batch_size, size), world_size, needs_two) is None]
+
+
+@given(plans(), st.integers(1, 80), st.booleans())
+def test_more_processes_than_micro_batches_are_refused_with_a_size_that_works(plan, more, needs_two):
+    world_size = plan.num_micro_batches + more
+    with pytest.raises(UserError) as refused:
+        plan.check(world_size, needs_two)
+    suggested = re.search(r"--micro-batch-size (\d+) or smaller", str(refused.value))
+    if suggested:
+        assert cut(plan.num_samples, plan.global_batch_size, int(suggested[1])).check(world_size, needs_two) is None
+    else:
+        assert working_sizes(plan, world_size, needs_two) == []
+
+
+def test_no_size_is_suggested_where_there_are_fewer_samples_than_processes():
+    with pytest.raises(UserError, match="use a larger --global-batch-size, or fewer processes"):
+        cut(5, 128, 1).check(6, needs_two=False)
+
+
+def test_the_refusal_of_too_many_processes_names_the_numbers():
+    with pytest.raises(UserError, match=r"--global-batch-size 128 makes 4 micro-batches of up to 32 samples: work for 4 processes,"
+                       r" and there are 6; use --micro-batch-size 25 or smaller") as refused:
+        cut(1437, 128, 32).check(6, needs_two=False)
+    assert refused.value.code == Exit.USAGE
+
+
+@given(plans_and_world_sizes())
+def test_batch_norm_with_fewer_than_two_samples_is_refused_with_the_smallest_size_that_works(plan_and_world_size):
+    plan, world_size = plan_and_world_size
+
+    message = refusal(plan, world_size, needs_two=True)
+    if message is None:
+        assert min(step_sizes(plan)) // plan.num_micro_batches >= 2
+    else:
+        working = working_sizes(plan, world_size, needs_two=True)
+        suggested = re.search(r"--micro-batch-size (\d+) or larger", message)
+        assert (int(suggested[1]) if suggested else None) == (working[0] if working else None)
+
+
+def test_batch_norm_does_not_trouble_a_plan_with_two_samples_everywhere():
+    assert cut(100, 10, 2).check(5, needs_two=True) is None
+
+
+# --- settle_plan
+
+
+@pytest.mark.parametrize("num_samples, batch, world_size, expected", [
+    (1000, 128, 1, 2), (1000, 128, 2, 2), (1000, 128, 3, 3), (1000, 1000, 3, 18), (1000, 64, 1, 1), (1000, 65, 1, 2), (10, 128, 4, 4)])
+def test_auto_is_the_smallest_multiple_of_the_processes_within_the_limit(tmp_path, num_samples, batch, world_size, expected):
+    run = run_in(tmp_path, [])
+    settle_plan(BatchOptions(global_batch_size=batch), frozenset(), num_samples, NO_BATCH_NORM, run, world_of(world_size))
+    assert run.kept == {"micro_batches": expected}
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 9))
+def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_factory, num_samples, batch, world_size):
+    run = run_in(tmp_path_factory.getbasetemp(), [])
+    plan = settle_plan(BatchOptions(global_batch_size=batch), frozenset(), num_samples, NO_BATCH_NORM, run, world_of(world_size))
+    count, n = plan.num_micro_batches, min(batch, num_samples)
+    fewer = count - world_size  # the next smaller multiple would not do
+    assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT, fewer == 0 or -(-n // fewer) > AUTO_LIMIT) == (0, True, True)
+
+
+def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 6})
+    plan = settle_plan(BatchOptions(), frozenset(), 1000, NO_BATCH_NORM, run, world_of(1))
+    assert (plan.num_micro_batches, notes) == (6, [])
+
+
+@pytest.mark.parametrize("size", ["auto", 32])  # 32: as the built-in data set it, which is not "given"
+def test_a_cut_that_was_not_given_is_made_finer_for_more_processes(tmp_path, size):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 4})
+    plan = settle_plan(BatchOptions(micro_batch_size=size), frozenset({"lr"}), 1000, NO_BATCH_NORM, run, world_of(6))
+    assert (plan.num_micro_batches, run.kept, len(notes)) == (8, {"micro_batches": 8}, 1)
+
+
+def test_a_given_cut_is_refused_for_more_processes(tmp_path):
+    options, given_names = BatchOptions(global_batch_size=128, micro_batch_size=32), frozenset({"micro_batch_size"})
+    with pytest.raises(UserError, match="work for 4 processes, and there are 6") as refused:
+        settle_plan(options, given_names, 1000, NO_BATCH_NORM, run_in(tmp_path, []), world_of(6))
+    assert refused.value.code == Exit.USAGE
+
+
+def test_a_given_cut_takes_the_place_of_the_kept_one_with_a_note(tmp_path):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 4})
+    options = BatchOptions(global_batch_size=128, micro_batch_size=16)
+    settle_plan(options, frozenset({"micro_batch_size"}), 1000, NO_BATCH_NORM, run, world_of(1))
+    assert (run.kept, len(notes)) == ({"micro_batches": 8}, 1)
+
+
+def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path):
+    options, names = BatchOptions(global_batch_size=8, micro_batch_size=1), frozenset({"micro_batch_size"})
+    outcomes = []
+    for model in (NO_BATCH_NORM, BATCH_NORM):
+        try:
+            outcomes.append(settle_plan(options, names, 80, model, run_in(tmp_path, []), world_of(1)).num_micro_batches)
+        except UserError as error:
+            outcomes.append(error.code)
+    assert outcomes == [8, Exit.USAGE]
+
+
+# --- evaluation
+
+
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
+def test_every_sample_is_evaluated_once_over_all_ranks_in_batches_that_no_number_of_processes_changes(num_samples, batch, world_size):
+    taken = [micro for rank in range(world_size) for [micro] in EvaluationSampler(num_samples, batch, rank, world_size)]
+    real = sorted((micro.number, micro.indices) for micro in taken if not micro.is_stand_in)
+    whole = range(0, num_samples, batch)
+    assert real == [(j, tuple(range(start, min(start + batch, num_samples)))) for j, start in enumerate(whole)]
+
+
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
+def test_every_rank_evaluates_as_many_batches_and_surplus_ones_are_stand_ins(num_samples, batch, world_size):
+    ranks = [EvaluationSampler(num_samples, batch, rank, world_size) for rank in range(world_size)]
+    batches = -(-num_samples // batch)
+    rounds = -(-batches // world_size)
+    surplus = SimpleNamespace(found=sum(micro.is_stand_in for rank in ranks for [micro] in rank), expected=rounds * world_size - batches)
+    assert ([len(list(rank)) for rank in ranks], surplus.found) == ([rounds] * world_size, surplus.expected)
+
+
+@given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
+def test_a_surplus_evaluation_batch_has_a_number_beyond_the_table(num_samples, batch, world_size):
+    ranks = [EvaluationSampler(num_samples, batch, rank, world_size) for rank in range(world_size)]
+    assert all((micro.number >= ranks[0].num_batches) == micro.is_stand_in for rank in ranks for [micro] in rank)

@@ -1,0 +1,404 @@
+"""utils/checkpoint.py: what was saved comes back bit for bit, or is not taken."""
+
+import hashlib
+import json
+import resource
+import struct
+
+import pytest
+import torch
+from torch import nn
+
+from utils.checkpoint import CHUNK, Checkpoints, Progress, TrainState, find_damage
+from utils.config import OptimOptions, RecordOptions
+from utils.errors import Exit, UserError
+from utils.optim import build_optimizer
+from utils.parallel.ddp import DDP
+
+FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")
+
+
+def build_net(channels=4):
+    return nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.Flatten(), nn.Linear(channels * 4, 5))
+
+
+def build_state(world, optimizer="sgd", model=None):
+    """A state that has never trained."""
+    model = model or build_net().to(memory_format=torch.channels_last)
+    return TrainState(DDP(model, world, 1), build_optimizer(model, OptimOptions(optimizer=optimizer)), torch.amp.GradScaler("cpu"))
+
+
+def train_step(state):
+    state.strategy.module(torch.randn(8, 3, 4, 4)).square().sum().backward()
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    state.progress = state.progress.advanced(8 * (state.progress.step + 1), 800)
+
+
+@pytest.fixture
+def checkpoints_of(world, tmp_path):
+    """Checkpoints of a start of one run, and what the user was told of them."""
+    def build(start=1, **options):
+        notes = []
+        return Checkpoints(tmp_path / "checkpoints", world, RecordOptions(**options), start, notes.append), notes
+    return build
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def saved(world, checkpoints_of, folder):
+    """Three checkpoints, of steps 1, 2 and 3."""
+    torch.manual_seed(0)
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    for _ in range(3):
+        train_step(state)
+        checkpoints.save(state)
+    return [folder / f"step-{step:010d}-g1" for step in (1, 2, 3)]
+
+
+def everything(state):
+    """All that a state is, comparable bit for bit."""
+    def plain(value):
+        return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+    optimizer = {name: {key: plain(value) for key, value in values.items()} for name, values in state.state_dict()["optimizer"].items()}
+    weights = {name: plain(tensor) for name, tensor in state.weights().items()}
+    return weights, optimizer, state.scaler.state_dict(), state.progress, state.best
+
+
+def names_in(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def contents(folder):
+    return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
+
+
+def flip(file, place, mask=1):
+    data = bytearray(file.read_bytes())
+    data[place] ^= mask
+    file.write_bytes(data)
+
+
+# --- round trip
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_state_comes_back_bit_for_bit(world, checkpoints_of, optimizer):
+    state, (checkpoints, _) = build_state(world, optimizer), checkpoints_of()
+    for _ in range(3):
+        train_step(state)
+    state.scaler.scale(torch.ones(()))  # so that it has a scale to keep
+    state.scaler.update(128.0)
+    state.best = {"step": 2, "metric": "top1", "value": 0.1 + 0.2}
+    checkpoints.save(state)
+    other = build_state(world, optimizer)
+    assert (checkpoints_of()[0].restore(other), everything(other)) == (True, everything(state))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_state_that_came_back_goes_on_as_one_that_never_left(world, checkpoints_of, optimizer):
+    state = build_state(world, optimizer)
+    train_step(state)
+    checkpoints_of()[0].save(state)
+    other = build_state(world, optimizer)
+    checkpoints_of()[0].restore(other)
+    for each in (state, other):
+        torch.manual_seed(1)
+        train_step(each)
+    assert everything(other) == everything(state)
+
+
+def test_optimizer_state_is_kept_by_the_weights_names(world, checkpoints_of, folder):
+    state = build_state(world)
+    train_step(state)
+    checkpoints_of()[0].save(state)
+    values = torch.load(folder / "step-0000000001-g1" / "state.pt", weights_only=True)
+    assert set(values["optimizer"]) == {name for name, _ in state.strategy.module.named_parameters()}
+
+
+def test_optimizer_state_finds_its_weight_in_an_optimizer_of_another_order(world, checkpoints_of):
+    state = build_state(world, "adamw")
+    train_step(state)
+    checkpoints_of()[0].save(state)
+    other = build_state(world, "adamw")
+    other.optimizer = torch.optim.AdamW(reversed(list(other.strategy.module.named_parameters())))
+    checkpoints_of()[0].restore(other)
+    assert everything(other)[1] == everything(state)[1]
+
+
+def test_the_restored_state_keeps_this_starts_group_settings(world, checkpoints_of):
+    state = build_state(world)
+    train_step(state)
+    state.optimizer.param_groups[0]["lr"] = 123.0  # a function of config and step: not state
+    checkpoints_of()[0].save(state)
+    other = build_state(world)
+    checkpoints_of()[0].restore(other)
+    assert [group["lr"] for group in other.optimizer.param_groups] == [OptimOptions().lr] * 2
+
+
+def test_without_a_checkpoint_nothing_is_restored(world, checkpoints_of):
+    state = build_state(world)
+    before = everything(state)
+    assert (checkpoints_of()[0].restore(state), everything(state)) == (False, before)
+
+
+def test_nothing_is_saved_before_the_first_step(world, checkpoints_of, folder):
+    checkpoints_of()[0].save(build_state(world))
+    assert not folder.exists()
+
+
+def test_nothing_is_saved_twice(world, checkpoints_of, folder):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    checkpoints.save(state)
+    before = contents(folder)
+    checkpoints.save(state)
+    again = checkpoints_of(start=2)[0]
+    again.restore(state)
+    again.save(state)  # nothing happened since it was loaded
+    assert contents(folder) == before
+
+
+# --- format
+
+
+def test_the_bytes_of_the_weights_are_a_pure_function_of_the_weights(world, tmp_path, checkpoints_of, folder):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    checkpoints.save(state)
+    model = build_net()
+    model.load_state_dict(state.strategy.module.state_dict())
+    other = build_state(world, "adamw", model)  # contiguous weights, another optimizer, another step
+    other.progress = Progress(step=2)
+    checkpoints_of(start=2)[0].save(other)
+    files = [(folder / name / "model.safetensors").read_bytes() for name in names_in(folder)]
+    assert len(files) == 2 and files[0] == files[1]
+
+
+def test_the_header_of_the_weights_holds_no_more_than_their_format(saved):
+    data = (saved[0] / "model.safetensors").read_bytes()
+    [length] = struct.unpack("<Q", data[:8])
+    assert json.loads(data[8:8 + length])["__metadata__"] == {"format": "pt"}
+
+
+def test_a_checkpoint_holds_its_four_files_and_nothing_else(saved):
+    assert {name: names_in(saved[0].parent / name) for name in names_in(saved[0].parent)} == {path.name: sorted(FILES) for path in saved}
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_any_flipped_byte_is_found(saved, file):
+    path = saved[0] / file
+    size = path.stat().st_size
+    step = 1 if file == "MANIFEST.json" else 997
+    missed = []
+    for place in {*range(0, size, step), size - 1}:
+        flip(path, place)
+        if find_damage(saved[0]) is None:
+            missed.append(place)
+        flip(path, place)
+    assert (missed, find_damage(saved[0])) == ([], None)
+
+
+@pytest.mark.parametrize("mask", [0x02, 0x20, 0x80, 0xFF])
+def test_other_flips_of_the_manifest_are_found(saved, mask):
+    path, missed = saved[0] / "MANIFEST.json", []
+    for place in range(path.stat().st_size):
+        flip(path, place, mask)
+        if find_damage(saved[0]) is None:
+            missed.append(place)
+        flip(path, place, mask)
+    assert missed == []
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("damage", ["truncate", "empty", "grow", "remove"])
+def test_a_file_that_lost_or_gained_bytes_is_found(saved, file, damage):
+    path = saved[0] / file
+    data = path.read_bytes()
+    if damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes({"truncate": data[:-1], "empty": b"", "grow": data + b"x"}[damage])
+    assert find_damage(saved[0]) is not None
+
+
+def test_a_file_larger_than_a_chunk_is_hashed_to_its_end(world, checkpoints_of, folder):
+    state = build_state(world, model=nn.Linear(CHUNK // 4 // 1000, 1001))
+    state.progress = Progress(step=1)
+    checkpoints_of()[0].save(state)
+    [path] = folder.iterdir()
+    chunks = json.loads((path / "MANIFEST.json").read_text())["files"]["model.safetensors"]["sha256"]
+    flip(path / "model.safetensors", -1)
+    assert (len(chunks), find_damage(path)) == (2, "model.safetensors: checksum differs")
+
+
+def test_the_newest_valid_one_is_taken_and_the_damaged_one_set_aside_with_a_note(world, checkpoints_of, saved, folder):
+    flip(saved[2] / "state.pt", 100)
+    state, (checkpoints, notes) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    assert (state.progress.step, names_in(folder), len(notes)) == (2, [f"damaged-{saved[2].name}", saved[0].name, saved[1].name], 1)
+    assert "state.pt: checksum differs" in notes[0] and "1 steps will be repeated" in notes[0]
+
+
+def test_a_run_that_fell_back_saves_the_same_step_again(world, checkpoints_of, saved, folder):
+    flip(saved[2] / "state.pt", 100)
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    train_step(state)
+    checkpoints.save(state)
+    assert checkpoints_of(start=3)[0].restore(build_state(world)) and "step-0000000003-g2" in names_in(folder)
+
+
+def test_of_two_starts_at_the_same_step_the_later_one_is_taken(world, checkpoints_of, saved):
+    state, (first, _), (later, _) = build_state(world), checkpoints_of(start=9), checkpoints_of(start=10)  # in the order of numbers
+    train_step(state)
+    for checkpoints, value in ((first, 0.1), (later, 0.2)):
+        state.progress, state.best = Progress(step=7), {"step": 7, "metric": "top1", "value": value}
+        checkpoints.save(state)
+    other = build_state(world)
+    checkpoints_of(start=11)[0].restore(other)
+    assert other.best["value"] == 0.2
+
+
+def test_where_all_are_damaged_82_says_so_and_nothing_is_deleted(world, checkpoints_of, saved, folder):
+    for path in saved:
+        flip(path / "model.safetensors", -1)
+    codes = []
+    for _ in range(2):  # a second start must not begin anew either
+        with pytest.raises(UserError) as refused:
+            checkpoints_of(start=2)[0].restore(build_state(world))
+        codes.append(refused.value.code)
+    assert (codes, names_in(folder)) == ([Exit.NO_CHECKPOINT] * 2, [f"damaged-{path.name}" for path in saved])
+
+
+def test_what_was_never_finished_is_removed(world, checkpoints_of, saved, folder):
+    for name in (".tmp-step-0000000004-g1", ".tmp-removed-step-0000000000-g1"):
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_text("half")
+    state = build_state(world)
+    checkpoints_of(start=2)[0].restore(state)
+    assert (state.progress.step, names_in(folder)) == (3, [path.name for path in saved])
+
+
+def test_a_checkpoint_of_a_newer_program_is_78_and_stays(world, checkpoints_of, saved, folder):
+    manifest = json.loads((saved[2] / "MANIFEST.json").read_text()) | {"format": 2}
+    del manifest["sha256"]
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (saved[2] / "MANIFEST.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError) as refused:
+        checkpoints_of(start=2)[0].restore(build_state(world))
+    assert (refused.value.code, names_in(folder)) == (Exit.OTHER_RUN, [path.name for path in saved])
+
+
+@pytest.mark.parametrize("model", [build_net(channels=3), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Linear(2, 2)])
+def test_a_checkpoint_of_another_model_is_78(world, checkpoints_of, saved, model):
+    with pytest.raises(UserError, match="holds another model") as refused:
+        checkpoints_of(start=2)[0].restore(build_state(world, model=model))
+    assert refused.value.code == Exit.OTHER_RUN
+
+
+# --- which are kept
+
+
+@pytest.mark.parametrize("keep, best, expected", [
+    (2, 1, [1, 4, 5]), (2, 4, [4, 5]), (1, 3, [3, 5]), (3, None, [3, 4, 5]), (9, 1, [1, 2, 3, 4, 5])])
+def test_the_newest_are_kept_and_the_best_besides(world, checkpoints_of, folder, keep, best, expected):
+    state, (checkpoints, _) = build_state(world), checkpoints_of(keep=keep)
+    for step in range(1, 6):
+        train_step(state)
+        state.best = {"step": best, "metric": "top1", "value": 1.0} if best and step >= best else {}
+        checkpoints.save(state)
+    assert names_in(folder) == [f"step-{step:010d}-g1" for step in expected]
+
+
+def test_the_steps_between_checkpoints_are_counted_from_the_runs_beginning(checkpoints_of):
+    checkpoints, _ = checkpoints_of(save_every="5")
+    assert ([step for step in range(1, 16) if checkpoints.is_due(step)], checkpoints.is_due_by_clock()) == ([5, 10, 15], False)
+
+
+def test_a_duration_between_checkpoints_goes_by_the_clock(world, checkpoints_of):
+    soon, late = checkpoints_of(save_every="0.000001s")[0], checkpoints_of(save_every="1h")[0]
+    assert (soon.is_due_by_clock(), late.is_due_by_clock(), any(soon.is_due(step) for step in range(1, 9))) == (True, False, False)
+
+
+# --- the best
+
+
+def test_the_best_checkpoint_is_loaded_and_the_newest_where_none_was_evaluated(world, checkpoints_of, saved):
+    newest = checkpoints_of()[0].load_best(DDP(build_net(), world, 1)).step
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    train_step(state)
+    state.best = {"step": 2, "metric": "top1", "value": 0.9}
+    checkpoints.save(state)
+    strategy = DDP(build_net(), world, 1)
+    best = checkpoints_of()[0].load_best(strategy).step
+    assert (newest, best) == (3, 2)
+
+
+def test_loading_the_best_changes_nothing_on_disk(world, checkpoints_of, saved, folder):
+    flip(saved[2] / "state.pt", 100)
+    (folder / ".tmp-step-0000000004-g1").mkdir()  # of a training that is under way
+    before = contents(folder), names_in(folder)
+    progress = checkpoints_of()[0].load_best(DDP(build_net(), world, 1))
+    assert (progress.step, (contents(folder), names_in(folder))) == (2, before)
+
+
+def test_where_nothing_was_saved_there_is_no_best_66(world, checkpoints_of):
+    with pytest.raises(UserError) as refused:
+        checkpoints_of()[0].load_best(DDP(build_net(), world, 1))
+    assert refused.value.code == Exit.NO_INPUT
+
+
+# --- a full disk
+
+
+@pytest.mark.parametrize("file, share", [("model.safetensors", 0.5), ("state.pt", 0.9)])
+def test_a_disk_that_fills_up_is_74_and_earlier_checkpoints_stay_as_they_were(world, checkpoints_of, saved, folder, file, share):
+    before, limit = contents(folder), int(share * (saved[0] / file).stat().st_size)
+    assert file == "model.safetensors" or limit > (saved[0] / "model.safetensors").stat().st_size  # so that `file` is the one that fails
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    train_step(state)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # writing beyond it fails as on a full disk (EFBIG for ENOSPC)
+    try:
+        with pytest.raises(UserError, match="earlier checkpoints are untouched") as refused:
+            checkpoints.save(state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (refused.value.code, contents(folder), names_in(folder)) == (Exit.IO, before, [path.name for path in saved])
+
+
+def test_once_there_is_room_again_the_same_state_is_saved(world, checkpoints_of, saved, folder):
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    train_step(state)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UserError):
+            checkpoints.save(state)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    checkpoints.save(state)
+    assert find_damage(folder / "step-0000000004-g2") is None
+
+
+# --- Progress
+
+
+def test_progress_wraps_at_the_end_of_an_epoch():
+    progress, seen = Progress(), []
+    for end in (4, 8, 10, 4):
+        progress = progress.advanced(end, num_samples=10)
+        seen.append((progress.epoch, progress.sample_offset, progress.step))
+    assert seen == [(0, 4, 1), (0, 8, 2), (1, 0, 3), (1, 4, 4)]

@@ -1,0 +1,279 @@
+"""utils/config.py: the command line is a contract."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from data import demo
+from utils.config import CONFIGS, DEFINING, OPERATIONAL, TOLERATED, duration_or_steps, kinds, parse_command_line, settings
+from utils.errors import UserError
+
+ROOT = Path(__file__).parents[3]
+FOLDER = "--data=elsewhere"  # not the built-in data, so that its settings are out of the way
+
+
+@pytest.fixture(autouse=True)
+def _outside_torchrun(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text):
+        (tmp_path / "settings.yaml").write_text(text)
+        return f"--config={tmp_path / 'settings.yaml'}"
+    return write
+
+
+def values_of(*words, demo_settings=None):
+    return settings(parse_command_line(words, demo_settings or {})[0])
+
+
+def given_by(*words):
+    return set(parse_command_line(words, demo.SETTINGS)[1])
+
+
+def code_of(*words):
+    with pytest.raises(SystemExit) as left:
+        parse_command_line(words, demo.SETTINGS)
+    return left.value.code
+
+
+# --- precedence
+
+
+def test_defaults_yield_to_the_demos_settings_those_to_the_file_and_that_to_the_command_line(yaml_file):
+    file = yaml_file("lr: 0.3\nepochs: 7\n")
+    demo_settings = {"image-classification": {"lr": 0.2, "epochs": 6, "image_size": 99}}
+    values = values_of(file, "--lr", "0.4", demo_settings=demo_settings)
+    assert (values["lr"], values["epochs"], values["image_size"], values["seed"]) == (0.4, 7, 99, 0)
+
+
+def test_the_command_line_comes_first_wherever_config_stands(yaml_file):
+    file = yaml_file("lr: 0.3\n")
+    assert [values_of(file, "--lr=0.4")["lr"], values_of("--lr=0.4", file)["lr"]] == [0.4, 0.4]
+
+
+@pytest.mark.parametrize("words", [[FOLDER], ["--data", "elsewhere"]])
+def test_the_demos_settings_are_for_the_demo_only(words):
+    assert values_of(*words, demo_settings=demo.SETTINGS) == values_of(*words)
+
+
+def test_data_in_the_file_turns_the_demos_settings_off(yaml_file):
+    assert values_of(yaml_file("data: elsewhere"), demo_settings=demo.SETTINGS)["image_size"] == 224
+
+
+def test_a_list_on_the_command_line_replaces_the_demos():
+    values = values_of("--mean", "0.1", "0.2", "0.3", demo_settings=demo.SETTINGS)
+    assert (values["mean"], values["std"]) == ((0.1, 0.2, 0.3), (0.354, 0.354, 0.354))
+
+
+# --- spelling
+
+
+@pytest.mark.parametrize("words", [["--global-batch-size", "48"], ["--global_batch_size", "48"], ["--global-batch-size=48"]])
+def test_flags_are_written_with_dashes_or_underscores_and_a_space_or_an_equals_sign(words):
+    assert values_of(*words)["global_batch_size"] == 48
+
+
+@pytest.mark.parametrize("key", ["global-batch-size", "global_batch_size"])
+def test_yaml_keys_are_written_with_dashes_or_underscores(yaml_file, key):
+    assert values_of(yaml_file(f"{key}: 48"))["global_batch_size"] == 48
+
+
+@pytest.mark.parametrize("text, value", [("1e-3", 0.001), ("1.0e-3", 0.001), ("3", 3.0)])
+def test_a_float_in_yaml_is_read_as_on_the_command_line(yaml_file, text, value):
+    assert values_of(yaml_file(f"lr: {text}"))["lr"] == value  # in YAML 1.1, 1e-3 is a string
+
+
+@pytest.mark.parametrize("text, value", [("true", True), ("false", False), ("on", True)])
+def test_a_switch_in_yaml_is_a_truth_value(yaml_file, text, value):
+    assert values_of(yaml_file(f"pretrained: {text}"))["pretrained"] is value
+
+
+def test_the_command_line_turns_a_switch_of_the_file_off(yaml_file):
+    assert values_of(yaml_file("pretrained: true"), "--no-pretrained")["pretrained"] is False
+
+
+def test_yaml_holds_tuples_as_lists_and_none_as_null(yaml_file):
+    values = values_of(yaml_file("mean: [0.1, 0.2, 0.3]\nmax_steps: null\nbetas: [0.8, 0.9]"))
+    assert (values["mean"], values["max_steps"], values["betas"]) == ((0.1, 0.2, 0.3), None, (0.8, 0.9))
+
+
+def test_an_empty_file_sets_nothing(yaml_file):
+    file = yaml_file("# nothing\n")
+    assert values_of(file) == values_of() | {"config": file.removeprefix("--config=")}
+
+
+# --- what is wrong exits with 64
+
+
+def test_an_unknown_flag_exits_64_with_a_suggestion(capsys):
+    code = code_of("--global-batch-sise", "3")
+    output = capsys.readouterr()
+    assert (code, "--global-batch-size" in output.out + output.err) == (64, True)
+
+
+def test_an_unknown_yaml_key_exits_64_with_a_suggestion(yaml_file, capsys):
+    code = code_of(yaml_file("global_batch_sise: 3"))
+    assert (code, "did you mean global_batch_size?" in capsys.readouterr().err) == (64, True)
+
+
+def test_an_unknown_task_exits_64_with_a_suggestion(capsys):
+    code = code_of("--task", "image-clasification")
+    assert (code, "did you mean image-classification?" in capsys.readouterr().err) == (64, True)
+
+
+@pytest.mark.parametrize("words", [
+    ["--lr", "fast"], ["--lr", "-1"], ["--lr", "nan"], ["--epochs", "0"], ["--epochs", "1.5"], ["--global-batch-size", "0"],
+    ["--micro-batch-size", "0"], ["--micro-batch-size", "small"], ["--mean", "1", "2"], ["--std", "1", "0", "1"], ["--val-fraction", "1"],
+    ["--label-smoothing", "1"], ["--momentum", "1"], ["--betas", "1.5", "0.9"], ["--split", "dev"], ["--precision", "int8"],
+    ["--strategy", "fsdp"], ["--eval-every", "0"], ["--eval-every", "never"], ["--save-every", "5weeks"], ["--save-every", "0"],
+    ["--stop-after", "soon"], ["--keep", "0"], ["--threads", "0"], ["--workers", "-1"], ["--max-steps", "0"], ["--seed", "-1"],
+    ["--task"], ["--lr"], ["--no-lr"], ["stray"], ["--fresh=maybe"]])
+def test_a_bad_value_exits_64(words):
+    assert code_of(*words) == 64
+
+
+def test_a_bad_value_of_the_command_line_is_named_with_its_rule(capsys):
+    code_of("--epochs", "0")
+    assert capsys.readouterr().err == "train.py: --epochs 0: must be at least 1\n"
+
+
+@pytest.mark.parametrize("text", ["lr: fast", "lr: [1, 2]", "pretrained: perhaps", "- lr", "lr", "lr: {", "mean: 0.5", "epochs: null"])
+def test_a_bad_value_in_the_file_exits_64(yaml_file, text):
+    assert code_of(yaml_file(text)) == 64
+
+
+def test_a_file_that_is_not_there_exits_66():
+    assert code_of("--config=nowhere.yaml") == 66
+
+
+def test_eval_only_in_a_folder_that_is_no_run_exits_66(tmp_path):
+    assert code_of("--eval-only", "--run-dir", str(tmp_path)) == 66
+
+
+def test_eval_only_takes_the_runs_own_settings_in_place_of_the_file(tmp_path, yaml_file):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("lr: 0.7\nepochs: 9\n")
+    values = values_of(yaml_file("lr: 0.3"), "--eval-only", "--run-dir", str(tmp_path / "run"), "--epochs=10")
+    assert (values["lr"], values["epochs"]) == (0.7, 10)
+
+
+# --- launchers
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_numbers_of_nodes_from_a_platform_exit_64(monkeypatch, environment, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert code_of() == 64
+
+
+def test_the_numbers_of_torchrun_are_welcome(monkeypatch):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert values_of() == settings(CONFIGS["image-classification"]())
+
+
+@pytest.mark.parametrize("words", [["--local-rank=3"], ["--local_rank=3"], ["--local-rank", "3"], ["--local_rank", "3"]])
+def test_the_local_rank_of_the_old_launcher_is_ignored(words):
+    assert values_of(*words, "--lr=0.4") == values_of("--lr=0.4")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--epochs", "0"], ["--nonsense"], ["--lr", "fast"], ["--task", "x"]])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    code_of(*words)
+    output = capsys.readouterr()
+    assert bool(output.out + output.err) == (rank == "0")
+
+
+def test_nproc_per_node_starts_the_same_command_under_torchrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nfrom utils.config import parse_command_line\n"
+                      "config, given = parse_command_line(sys.argv[1:], {})\n"
+                      f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(f'{{config.optim.lr}} {{sorted(given)}}')")
+    subprocess.run([sys.executable, script, "--nproc-per-node", "2", "--lr=0.4"], check=True, timeout=60, capture_output=True,
+                   env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.4 ['lr', 'nproc_per_node']"] * 2
+
+
+# --- what was given
+
+
+@pytest.mark.parametrize("words, names", [
+    ([], set()), (["--lr", "0.05"], {"lr"}), (["--lr=0.05"], {"lr"}),
+    (["--global_batch_size=8", "--seed", "1"], {"global_batch_size", "seed"}),
+    (["--no-pretrained"], {"pretrained"}), (["--no_pretrained"], {"pretrained"}), (["--micro-batch-size=auto"], {"micro_batch_size"})])
+def test_given_are_the_names_on_the_command_line_whatever_their_spelling(words, names):
+    assert given_by(*words) == names
+
+
+def test_given_are_the_names_in_the_file_too_and_not_the_demos(yaml_file):
+    assert given_by(yaml_file("micro-batch-size: 16\n"), "--lr=1") == {"micro_batch_size", "lr", "config"}
+
+
+# --- durations
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("1000", (1000, None)), ("1", (1, None)), ("90s", (None, 90.0)), ("5min", (None, 300.0)), ("2h", (None, 7200.0)),
+    ("0.5h", (None, 1800.0)), ("1.5 min", (None, 90.0)), (" 7 ", (7, None))])
+def test_a_number_is_steps_and_a_number_with_a_unit_a_duration(text, expected):
+    assert duration_or_steps("save_every", text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "1.5", "5 weeks", "min", "1e3", "5m", "s5"])
+def test_anything_else_is_refused_by_its_flags_name(text):
+    with pytest.raises(UserError, match=f"--save-every {re.escape(text)}: give a number of optimizer steps"):
+        duration_or_steps("save_every", text)
+
+
+# --- kinds
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_the_kinds_are_those_of_the_design(task):
+    found = kinds(CONFIGS[task]())
+    tolerated = {"precision", "compile", "deterministic", "strategy", "micro_batch_size", "threads", "device"}
+    operational = {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep", "eval_every",
+                   "log_every", "stop_after", "bad_samples"}
+    expected = {name: TOLERATED if name in tolerated else OPERATIONAL if name in operational else DEFINING for name in found}
+    assert found == expected and tolerated | operational <= set(found)
+
+
+@pytest.mark.parametrize("task", demo.SETTINGS)
+def test_the_demos_settings_are_settings_of_its_task(task):
+    values = values_of(f"--task={task}", demo_settings=demo.SETTINGS)
+    assert {name: values[name] for name in demo.SETTINGS[task]} == demo.SETTINGS[task]
+
+
+# --- speed
+
+
+def test_help_lists_every_setting_in_a_moment_and_without_torch():
+    program = ("import json, sys\nfrom data import demo\nfrom utils.config import parse_command_line\nimport utils.run\n"
+               "parse_command_line([], demo.SETTINGS)\n"
+               "try: parse_command_line(['--help'], demo.SETTINGS)\n"
+               "except SystemExit as left: print(json.dumps([left.code, 'torch' in sys.modules]))")
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    elapsed_s = time.monotonic() - start
+    missing = [name for name in values_of() if f"--{name.replace('_', '-')}" not in done.stdout]
+    assert (json.loads(done.stdout.splitlines()[-1]), missing) == ([0, False], [])
+    assert elapsed_s < 5  # 0.5 s alone on a machine; torch's import alone takes longer than 5 s where this one is busy
+
+
+def test_train_py_answers_help_and_errors_before_torch_is_imported():
+    done = subprocess.run([sys.executable, "-X", "importtime", "train.py", "--lr", "fast"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, bool(re.search(r"\| +torch$", done.stderr, re.MULTILINE))) == (64, False)

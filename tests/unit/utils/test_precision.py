@@ -1,0 +1,179 @@
+"""utils/precision.py: a step whose gradient is not finite leaves everything as it was."""
+
+import pytest
+import torch
+from torch import nn
+
+from utils.config import DeviceOptions, OptimOptions
+from utils.errors import Exit, UserError
+from utils.optim import build_optimizer
+from utils.parallel.ddp import DDP
+from utils.precision import Precision, settle_arithmetic
+from utils.run import Run
+
+CPU = torch.device("cpu")
+HUGE = 1e4  # an input whose gradient overflows fp16 at the first scale, 65536
+
+
+class Trainer:
+    """One process's steps on a small model, in the order of train.py's loop."""
+
+    def __init__(self, world, precision, optimizer="sgd"):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3)
+        self.strategy = DDP(self.model, world, 1)
+        self.optimizer = build_optimizer(self.model, OptimOptions(optimizer=optimizer, lr=0.01))
+        self.precision = Precision(precision, CPU)
+        self.steps = 0
+
+    def step(self, inputs=1.0, poison=None, max_norm=0.0):
+        """Returns whether the gradient was finite."""
+        self.steps += 1
+        torch.manual_seed(self.steps)
+        with self.precision.autocast():
+            output = self.model(inputs * torch.randn(5, 4))
+        (output.float().square().mean() * self.precision.scale).backward()
+        if poison is not None:
+            self.model.weight.grad[1, 2] = poison
+        self.precision.unscale_(self.optimizer)
+        self.norm = self.strategy.clip_grad_norm_(max_norm)
+        self.grads = [weight.grad.clone() for weight in self.model.parameters()]
+        is_finite = self.precision.step(self.optimizer, self.steps, self.norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return bool(is_finite)
+
+    def state(self):
+        """Weights and optimizer state, comparable bit for bit."""
+        weights, state = list(self.model.parameters()), self.optimizer.state
+        return [w.tolist() for w in weights], [{name: value.tolist() for name, value in state[w].items()} for w in weights]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(world, precision, optimizer, poison):
+    trainer = Trainer(world, precision, optimizer)
+    trainer.step()
+    before = trainer.state()
+    assert (trainer.step(poison=poison), trainer.state()) == (False, before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_next_look_at_it_raises_80_and_names_the_step(world, precision):
+    trainer = Trainer(world, precision)
+    trainer.step()
+    trainer.step(poison=float("nan"))
+    with pytest.raises(UserError, match="the gradient of optimizer step 2 is not finite") as diverged:
+        trainer.precision.check()
+    assert diverged.value.code == Exit.DIVERGED
+
+
+def test_the_next_step_raises_before_it_changes_anything(world):
+    trainer = Trainer(world, "fp32")
+    trainer.step(poison=float("nan"))
+    before = trainer.state()
+    with pytest.raises(UserError):
+        trainer.step()
+    assert trainer.state() == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_finite_gradient_is_applied_and_nothing_is_said(world, precision):
+    trainer = Trainer(world, precision)
+    before = trainer.state()
+    assert (trainer.step(), trainer.precision.check(), trainer.state() == before) == (True, None, False)
+
+
+# --- fp16
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_an_overflow_in_fp16_halves_the_scale_and_skips_the_step(world, optimizer, steps_before):
+    trainer = Trainer(world, "fp16", optimizer)
+    for _ in range(steps_before):
+        trainer.step()
+    weights, state = trainer.state()
+    was_finite = trainer.step(inputs=HUGE)
+    after_weights, after_state = trainer.state()
+    # AdamW makes its state at its first step, skipped or not: all zeros then, as for a first step
+    is_as_before = after_state == state or (steps_before == 0 and not any(torch.tensor(v).any() for s in after_state for v in s.values()))
+    assert (was_finite, trainer.precision.scaler.get_scale(), after_weights == weights, is_as_before) == (False, 65536 / 2, True, True)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_whose_first_step_was_skipped_goes_on_as_one_that_began_later(world, optimizer):
+    skipped, plain = Trainer(world, "fp16", optimizer), Trainer(world, "fp16", optimizer)
+    skipped.step(inputs=HUGE)
+    plain.precision.scaler.scale(torch.ones(()))
+    plain.precision.scaler.update(65536.0 / 2)  # the same scale: fp16 rounds small gradients by it
+    plain.steps = 1
+    for trainer in (skipped, plain):
+        trainer.step()
+        trainer.step()
+    assert skipped.state() == plain.state()
+
+
+def test_fp16_gives_up_with_80_only_below_a_scale_of_1(world):
+    trainer, scales = Trainer(world, "fp16"), []
+    with pytest.raises(UserError) as diverged:
+        for _ in range(50):
+            trainer.step(poison=float("nan"))
+            scales.append(trainer.precision.scaler.get_scale())
+    assert (diverged.value.code, scales) == (Exit.DIVERGED, [65536 / 2**skips for skips in range(1, 18)])
+
+
+def test_the_scale_is_a_power_of_two_with_fp16_and_1_without():
+    scales = [Precision(name, CPU).scale.item() for name in ("fp32", "bf16", "fp16")]
+    assert scales == [1.0, 1.0, 65536.0]
+
+
+def test_the_norm_is_measured_and_clipped_after_unscaling(world):
+    exact, scaled = Trainer(world, "fp32"), Trainer(world, "fp16")
+    for trainer in (exact, scaled):
+        trainer.step(max_norm=0.01)
+    clipped = [torch.cat([grad.flatten() for grad in trainer.grads]).norm().item() for trainer in (exact, scaled)]
+    assert clipped == pytest.approx([0.01, 0.01], rel=1e-4)  # torch divides by norm + 1e-6
+    assert scaled.norm.item() == pytest.approx(exact.norm.item(), rel=1e-2)  # fp16 has 11 bits
+
+
+def test_without_a_maximum_the_gradient_is_not_clipped(world):
+    free, clipped = Trainer(world, "fp32"), Trainer(world, "fp32")
+    free.step()
+    clipped.step(max_norm=1e9)
+    assert [grad.tolist() for grad in free.grads] == [grad.tolist() for grad in clipped.grads]
+
+
+@pytest.mark.parametrize("name, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_forward_computes_in_the_precision_that_was_asked_for(name, dtype):
+    with Precision(name, CPU).autocast():
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+
+# --- what a run keeps
+
+
+@pytest.fixture
+def _torch_settings():
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("kept, options, threads, name", [
+    ({}, DeviceOptions(precision="fp32"), 3, "fp32"),
+    ({"threads": 2, "precision": "fp16", "device": "cpu"}, DeviceOptions(), 2, "fp16"),
+    ({"threads": 2, "precision": "fp16", "device": "cpu"}, DeviceOptions(threads=1, precision="bf16"), 1, "bf16")])
+def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
+    run = Run(tmp_path, dict(kept), writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
+    precision = settle_arithmetic(options, run, world)
+    assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, {"threads": threads, "precision": name, "device": "cpu"})
+
+
+@pytest.mark.usefixtures("_torch_settings")
+def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
+    run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
+    settle_arithmetic(DeviceOptions(), run, world)
+    assert torch.are_deterministic_algorithms_enabled()
