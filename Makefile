@@ -21,7 +21,7 @@ prove: .venv/ready                  ## one hash on 1, 2, 3 and 4 processes, also
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
-benchmark: .venv/ready              ## cost of --strategy exact against ddp, of each safety; ratios of one run
+benchmark: .venv/ready              ## cost of --strategy exact against ddp, as ratios within one run
 	@$(TORCHRUN) --nproc-per-node=2 -m benchmarks.strategies
 
 size:                               ## code lines without blanks, comments and docstrings

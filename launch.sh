@@ -10,7 +10,7 @@ LOCKSTEP_EXIT_FILE=$(mktemp -u); export LOCKSTEP_EXIT_FILE
 trap 'rm -f "$LOCKSTEP_EXIT_FILE"' EXIT
 "$python" -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node="$processes" train.py "$@" &
 agent=$!
-trap 'kill -TERM $agent 2>/dev/null' TERM; trap 'kill -INT $agent 2>/dev/null' INT
+trap 'kill -TERM $agent 2>/dev/null' TERM; trap : INT  # the terminal sends it to torchrun too
 code=0; wait "$agent" || code=$?
 while kill -0 "$agent" 2>/dev/null; do code=0; wait "$agent" || code=$?; done  # a signal ends a wait, not the agent
 [ ! -s "$LOCKSTEP_EXIT_FILE" ] || code=$(cat "$LOCKSTEP_EXIT_FILE")  # torchrun makes every failure 1

@@ -10,6 +10,7 @@ BatchNorm statistics, dropout and augmentation do not depend on the number; a ru
 weights of one that was not (same number of processes; any number with --strategy exact).
 """
 
+import math
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -34,14 +35,14 @@ from models.tasks import load_task
 from models.tasks.base import Task
 from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.distributed import Agreement, StopSignal, World
-from utils.errors import Exit
+from utils.errors import Exit, UserError, exit_after
 from utils.log import Log, SilentLog, json_line, last_record, open_log
 from utils.metrics import Totals
 from utils.optim import build_optimizer, build_schedule, set_lr
 from utils.parallel import load_strategy
 from utils.parallel.base import Strategy
 from utils.precision import Precision, settle_arithmetic
-from utils.run import Run, early_device, exit_after, open_run
+from utils.run import Run, command, early_device, open_run
 from utils.seed import derive_seed, seed_micro_batch, seeded
 from utils.throughput import Throughput
 
@@ -75,7 +76,7 @@ def main(config: Config, given: frozenset[str]) -> Exit:
     """Train, or evaluate, as `config` says. given: names of the settings that the user gave. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after) if config.run.stop_after else (None, None)
-    stop = StopSignal(stop_s)
+    stop = StopSignal(None if config.run.eval_only else stop_s)
     with World.from_env(early_device(config)) as world:  # Collective. Leaving it ends the process group.
         note = partial(print, file=console, flush=True) if world.is_main else lambda text: None
         with open_run(config, world, note) as run:  # Collective.
@@ -94,13 +95,13 @@ def main(config: Config, given: frozenset[str]) -> Exit:
 def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, stop: StopSignal,
             stop_steps: int | None, world: World) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
+    checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     with seeded(derive_seed(config.run.seed, "initial weights")):
-        model = task.build_model().to(world.device)
+        model = task.build_model(initial_weights=checkpoints.are_none()).to(world.device)  # Collective.
     plan = settle_plan(config.batch, given, len(task.train_set), model, run, world)
     strategy = load_strategy(config.device.strategy)(model, world, plan.num_micro_batches)
     state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
     run.where = lambda: state.progress
-    checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_settled()
     if config.device.compile:
@@ -137,7 +138,8 @@ def train(t: Training) -> Exit:
     t.agreement.wait()  # Collective.
     progress = t.state.progress
     if progress.step < t.total_steps or progress.evaluated_step < progress.step:
-        t.checkpoints.save(t.state)  # Collective.
+        save(t)  # Collective.
+        t.bad_samples.report(t.log.note)
         reason = t.stop.reason or ("--stop-after" if progress.step == t.last_step else "another process was stopped")
         t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues")
         t.run.status("stopped", Exit.STOPPED, reason)
@@ -149,6 +151,7 @@ def train(t: Training) -> Exit:
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample; leaves early on an agreed stop. Collective."""
     optimizer, sampler = t.state.optimizer, t.train_loader.batch_sampler
+    t.throughput.restart()
     sampler.set_position(t.state.progress.epoch, t.state.progress.sample_offset)  # what set_epoch is to DistributedSampler
     t.strategy.module.train()
     for micro_batches in t.throughput.waiting(t.train_loader):  # one global batch = one optimizer step; this rank's micro-batches of it
@@ -187,7 +190,7 @@ def train_one_epoch(t: Training) -> None:
             evaluate_and_save(t)  # Collective.
             t.strategy.module.train()
         elif is_save_due:
-            t.checkpoints.save(t.state)  # Collective.
+            save(t)  # Collective.
         if t.agreement.stop or is_last:
             return
 
@@ -209,12 +212,20 @@ def evaluate_and_save(t: Training) -> None:
     t.log.evaluation(position(progress, t.plan.num_samples) | values, confusion, t.task.classes)
     t.state.progress = replace(progress, evaluated_step=progress.step)
     value = values[t.task.best]
+    if math.isnan(value):
+        raise UserError(f"no sample of the evaluation set could be read, see {t.run.path / 'bad_samples.txt'}", Exit.BAD_DATA)
     if not best or (value > best["value"] if t.task.best_is_high else value < best["value"]):
         t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
         weights = t.state.weights()
         t.world.once(lambda: t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder)))
+    save(t)
+
+
+def save(t: Training) -> None:
+    """Save; the records reach the disk first, so that a resume never finds fewer than its position has. Collective."""
     t.log.flush()
     t.checkpoints.save(t.state)
+    t.throughput.restart()
 
 
 @torch.no_grad()
@@ -226,8 +237,9 @@ def evaluate(task: Task, strategy: Strategy, precision: Precision, loader: DataL
     totals = Totals(task.metrics, loader.batch_sampler.num_batches)
     for [batch] in loader:
         bad_samples.check(batch)
+        batch = batch.to(world.device)
         with precision.autocast():
-            output = task.forward(model, batch.to(world.device))
+            output = task.forward(model, batch)
         totals.add(batch.number, output, batch)
         agreement.exchange(stop.reason is not None)
         if agreement.stop:
@@ -237,7 +249,10 @@ def evaluate(task: Task, strategy: Strategy, precision: Precision, loader: DataL
 
 def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, stop: StopSignal, world: World) -> Exit:
     """--eval-only: one JSON line with the best checkpoint's figures on standard output; writes nothing. Collective."""
-    strategy = load_strategy("ddp")(task.build_model().to(world.device), world, 1)
+    model = task.build_model(initial_weights=False).to(world.device)
+    if config.device.compile:
+        model.compile()
+    strategy = load_strategy("ddp")(model, world, 1)
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     progress = checkpoints.load_best(strategy)  # Collective.
     sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
@@ -246,6 +261,7 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, st
     values = evaluate(task, strategy, precision, loader, bad_samples, agreement := Agreement(world), stop, world)  # Collective.
     agreement.wait()
     if values is None:
+        run.note(f"stopped ({stop.reason or 'another process was'}) before the evaluation was done")
         return Exit.STOPPED
     values.pop("confusion", None)
     if world.is_main:
@@ -295,16 +311,17 @@ def close_run(t: Training) -> None:
     best = t.state.best
     summary = last_record(t.run.path, "val") | {"best": best}
     t.run.write_json("summary.json", summary)
-    t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
     baselines = ", ".join(f"{name} {100 * value:.2f} %" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
+    python = command("python")
     t.log.note(f"""
 {best["metric"]} {100 * summary[best["metric"]]:.2f} % on the validation set (best {100 * best["value"]:.2f} %, at step {best["step"]});
 for comparison: {baselines}
 the run         {t.run.path}
-its curves      tensorboard --logdir {t.run.path}
-predict         python -m models.predict {t.run.path} {t.task.sample_input()}
-your own data   train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*""")
+its curves      {command("tensorboard")} --logdir {t.run.path}
+predict         {python} -m models.predict {t.run.path} {t.task.sample_input()}
+your own data   {python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*""")
+    t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
 
 
 if __name__ == "__main__":

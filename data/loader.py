@@ -24,8 +24,9 @@ class MicroBatchDataset(Dataset):
 
     def __getitem__(self, wanted: MicroBatch) -> Any:
         batch = self._collate([self._samples[wanted.epoch, index] for index in wanted.indices])
-        weight = torch.zeros_like(batch.weight) if wanted.is_stand_in else batch.weight
-        return replace(batch, number=wanted.number, weight=weight)
+        if wanted.is_stand_in:  # whoever has the sample itself reports it
+            batch = replace(batch, weight=torch.zeros_like(batch.weight), bad=())
+        return replace(batch, number=wanted.number)
 
 
 def build_loader(
@@ -53,12 +54,15 @@ def num_workers(given: int | str, world: World) -> int:
     return max(1, min(8, spare)) if world.device.type == "cuda" else max(0, min(1, spare))
 
 
+_TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be in any encoding
+
+
 class BadSamples:
     """What becomes of samples that cannot be read: `stop` ends the run (65), `skip` lists them in `file` (weight 0 is theirs already)."""
 
     def __init__(self, policy: str, file: Path | None):
         self._policy, self._file = policy, file
-        self._listed = set(file.read_text().splitlines()) if file and file.exists() else set()
+        self._listed = set(file.read_text(**_TEXT).splitlines()) if file and file.exists() else set()
 
     def check(self, batch: Any) -> None:
         """Act on the bad samples of a batch. Raises RankError, for only this rank has read them."""
@@ -67,14 +71,14 @@ class BadSamples:
         new = [line for line in batch.bad if line not in self._listed]
         self._listed.update(new)
         if new and self._file:
-            with self._file.open("a") as file:  # every rank appends its own, in one write
+            with self._file.open("a", **_TEXT) as file:  # every rank appends its own, in one write
                 file.write("".join(f"{line}\n" for line in new))
         elif new:
             print(*new, sep="\n", file=sys.stderr)
 
     def report(self, note: Callable[[str], None]) -> None:
         """Say how many were skipped, once, at the end."""
-        count = len(set(self._file.read_text().splitlines())) if self._file and self._file.exists() else 0
+        count = len(set(self._file.read_text(**_TEXT).splitlines())) if self._file and self._file.exists() else 0
         if count:
             note(f"{count} unreadable samples were skipped, see {self._file}")
 

@@ -23,10 +23,11 @@ _FORMER_NAMES = {  # in the library's own files, which it renames as it loads th
 _DESCRIBES = {"architecture", "classes", "image_size", "photo", "interpolation", "mean", "std"}  # what config.json must have
 
 
-def build_classifier(architecture: str, num_classes: int) -> nn.Module:
+def build_classifier(architecture: str, num_classes: int, image_size: int = 224) -> nn.Module:
     """A torchvision classifier with fresh weights from torch's default generator; without auxiliary heads.
 
-    Its input is [B, 3, H, W] float, its output [B, num_classes]. Raises UserError (64) for an unknown name.
+    Its input is [B, 3, image_size, image_size] float, its output [B, num_classes]. Raises UserError (64) for an unknown name, or
+    one that does not take images of that size.
     """
     known = torchvision.models.list_models(module=torchvision.models)
     if architecture.lower() not in known:
@@ -35,22 +36,39 @@ def build_classifier(architecture: str, num_classes: int) -> nn.Module:
             f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, and there is no such folder;"
             f" did you mean {', '.join(close)}?")
     options = {"aux_logits": False, "init_weights": True} if architecture.lower() in _WITH_AUXILIARY_HEADS else {}
-    model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+    if architecture.lower().startswith("vit_"):
+        options["image_size"] = image_size
+    try:
+        model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, image_size, image_size))
+        model.train()
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(f"--model {architecture} does not take images of --image-size {image_size} ({error}); use another size, or --model"
+                        " resnet18, which takes any") from None
     if isinstance(model, torchvision.models.MNASNet):  # its own refuses weights without torch's version metadata, as .safetensors are
         model._load_from_state_dict = partial(nn.Module._load_from_state_dict, model)
     return model
 
 
-def build_model(config: ModelOptions, classes: tuple[str, ...], world: World) -> tuple[nn.Module, str]:
+def build_model(
+    config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World
+) -> tuple[nn.Module, str]:
     """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
 
+    initial_weights: load those that `config` names; False where a checkpoint will replace them.
     Raises UserError: 64 for a name that does not exist or weights that do not fit, 66 for files that are missing or out of reach.
     """
     folder = Path(config.model)
     described = _read_description(folder) if folder.is_dir() else {"architecture": config.model}
-    model = build_classifier(described["architecture"], len(classes))
+    model = build_classifier(described["architecture"], len(classes), image_size)
+    is_library = config.pretrained and not config.weights and not folder.is_dir()
+    if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
+        model.transform_input = described.get("transform_input", is_library)  # the library's weights expect inputs in -1..1
     weights = None
-    if config.weights:
+    if not initial_weights:
+        pass
+    elif config.weights:
         weights = _read_weights(Path(config.weights), "--weights")
     elif config.pretrained and folder.is_dir():
         weights = _read_weights(folder / "model.safetensors", "--model")
@@ -76,7 +94,9 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     description = _read_description(folder)
     if missing := _DESCRIBES - set(description):
         raise UserError(f"{folder / 'config.json'} is not that of an image run: it lacks {', '.join(sorted(missing))}", Exit.NO_INPUT)
-    model = build_classifier(description["architecture"], len(description["classes"]))
+    model = build_classifier(description["architecture"], len(description["classes"]), description["image_size"])
+    if description.get("transform_input"):
+        model.transform_input = True
     try:
         model.load_state_dict(_read_weights(folder / "model.safetensors", "the model folder"))
     except RuntimeError as error:

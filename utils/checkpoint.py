@@ -69,7 +69,8 @@ class TrainState:
     def load(self, state: dict[str, Any], trainer: dict[str, Any]) -> None:
         """Become what was saved; the weights are loaded apart."""
         self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # else the run was no fp16 run until now
+            self.scaler.load_state_dict(state["scaler"])
         self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
 
 
@@ -80,6 +81,10 @@ class Checkpoints:
         self._folder, self._world, self._keep, self._start, self._note = folder, world, config.keep, start, note
         self._every_steps, self._every_s = duration_or_steps("save_every", config.save_every)
         self._saved, self._saved_at = Progress(), time.monotonic()  # (before the first step there is nothing to lose)
+
+    def are_none(self) -> bool:
+        """Whether there is no checkpoint to continue from, valid or not. Collective."""
+        return self._world.once(lambda: not _names(self._folder))
 
     def is_due(self, step: int) -> bool:
         """Whether --save-every calls for a checkpoint after optimizer step `step`."""
@@ -157,13 +162,13 @@ class Checkpoints:
             sync(partial)
             os.rename(partial, self._folder / name)
             sync(self._folder)
-            self._remove_old(trainer["best"].get("step"))
         except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors wrap a full disk in their own types
             free = shutil.disk_usage(self._folder).free >> 20 if self._folder.is_dir() else 0
             shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
                 f"cannot save {self._folder / name}: {error} ({free} MiB free); earlier checkpoints are untouched:"
                 " make room and run the same command to continue", Exit.IO) from error
+        self._remove_old(trainer["best"].get("step"))
 
     def _remove_old(self, best_step: int | None) -> None:
         names = _names(self._folder)
@@ -223,11 +228,12 @@ def _load_weights(folder: Path, strategy: Strategy) -> None:
 
 
 def _best(folder: Path) -> str:
-    names = [name for name in _names(folder) if find_damage(folder / name) is None]
-    if not names:
+    names = _names(folder)
+    newest = next((name for name in names if find_damage(folder / name) is None), None)
+    if newest is None:
         raise UserError(f"{folder} holds no valid checkpoint: train first", Exit.NO_INPUT)
-    best = json.loads((folder / names[0] / "trainer.json").read_text())["best"]
-    return next((name for name in names if best and _step(name) == best["step"]), names[0])
+    best = json.loads((folder / newest / "trainer.json").read_text())["best"]
+    return next((name for name in names if best and _step(name) == best["step"] and find_damage(folder / name) is None), newest)
 
 
 def _names(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ Precedence: task defaults < settings of the built-in data < --config FILE < comm
 import argparse
 import difflib
 import io
+import math
 import os
 import re
 import sys
@@ -22,7 +23,7 @@ from typing import Annotated, Any, Literal
 import tyro
 import yaml
 
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, record_exit
 
 DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
 Auto = Literal["auto"]
@@ -155,7 +156,7 @@ class ImageClassificationConfig:
 
 CONFIGS: dict[str, type] = {"image-classification": ImageClassificationConfig}
 Config = ImageClassificationConfig  # the type of any task's config; more tasks make it a Union
-NOT_KEPT = ("run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node")  # say how this start runs, not what
+NOT_KEPT = ("run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "stop_after")  # say how this start runs, not what
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -190,6 +191,7 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
     except UserError as error:
         if speaks:
             print(f"train.py: {error}", file=sys.stderr)
+        record_exit(error.code)
         raise SystemExit(int(error.code)) from None
 
 
@@ -208,7 +210,7 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Confi
         first.config = str(Path(first.run_dir) / "config.yaml")
     file_settings = _read_yaml(first.config) if first.config else {}
     task = first.task or file_settings.get("task") or "image-classification"
-    if task not in CONFIGS:
+    if str(task) not in CONFIGS:
         raise UserError(f"--task {task}: there is no such task{_close(task, CONFIGS)}; there is {', '.join(CONFIGS)}")
     cls = CONFIGS[task]
     names = settings(cls())
@@ -221,7 +223,8 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Confi
         with redirect_stderr(sys.stderr if speaks else io.StringIO()):  # console_outputs leaves errors in values out (tyro 1.0)
             config = tyro.cli(
                 cls, args=words, prog="train.py", description=_USAGE, console_outputs=speaks, config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit as stop:
+    except SystemExit as stop:  # tyro has said why
+        record_exit(Exit.USAGE if stop.code else Exit.DONE)
         raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None
     typed = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     typed |= {name[3:] for name in typed if name.startswith("no_")}
@@ -242,15 +245,15 @@ def _check(config: Config) -> None:
     values = settings(config)
     for name, least in at_least.items():
         value = values.get(name)
-        if isinstance(value, int | float) and not value >= least:
-            raise UserError(f"--{_dashed(name)} {value}: must be at least {least}")
+        if isinstance(value, int | float) and not least <= value < math.inf:
+            raise UserError(f"--{_dashed(name)} {value}: must be a number, at least {least}")
     for name in ("val_fraction", "label_smoothing", "momentum"):
         if not 0 <= values[name] < 1:
             raise UserError(f"--{_dashed(name)} {values[name]}: must be at least 0 and below 1")
     if not all(0 <= value < 1 for value in values["betas"]):
         raise UserError(f"--betas {values['betas']}: both must be at least 0 and below 1")
-    if not all(value > 0 for value in values["std"]):
-        raise UserError(f"--std {values['std']}: every value must be above 0")
+    if not all(0 < value < math.inf for value in values["std"]) or not all(map(math.isfinite, values["mean"])):
+        raise UserError(f"--mean {values['mean']} --std {values['std']}: numbers, those of --std above 0")
     if values["split"] not in ("train", "val", "test"):
         raise UserError(f"--split {values['split']}: must be train, val or test")
     for name in ("stop_after", "save_every"):

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.errors import Exit, RankError, UserError
+from utils.errors import Exit, RankError, UserError, record_exit
 
 MEET_TIMEOUT = timedelta(seconds=300)  # start-up, collectives
 SECTION_TIMEOUT = timedelta(seconds=1800)  # one rank works (scans, downloads) while the others wait
@@ -167,6 +167,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: Any) -> None:
         if number == signal.SIGINT and self._signal == "SIGINT":
+            record_exit(130)
             os._exit(130)  # the second Ctrl-C: leave at once; a repeated SIGTERM is ignored, for schedulers send it twice
         self._signal = signal.Signals(number).name
 

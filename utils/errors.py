@@ -6,7 +6,13 @@ The codes are those of sysexits.h where it has one, so that schedulers and scrip
 import os
 import re
 import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from enum import IntEnum
+from typing import NoReturn
 
 
 class Exit(IntEnum):
@@ -41,14 +47,43 @@ class RankError(UserError):
 def explain(error: Exception) -> tuple[str, Exit]:
     """An error in words for the user, and its exit code; INTERNAL for what should not happen."""
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
+    first_line = next(iter(text.splitlines()), type(error).__name__)
     if isinstance(error, UserError):
         return text, error.code
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({text.splitlines()[0]})", Exit.USAGE
+        return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
     said_by_backend = "RuntimeError" in names and re.search(r"gloo|nccl|Connection (closed|reset|refused)|monitoredBarrier", text, re.I)
     if "DistError" in names or said_by_backend:
         host = socket.gethostname()
-        return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({text.splitlines()[0][:200]})", Exit.LOST_PEERS
+        return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({first_line[:200]})", Exit.LOST_PEERS
     if isinstance(error, OSError):
         return f"{type(error).__name__}: {text}", Exit.IO
     return text, Exit.INTERNAL
+
+
+def exit_after(work: Callable[[], int]) -> NoReturn:
+    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
+    try:
+        code = work()
+    except Exception as error:
+        message, code = explain(error)
+        if code == Exit.LOST_PEERS:
+            time.sleep(2)  # the one that failed first shall be the one that is reported
+        if code == Exit.INTERNAL:
+            traceback.print_exc()
+        elif os.environ.get("RANK", "0") == "0" or not isinstance(error, UserError) or isinstance(error, RankError):
+            print(f"train.py: {message}", file=sys.stderr)
+    record_exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
+    # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.
+    os._exit(int(code))
+
+
+def record_exit(code: int) -> None:
+    """Tell launch.sh the code of the first process of this node to end abnormally (torchrun makes every failure 1)."""
+    path = os.environ.get("LOCKSTEP_EXIT_FILE")
+    if path and code:
+        with suppress(FileExistsError), open(path, "x") as file:  # another process of this node may have been first
+            file.write(f"{int(code)}\n")

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory_mib", "time")  # the rest are pure functions of the position
+TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory", "time")  # the rest are pure functions of the position
 _TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch", "samples": "progress/samples",
          **{name: f"perf/{name}" for name in TIMING}}
 _LABELLED_CLASSES = 20  # above this a confusion matrix is drawn without names and counts
@@ -91,7 +91,7 @@ class Log:
             print(text, file=self._stream, flush=True)
 
     def train(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1), and memory_mib where known."""
+        """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1), and memory where known."""
         self._write("train", record, {name: _TAGS.get(name, f"train/{name}") for name in record if name != "step"})
         step, eta = record["step"], self._eta(record["step"])
         speed = f"{record['samples_per_s']:.0f} {self._unit}/s wait {100 * record['data_wait']:.0f} %"
@@ -100,7 +100,7 @@ class Log:
             self._bar.set_description_str(f"epoch {record['epoch']:.2f}", refresh=False)
             self._bar.set_postfix_str(f"loss {record['loss']:.4f} {speed}", refresh=False)  # shown with the next advance()
         else:
-            memory = f" {record['memory_mib']:.0f} MiB" if "memory_mib" in record else ""
+            memory = f" {record['memory']:.0f} MiB" if "memory" in record else ""
             self.note(f"epoch {record['epoch']:.2f} step {step}/{self._total_steps} loss {record['loss']:.4f} lr {record['lr']:.4g}"
                       f" grad {record['grad_norm']:.3g} {speed}{memory}{eta}")
 

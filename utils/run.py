@@ -1,6 +1,6 @@
 """A run directory: its name, its lock, its settings, its status. The same command continues the same run.
 
-    with open_run(config, given, kept, world, note) as run: ...
+    with open_run(config, world, note) as run: ...
 
 What is kept here is a contract: docs/run-directory.md. No torch at module level: a finished run says so in a moment.
 """
@@ -16,18 +16,16 @@ import shutil
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import yaml
 
 from utils.config import DEFINING, NOT_KEPT, OPERATIONAL, TOLERATED, Config, kinds, settings
-from utils.errors import Exit, RankError, UserError, explain
+from utils.errors import Exit, UserError, explain
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
 
@@ -176,23 +174,26 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
         return Run(path, read_json(path / "auto.json"), writes=False, note=note, facts=_facts({}, world))
 
     def prepare() -> dict[str, Any]:
+        is_fresh, old = acts_fresh(config), path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock.append(_acquire(path))
+            if is_fresh:
+                old.parent.mkdir(exist_ok=True)
+                os.rename(path, old)
+                path.mkdir()
+                lock.append(_acquire(path))
         except OSError as error:
             raise UserError(f"cannot make the run directory {path}: {error.strerror}; give another --run-dir", Exit.CANNOT_CREATE) from None
-        if acts_fresh(config):
-            old = path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-            old.parent.mkdir(exist_ok=True)
-            os.rename(path, old)
+        if is_fresh:
             note(f"--fresh: the old run is in {old}")
-            path.mkdir()
-            lock.append(_acquire(path))
+        elif config.run.fresh and (path / "auto.json").exists():
+            note("--fresh has cleared the run directory at this launch's first start; this one continues")
         _compare(config, path, note)
         last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
         _describe(config, path, world.world_size)
         processes = last.get("processes")
-        if config.device.strategy == "ddp" and processes not in (None, world.world_size):
+        if kept and config.device.strategy == "ddp" and processes not in (None, world.world_size):
             note(f"{processes} processes before, {world.world_size} now: under ddp, unlike exact, sums are rounded differently from here")
         facts = _facts(last, world)
         if kept.setdefault("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
@@ -200,6 +201,8 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
         return {"kept": kept, "facts": facts}
 
     found = world.once(prepare)
+    for host in filter(None, world.gather(None if (path / "config.yaml").exists() else socket.gethostname())):
+        raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared", Exit.IO)
     run = Run(path, found["kept"], world.is_main, note, found["facts"])
     run._lock = lock[-1] if lock else None
     run.status("running")
@@ -221,37 +224,21 @@ def acts_fresh(config: Config) -> bool:
     return config.run.fresh and (path / "config.yaml").exists() and not is_restart and not same_launch
 
 
-def exit_after(work: Callable[[], int]) -> NoReturn:
-    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
-    try:
-        code = work()
-    except Exception as error:
-        message, code = explain(error)
-        if code == Exit.LOST_PEERS:
-            time.sleep(2)  # the one that failed first shall be the one that is reported
-        if code == Exit.INTERNAL:
-            traceback.print_exc()
-        elif os.environ.get("RANK", "0") == "0" or not isinstance(error, UserError) or isinstance(error, RankError):
-            print(f"train.py: {message}", file=sys.stderr)
-    _record_exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
-    # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.
-    os._exit(int(code))
-
-
-def _record_exit(code: int) -> None:
-    """Tell launch.sh the code of the first process of this node to end abnormally (torchrun makes every failure 1)."""
-    path = os.environ.get("LOCKSTEP_EXIT_FILE")
-    if path and code:
-        with suppress(FileExistsError), open(path, "x") as file:  # another process of this node may have been first
-            file.write(f"{int(code)}\n")
-
-
 def _launch() -> str | None:
+    """What torchrun's starts of one launch share: its id and, on one node, where ids may be used again, its own process."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    if name != "none" and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            return f"{name} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"  # the last: when it began
     return None if name == "none" else name
+
+
+def command(name: str) -> str:
+    """A program of this environment as the user can type it here: its name if that finds it, else its path."""
+    path = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(path):
+        return name
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _acquire(path: Path) -> Any:
@@ -283,9 +270,10 @@ def _compare(config: Config, path: Path, note: Callable[[str], None] = lambda te
         return
     unset = {name: None for name, value in settings(type(config)()).items() if value is None}  # what is off is not in the file
     old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
+    apart = ("data", "device", "threads", "precision", "micro_batch_size")  # by content (require_same); by what auto became (settle)
     differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
-                     if name in old and old[name] != new[name] and kinds(config)[name] == kind and name != "data"]
-              for kind in (DEFINING, TOLERATED)}  # (data is compared by its content: require_same)
+                     if name in old and old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
+              for kind in (DEFINING, TOLERATED)}
     if differ[DEFINING]:
         longer = " To train past the end, start a new run from it: --model RUN/model --pretrained." if "epochs is" in str(differ) else ""
         raise UserError(f"{path} belongs to other settings: {'; '.join(differ[DEFINING])}."
@@ -300,7 +288,7 @@ def _describe(config: Config, path: Path, processes: int) -> None:
         values = settings(config) | identity(config)
         kept = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
                 if name not in NOT_KEPT and value is not None}
-        lines = [f"{name} {metadata.version(name)}" for name in ("torch", "torchvision", "transformers", "tensorboard", "numpy", "pillow")]
+        lines = [f"{name} {version}" for name, version in sorted({(d.name, d.version) for d in metadata.distributions()})]
         names = [name for name in sorted(os.environ) if re.match("CUDA|NCCL|GLOO|OMP|MKL|TORCH|PET|SLURM|LOCKSTEP|XDG|WORLD", name)]
         lines += [f"{name}={'(redacted)' if re.search('TOKEN|KEY|SECRET|PASS', name) else os.environ[name]}" for name in names]
         write_atomically(path / "env.txt", "\n".join([f"python {platform.python_version()}", platform.platform(), *lines, ""]))

@@ -8,26 +8,32 @@ import torch
 
 
 class Throughput:
-    """Covers the training steps since the last record; evaluation and checkpoints are left out."""
+    """Covers the training steps since the last record; evaluation and checkpoints are left out (restart)."""
 
     def __init__(self) -> None:
-        self._samples, self._elapsed_s, self._wait_s, self._begin = 0, 0.0, 0.0, 0.0
+        self._samples, self._elapsed_s, self._wait_s, self._mark = 0, 0.0, 0.0, time.perf_counter()
+
+    def restart(self) -> None:
+        """What happened since the last step's end was no training."""
+        self._mark = time.perf_counter()
 
     def waiting(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The loader's items; the time until each is there counts as waiting."""
         items = iter(loader)
         while True:
-            self._begin = time.perf_counter()
+            began = time.perf_counter()
             item = next(items, None)
             if item is None:
                 return
-            self._wait_s += time.perf_counter() - self._begin
+            self._wait_s += time.perf_counter() - began
             yield item
 
     def step(self, samples: int) -> None:
-        """An optimizer step over `samples` samples is done."""
+        """An optimizer step over `samples` samples is done. (A device may lag behind by a step: from end to end it evens out.)"""
+        now = time.perf_counter()
         self._samples += samples
-        self._elapsed_s += time.perf_counter() - self._begin
+        self._elapsed_s += now - self._mark
+        self._mark = now
 
     @property
     def wait_s(self) -> float:
@@ -35,10 +41,10 @@ class Throughput:
         return self._wait_s
 
     def record(self, wait_s: float) -> dict[str, float]:
-        """The timing fields of a train record, from now on counted anew. wait_s: the mean over ranks."""
+        """The timing fields of a train record, from now on counted anew. wait_s: the mean over ranks. memory is in MiB."""
         elapsed_s = max(self._elapsed_s, 1e-9)
         fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
         if torch.cuda.is_available():
-            fields["memory_mib"] = torch.cuda.max_memory_allocated() / 2**20
+            fields["memory"] = torch.cuda.max_memory_allocated() / 2**20
         self._samples, self._elapsed_s, self._wait_s = 0, 0.0, 0.0
         return fields

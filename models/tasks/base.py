@@ -70,8 +70,8 @@ class Task(Protocol):
     def example(self, size: int) -> Batch:
         """A synthetic batch of `size` samples of the largest shape that training meets."""
 
-    def build_model(self) -> nn.Module:
-        """The model on the CPU, drawn from torch's default generator."""
+    def build_model(self, initial_weights: bool) -> nn.Module:
+        """The model on the CPU, drawn from torch's default generator. initial_weights: False where a checkpoint will replace them."""
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch that lies on the model's device. Label smoothing only where model.training."""

@@ -69,9 +69,11 @@ class ImageClassification:
         images = torch.randint(256, (size, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         return Batch(inputs={"images": images}, labels=torch.arange(size) % len(self.classes), weight=torch.ones(size))
 
-    def build_model(self) -> nn.Module:
-        """The torchvision classifier that --model names. Collective."""
-        model, self._architecture = build_model(self._config.model, self.classes, self._world)
+    def build_model(self, initial_weights: bool) -> nn.Module:
+        """The torchvision classifier that --model names. Collective. Raises UserError (64) if it does not take --image-size."""
+        size = self._config.images.image_size
+        model, self._architecture = build_model(self._config.model, self.classes, size, initial_weights, self._world)
+        self._transforms_input = getattr(model, "transform_input", False)
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
@@ -88,6 +90,7 @@ class ImageClassification:
         images = self._config.images
         save_model_folder(weights, {
             "task": "image-classification", "architecture": self._architecture, "classes": list(self.classes),
+            "transform_input": self._transforms_input,
             "image_size": images.image_size, "photo": is_photo(images.augmentation, images.image_size),
             "interpolation": images.interpolation, "mean": list(images.mean), "std": list(images.std)}, folder)
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm
 
 import train
 from data.loader import build_loader
@@ -24,7 +25,7 @@ from data.sampler import BatchPlan, ElasticDistributedSampler
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
 from utils.distributed import Agreement, World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, exit_after
 from utils.parallel import STRATEGIES, load_strategy
 from utils.precision import Precision
 from utils.seed import seed_micro_batch
@@ -32,7 +33,12 @@ from utils.seed import seed_micro_batch
 M, CLASSES, SIDE = 6, 10, 32
 PLAN = BatchPlan(num_samples=67, global_batch_size=26, num_micro_batches=M)  # batches of 26, 21, 20: nothing divides by 6
 STEPS = {"first": 0, "uneven last": 47}  # positions in the epoch
-MODELS = ("resnet18", "mobilenet_v3_small")  # BatchNorm; BatchNorm and dropout
+MODELS = {
+    "resnet18": lambda: build_classifier("resnet18", CLASSES),  # BatchNorm
+    "mobilenet_v3_small": lambda: build_classifier("mobilenet_v3_small", CLASSES),  # BatchNorm and dropout
+    # Every forward changes its vectors, which enter the next one: how many a rank does must not matter.
+    "spectral-norm": lambda: nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 8, stride=8)), nn.Flatten(), nn.Linear(128, CLASSES)),
+}
 ONE = torch.ones(())
 
 
@@ -89,7 +95,7 @@ def _steps(name: str, dtype: torch.dtype, world: World, folder: Path) -> dict[st
     figures, results = {step: {} for step in STEPS}, {}
     for kind in STRATEGIES:
         torch.manual_seed(0)
-        model = build_classifier(name, CLASSES).to(dtype).to(memory_format=torch.channels_last)
+        model = MODELS[name]().to(dtype).to(memory_format=torch.channels_last)
         strategy = load_strategy(kind)(model, world, M)
         strategy.setup()
         for step, start in STEPS.items():
@@ -234,7 +240,7 @@ CHECKS = (
     a_flag_of_the_last_rank, a_flag_before_a_wait, gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
 
 
-def main() -> None:
+def work() -> int:
     """All checks, on every rank in the same order."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -242,7 +248,7 @@ def main() -> None:
         told = world.gather({check.__name__: check(world, folder) for check in CHECKS})
         if world.is_main:
             (folder / f"on-{world.world_size}.json").write_text(json.dumps(told))
+    return 0
 
 
-if __name__ == "__main__":
-    main()
+exit_after(work)

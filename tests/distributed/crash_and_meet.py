@@ -7,14 +7,20 @@ from pathlib import Path
 import torch
 
 from utils.distributed import World
+from utils.errors import exit_after
 
-restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-with World.from_env("cpu") as world:
-    total = int(world.all_reduce_sum(torch.tensor([world.rank + 1])))
-    if restart < 3 and world.rank == 1:
-        os._exit(13)
-    if restart < 3:
-        world.gather(None)  # hangs or fails: rank 1 is gone
-    starts = world.gather([restart, total])
-    if world.is_main:
-        Path(sys.argv[1]).write_text(repr(starts))
+
+def work() -> int:
+    """Meet; crash, or gather [start, sum over ranks] and write it to FILE."""
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with World.from_env("cpu") as world:
+        total = int(world.all_reduce_sum(torch.tensor([world.rank + 1])))
+        if restart < 3 and world.rank == 1:
+            os._exit(13)
+        starts = world.gather([restart, total])  # fails where rank 1 is gone
+        if world.is_main:
+            Path(sys.argv[1]).write_text(repr(starts))
+    return 0
+
+
+exit_after(work)

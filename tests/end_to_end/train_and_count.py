@@ -7,7 +7,8 @@ from data import demo
 from data.image_folder import ImageFolder
 from train import main
 from utils.config import parse_command_line
-from utils.run import exit_after, run_path
+from utils.errors import exit_after
+from utils.run import run_path
 
 read: list[tuple[int, int, int]] = []
 original = ImageFolder.__getitem__

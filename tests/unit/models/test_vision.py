@@ -34,7 +34,7 @@ def equal_names(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> set
 
 
 def built(world, classes=CLASSES, **options):
-    return build_model(ModelOptions(**options), classes, world)[0]
+    return build_model(ModelOptions(**options), classes, 224, True, world)[0]
 
 
 @pytest.fixture

@@ -36,17 +36,17 @@ def train_step(state):
 
 
 @pytest.fixture
-def checkpoints_of(world, tmp_path):
-    """Checkpoints of a start of one run, and what the user was told of them."""
-    def build(start=1, **options):
-        notes = []
-        return Checkpoints(tmp_path / "checkpoints", world, RecordOptions(**options), start, notes.append), notes
-    return build
+def folder(run_dir):
+    return run_dir / "checkpoints"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return tmp_path / "checkpoints"
+def checkpoints_of(world, folder):
+    """Checkpoints of a start of one run, and what the user was told of them."""
+    def build(start=1, **options):
+        notes = []
+        return Checkpoints(folder, world, RecordOptions(**options), start, notes.append), notes
+    return build
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_nothing_is_saved_twice(world, checkpoints_of, folder):
 # --- format
 
 
-def test_the_bytes_of_the_weights_are_a_pure_function_of_the_weights(world, tmp_path, checkpoints_of, folder):
+def test_the_bytes_of_the_weights_are_a_pure_function_of_the_weights(world, checkpoints_of, folder):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
     checkpoints.save(state)

@@ -60,7 +60,7 @@ def picture_of(run_dir, confusion, names):
 
 def test_a_record_is_written_with_all_its_digits_between_split_and_time(tmp_path):
     log = open_here(tmp_path)
-    record = train_record(10, memory_mib=512)
+    record = train_record(10, memory=512)
     log.train(record)
     [line] = lines_of(tmp_path)  # before close: every line is flushed
     log.close()
@@ -113,13 +113,13 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
 
 def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
     log = open_here(tmp_path)
-    log.train(train_record(10, memory_mib=512.0))
-    log.train(train_record(20, memory_mib=512.0))
+    log.train(train_record(10, memory=512.0))
+    log.train(train_record(20, memory=512.0))
     log.evaluation(val_record(20), torch.eye(2).long(), NAMES)
     log.close()
     events = events_of(tmp_path)
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    train = ("train/loss", "train/grad_norm", "optim/lr", "perf/samples_per_s", "perf/data_wait", "perf/memory_mib", "progress/epoch",
+    train = ("train/loss", "train/grad_norm", "optim/lr", "perf/samples_per_s", "perf/data_wait", "perf/memory", "progress/epoch",
              "progress/samples")
     assert steps == {**{tag: [10, 20] for tag in train}, **{f"val/{name}": [20] for name in ("loss", "top1", "macro_f1")}}
 

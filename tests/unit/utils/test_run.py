@@ -152,7 +152,7 @@ def test_a_refused_start_changes_nothing_in_the_run(world):
     assert {path: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"} == before
 
 
-@pytest.mark.parametrize("word, name", [("--precision=fp16", "precision"), ("--strategy=exact", "strategy"), ("--threads=8", "threads")])
+@pytest.mark.parametrize("word, name", [("--compile", "compile"), ("--strategy=exact", "strategy"), ("--deterministic", "deterministic")])
 def test_another_tolerated_value_is_taken_with_one_note(world, word, name):
     start(world, "--run-dir=run")
     [note] = start(world, "--run-dir=run", word)
@@ -467,7 +467,7 @@ def test_a_run_that_is_not_finished_goes_on(world):
 
 
 def leave(work, **environment):
-    program = f"from utils.run import *; from utils.errors import *\ndef fail(error): raise error\nexit_after(lambda: {work})"
+    program = f"from utils.errors import *\ndef fail(error): raise error\nexit_after(lambda: {work})"
     kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCKSTEP_EXIT_FILE")}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=kept | environment, capture_output=True, text=True)
     return done.returncode, done.stderr
