@@ -145,7 +145,8 @@ def test_run_without_a_model_is_66_and_says_to_train_first(tmp_path, capsys):
 
 @pytest.mark.parametrize(("content", "code"), [
     ("{", Exit.NO_INPUT), ("[]", Exit.NO_INPUT), ('{"model_type": "bert"}', Exit.NO_INPUT), ('{"architecture": "resnet18"}', Exit.NO_INPUT),
-    (json.dumps(DESCRIPTION | {"architecture": "squeezenet1_1"}), Exit.BAD_DATA), (json.dumps(DESCRIPTION | {"classes": ["a"]}), Exit.BAD_DATA)])
+    (json.dumps(DESCRIPTION | {"architecture": "squeezenet1_1"}), Exit.BAD_DATA),
+    (json.dumps(DESCRIPTION | {"classes": ["a"]}), Exit.BAD_DATA)])
 def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     (tmp_path / "model.safetensors").symlink_to(run / "model/model.safetensors")
