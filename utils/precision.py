@@ -86,6 +86,7 @@ class Precision:
         (step, is_finite), self._last = self._last, None
         if not is_finite and (not self.scaler.is_enabled() or self.scaler.get_scale() < 1):
             raise UserError(
-                f"the gradient of optimizer step {step} is not finite: the training diverged; weights and checkpoints are as they"
-                " were before it; use a smaller --lr, --max-grad-norm 1, or --precision bf16 or fp32", Exit.DIVERGED)
+                f"the gradient of optimizer step {step} is not finite (under exact: or beyond 2^12 / micro-batches): the training diverged;"
+                " weights and checkpoints are as they were before it; use a smaller --lr, --max-grad-norm 1, or --precision fp32",
+                Exit.DIVERGED)
 

@@ -73,7 +73,7 @@ def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos, train
     for line in block("python train.py --data"):
         # Fewer processes and steps for two cores, and no download: its failure is tested with the command line.
         line = line.replace("DIR", str(photos)).replace("=8", "=2").replace(" --pretrained", "").replace("resnet50", "resnet18")
-        done = shell(f"{line} --image-size 16 --max-steps 1 --device cpu")
+        done = shell(f"{line} --image-size 32 --max-steps 1 --device cpu")
         assert done.returncode == 0, done.stderr
         assert "step 1/1 validation loss" in done.stdout
 
