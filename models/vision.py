@@ -65,15 +65,7 @@ def build_model(
     is_library = config.pretrained and not config.weights and not folder.is_dir()
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights expect inputs in -1..1
-    weights = None
-    if not initial_weights:
-        pass
-    elif config.weights:
-        weights = _read_weights(Path(config.weights), "--weights")
-    elif config.pretrained and folder.is_dir():
-        weights = _read_weights(folder / "model.safetensors", "--model")
-    elif config.pretrained:
-        weights = _library_weights(described["architecture"], world)
+    weights = _named_weights(config, described["architecture"], world) if initial_weights else None
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: weight for name, weight in weights.items() if not name.startswith(tuple(auxiliary) or "\0")}
@@ -127,6 +119,15 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
     if not isinstance(weights, dict):
         raise UserError(f"{flag}: {path} holds a {type(weights).__name__}, not weights by name", Exit.BAD_DATA)
     return {name.removeprefix("module."): weight for name, weight in weights.items() if isinstance(weight, Tensor)}
+
+
+def _named_weights(config: ModelOptions, architecture: str, world: World) -> dict[str, Tensor] | None:
+    """The weights that --weights, --pretrained and --model ask for; None if none. Collective."""
+    if config.weights:
+        return _read_weights(Path(config.weights), "--weights")
+    if config.pretrained and Path(config.model).is_dir():
+        return _read_weights(Path(config.model) / "model.safetensors", "--model")
+    return _library_weights(architecture, world) if config.pretrained else None
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
