@@ -22,7 +22,8 @@ from functools import partial
 from typing import Any
 
 from data import demo
-from utils.config import Config, duration_or_steps, parse_command_line
+from utils.command_line import parse_command_line
+from utils.config import Config, duration_or_steps
 from utils.run import finish_early
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment

@@ -6,7 +6,7 @@ import sys
 from data import demo
 from data.image_folder import ImageFolder
 from train import main
-from utils.config import parse_command_line
+from utils.command_line import parse_command_line
 from utils.errors import exit_after
 from utils.run import run_path
 

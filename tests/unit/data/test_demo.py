@@ -10,7 +10,8 @@ from PIL import Image
 
 from data import demo
 from data.demo import SETTINGS, linear_baseline, unpack_demo
-from utils.config import parse_command_line, settings
+from utils.command_line import parse_command_line
+from utils.config import settings
 from utils.errors import Exit, UserError
 
 

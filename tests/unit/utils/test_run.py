@@ -15,7 +15,8 @@ import yaml
 
 from utils import run as run_module
 from utils.checkpoint import Progress
-from utils.config import OPERATIONAL, kinds, parse_command_line, settings
+from utils.command_line import parse_command_line
+from utils.config import OPERATIONAL, kinds, settings
 from utils.errors import Exit, UserError
 from utils.run import Run, acts_fresh, cache_path, early_device, finish_early, open_run, run_path, write_atomically
 
@@ -102,7 +103,8 @@ def test_a_given_run_dir_is_the_run_dir():
 
 
 def test_the_hash_does_not_depend_on_the_process():
-    program = "from utils.config import *; from utils.run import run_path; print(run_path(parse_command_line(['--data=/x'], {})[0]))"
+    program = ("from utils.command_line import parse_command_line; from utils.run import run_path\n"
+               "print(run_path(parse_command_line(['--data=/x'], {})[0]))")
     other = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     assert other == str(run_path(config_of("--data=/x")))
 

@@ -1,4 +1,4 @@
-"""utils/config.py: the command line is a contract."""
+"""utils/command_line.py and utils/config.py: the command line is a contract."""
 
 import json
 import os
@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from data import demo
-from utils.config import CONFIGS, DEFINING, OPERATIONAL, TOLERATED, duration_or_steps, kinds, parse_command_line, settings
+from utils.command_line import parse_command_line
+from utils.config import CONFIGS, DEFINING, OPERATIONAL, TOLERATED, duration_or_steps, kinds, settings
 from utils.errors import UserError
 
 ROOT = Path(__file__).parents[3]
@@ -200,7 +201,7 @@ def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):
 
 def test_nproc_per_node_starts_the_same_command_under_torchrun(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text("import os, sys\nfrom utils.config import parse_command_line\n"
+    script.write_text("import os, sys\nfrom utils.command_line import parse_command_line\n"
                       "config, given = parse_command_line(sys.argv[1:], {})\n"
                       f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(f'{{config.optim.lr}} {{sorted(given)}}')")
     subprocess.run([sys.executable, script, "--nproc-per-node", "2", "--lr=0.4"], check=True, timeout=60, capture_output=True,
@@ -262,7 +263,7 @@ def test_the_demos_settings_are_settings_of_its_task(task):
 
 
 def test_help_lists_every_setting_in_a_moment_and_without_torch():
-    program = ("import json, sys\nfrom data import demo\nfrom utils.config import parse_command_line\nimport utils.run\n"
+    program = ("import json, sys\nfrom data import demo\nfrom utils.command_line import parse_command_line\nimport utils.run\n"
                "parse_command_line([], demo.SETTINGS)\n"
                "try: parse_command_line(['--help'], demo.SETTINGS)\n"
                "except SystemExit as left: print(json.dumps([left.code, 'torch' in sys.modules]))")
