@@ -220,11 +220,10 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _load_weights(folder: Path, strategy: Strategy) -> None:
-    weights, own = load_file(folder / "model.safetensors"), strategy.model_state()
-    wrong = sorted(set(own) ^ set(weights)) or [name for name in own if own[name].shape != weights[name].shape]
-    if wrong:
-        raise UserError(f"{folder} holds another model: {len(wrong)} tensors differ, {wrong[0]} for one", Exit.OTHER_RUN)
-    strategy.module.load_state_dict(weights)
+    try:
+        strategy.load_model_state(load_file(folder / "model.safetensors"))
+    except KeyError as error:
+        raise UserError(f"{folder} holds another model: {error.args[0]}", Exit.OTHER_RUN) from None
 
 
 def _best(folder: Path) -> str:

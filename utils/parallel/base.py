@@ -63,8 +63,18 @@ class Strategy:
         return norm
 
     def model_state(self) -> dict[str, Tensor]:
-        """Full weights and buffers by their plain names; the run's on rank 0."""
-        return self.module.state_dict()
+        """Full weights and buffers by their plain names, a tied one by its first name only; the run's on rank 0."""
+        names: dict[int, str] = {}
+        state = self.module.state_dict(keep_vars=True)
+        return {name: tensor.detach() for name, tensor in state.items() if names.setdefault(id(tensor), name) == name}
+
+    def load_model_state(self, state: dict[str, Tensor]) -> None:
+        """The inverse of model_state. Raises KeyError where a name is missing or unknown, or a shape another one."""
+        own = self.model_state()
+        wrong = sorted(set(own) ^ set(state)) or [name for name in own if own[name].shape != state[name].shape]
+        if wrong:
+            raise KeyError(f"{len(wrong)} tensors differ, {wrong[0]} for one")
+        self.module.load_state_dict(state, strict=False)  # the other names of tied ones are not there
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         """Full optimizer state by weight name. (Group settings are functions of config and step, and are not state.)"""

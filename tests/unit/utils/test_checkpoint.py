@@ -402,3 +402,22 @@ def test_progress_wraps_at_the_end_of_an_epoch():
         progress = progress.advanced(end, num_samples=10)
         seen.append((progress.epoch, progress.sample_offset, progress.step))
     assert seen == [(0, 4, 1), (0, 8, 2), (1, 0, 3), (1, 4, 4)]
+
+
+def test_a_tied_weight_is_saved_under_one_name_and_comes_back_under_both(world, checkpoints_of, folder):
+    def build_tied():
+        model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 6, bias=False))
+        model[1].weight = model[0].weight
+        return build_state(world, model=model)
+
+    state, (checkpoints, _) = build_tied(), checkpoints_of()
+    state.strategy.module(torch.arange(6)).square().sum().backward()
+    state.optimizer.step()
+    state.progress = state.progress.advanced(6, 60)
+    checkpoints.save(state)
+    assert set(state.weights()) == {"0.weight"}
+
+    other = build_tied()
+    assert checkpoints_of(start=2)[0].restore(other)
+    assert torch.equal(other.strategy.module[1].weight, state.strategy.module[0].weight)
+    assert other.strategy.module[1].weight is other.strategy.module[0].weight
