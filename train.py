@@ -40,7 +40,7 @@ from models.tasks.base import Task
 from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.distributed import Agreement, StopSignal, World
 from utils.errors import Exit, UserError, exit_after
-from utils.log import Log, SilentLog, json_line, last_record, open_log
+from utils.log import Log, SilentLog, figure, json_line, last_record, open_log
 from utils.metrics import Totals
 from utils.optim import build_optimizer, build_schedule, set_lr
 from utils.parallel import load_strategy
@@ -85,7 +85,7 @@ def main(config: Config, given: frozenset[str]) -> Exit:
         note = partial(print, file=console, flush=True) if world.is_main else lambda text: None
         with open_run(config, world, note) as run:  # Collective.
             precision = settle_arithmetic(config.device, run, world)
-            task = load_task(config.run.task)(config, world)  # Collective.
+            task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
                 note(text)
             run.require_same("data", task.fingerprint, "the data set")
@@ -112,7 +112,7 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
         model.compile()
     strategy.setup()  # Collective: wraps the model in DistributedDataParallel, say.
 
-    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     eval_sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
     workers = num_workers(config.data.workers, world)
     done = state.progress
@@ -179,7 +179,7 @@ def train_one_epoch(t: Training) -> None:
 
         end = t.plan.end(start)
         t.state.progress = progress = t.state.progress.advanced(end, t.plan.num_samples)
-        t.throughput.step(samples=end - start)
+        t.throughput.step(samples=end - start, tokens=sampler.num_tokens(start))
         t.log.advance(progress.step)
         if progress.step in (1, t.total_steps) or progress.step % t.config.record.log_every == 0:
             record_step(t, losses, grad_norm)  # Collective.
@@ -315,16 +315,15 @@ def close_run(t: Training) -> None:
     best = t.state.best
     summary = last_record(t.run.path, "val") | {"best": best}
     t.run.write_json("summary.json", summary)
-    baselines = ", ".join(f"{name} {100 * value:.2f} %" for name, value in t.task.baselines().items())
+    shown = partial(figure, best["metric"])
+    baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
-    python = command("python")
+    steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
+             **t.task.next_steps(str(t.run.path), command("python"))}
     t.log.note(f"""
-{best["metric"]} {100 * summary[best["metric"]]:.2f} % on the validation set (best {100 * best["value"]:.2f} %, at step {best["step"]});
+{best["metric"]} {shown(summary[best["metric"]])} on the validation set (best {shown(best["value"])}, at step {best["step"]});
 for comparison: {baselines}
-the run         {t.run.path}
-its curves      {command("tensorboard")} --logdir {t.run.path}
-predict         {python} -m models.predict {t.run.path} {t.task.sample_input()}
-your own data   {python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*""")
+""" + "\n".join(f"{what:<15} {how}" for what, how in steps.items()))
     t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
 
 

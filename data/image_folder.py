@@ -12,11 +12,11 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 from uuid import uuid4
 
 import numpy as np
@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 from utils.seed import derive_seed, seeded
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
@@ -114,6 +114,31 @@ def build_index(root: str, val_fraction: float, seed: int, cache: Path) -> Folde
     return found if "val" in found.splits else _hold_out(found, root, val_fraction, seed)
 
 
+def list_images(inputs: Sequence[str]) -> list[str]:
+    """Files as they are given; for a folder, the images in it and below, sorted by path. Raises UserError (66)."""
+    paths = []
+    for name in inputs:
+        if not os.path.exists(name):
+            raise UserError(f"there is no file or folder {name}", Exit.NO_INPUT)
+        paths += _images_in(name) if os.path.isdir(name) else [name]
+    return paths
+
+
+def _images_in(root: str) -> list[str]:
+    images, others, seen = [], [], set()
+    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
+        stat = os.stat(folder)
+        is_loop = (stat.st_dev, stat.st_ino) in seen  # by links
+        seen.add((stat.st_dev, stat.st_ino))
+        folders[:] = [] if is_loop else sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
+        for name in [] if is_loop else files:
+            is_image = name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+            (images if is_image else others).append(os.path.join(folder, name))
+    if not images:
+        raise UserError(f"{root} holds no images ({' '.join(EXTENSIONS)}); it holds {some(sorted(others))}", Exit.NO_INPUT)
+    return sorted(images)
+
+
 class _Scan:
     """One walk over the tree."""
 
@@ -145,7 +170,7 @@ class _Scan:
             if "test" in folders and val != "test":
                 where["test"] = "test"
         elif similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
-            raise UserError(f"--data {self.root}: has {_some(similar)} but no train/; the training folder must be named train",
+            raise UserError(f"--data {self.root}: has {some(similar)} but no train/; the training folder must be named train",
                             Exit.BAD_DATA)
         else:
             where = {"train": ""}
@@ -176,7 +201,7 @@ class _Scan:
         """Class names and images of ROOT/folder; labels count its own classes. None at all is an error unless `optional`."""
         classes, files = self._list(os.path.join(self.root, folder))
         if not classes and not optional:
-            found = f"only {_some(files)}" if files else "nothing"
+            found = f"only {some(files)}" if files else "nothing"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders, {found}; images belong into one folder per"
                             f" class, {os.path.join(folder, 'CLASS')}/*", Exit.BAD_DATA)
         self.strays += [os.path.join(folder, name) for name in files] if classes else []
@@ -219,8 +244,8 @@ class _Scan:
         lacking = [] if subset else sorted(set(train_classes) - set(other_classes))
         if not extra and not lacking:
             return
-        found = [f"{other}/ has {_some(extra)}, which {train}/ lacks"] if extra else []
-        found += [f"{train}/ has {_some(lacking)}, which {other}/ lacks"] if lacking else []
+        found = [f"{other}/ has {some(extra)}, which {train}/ lacks"] if extra else []
+        found += [f"{train}/ has {some(lacking)}, which {other}/ lacks"] if lacking else []
         same = {name.casefold() for name in extra} & {name.casefold() for name in set(train_classes) - set(other_classes)}
         hint = "rename those that differ only in case" if same else "every split needs the same class folders: move, rename or remove some"
         raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
@@ -276,9 +301,9 @@ def _load(file: Path, root: str) -> FolderIndex | None:
         return None
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 def _shown(folder: str) -> str:
     return f"{folder}/" if folder else "it"
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error

@@ -17,8 +17,10 @@ from utils.config import BatchOptions
 from utils.distributed import World
 from utils.errors import UserError
 from utils.run import Run
+from utils.seed import derive_seed
 
 AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
+WINDOW = 50  # batches whose samples are sorted by length together
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
@@ -27,6 +29,28 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     generator.manual_seed(seed + epoch)
     order = torch.randperm(num_samples, generator=generator)
     return order.to(torch.int32) if num_samples < 2**31 else order
+
+
+def bucketed(order: Tensor, lengths: Tensor, plan: "BatchPlan", seed: int) -> Tensor:
+    """`order` with samples of similar length in the same batch; a pure function of its arguments, and again a permutation.
+
+    lengths: [N]. Of each WINDOW batches in turn, the samples are sorted by length and dealt out to the batches, these in random
+    order: so a batch is of one length, the next one of any.
+    """
+    order, starts = order.clone(), [0]
+    while (end := plan.end(starts[-1])) < plan.num_samples:
+        starts.append(end)
+    generator = torch.Generator().manual_seed(seed)
+    for first in range(0, len(starts), WINDOW):
+        window = starts[first:first + WINDOW]
+        begin, end = window[0], plan.end(window[-1])
+        by_length = order[begin:end][lengths[order[begin:end]].argsort(stable=True)]
+        taken = 0
+        for number in torch.randperm(len(window), generator=generator).tolist():
+            size = plan.end(window[number]) - window[number]
+            order[window[number]:window[number] + size] = by_length[taken:taken + size]
+            taken += size
+    return order
 
 
 @dataclass(frozen=True)
@@ -130,21 +154,28 @@ class ElasticDistributedSampler(DistributedSampler):
     """torch's DistributedSampler without its padding and dropping; it starts anywhere, for any number of ranks.
 
     An item is one global batch: this rank's micro-batches of it. set_position takes the place of set_epoch.
+    lengths: [N] tokens of the samples, for batches of similar ones; None where all are alike.
     """
 
-    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int):
+    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Tensor | None = None):
         super().__init__(range(plan.num_samples), num_replicas=world_size, rank=rank, shuffle=True, seed=seed)
-        self.plan, self._start, self._order = plan, 0, None
+        self.plan, self._lengths, self._start, self._order = plan, lengths, 0, None
 
     def set_position(self, epoch: int, start: int = 0) -> None:
         """The next iteration goes through `epoch` from position `start`, the beginning of a global batch."""
         if epoch != self.epoch or self._order is None:
             self._order = epoch_order(self.seed, epoch, self.plan.num_samples)
+            if self._lengths is not None:
+                self._order = bucketed(self._order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
         self.epoch, self._start = epoch, start
 
     def indices(self, start: int) -> Tensor:
         """Indices into the training set of the whole global batch that begins at `start`; the same on every rank."""
         return self._order[start : self.plan.end(start)]
+
+    def num_tokens(self, start: int) -> int:
+        """Tokens of that batch; 0 where samples have none."""
+        return 0 if self._lengths is None else int(self._lengths[self.indices(start)].sum())
 
     def __iter__(self) -> Iterator[list[MicroBatch]]:
         start = self._start

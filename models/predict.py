@@ -1,28 +1,26 @@
-"""What a trained image classifier says of image files and folders, as CSV.
+"""What a trained model says of inputs it has not seen, as CSV or JSONL.
 
-    python -m models.predict RUN INPUT... [--output FILE]
+    python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl]
     python -m models.predict runs/flowers photos cat.jpg --output predictions.csv
 
 Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows come in
-the order of the inputs, the images of a folder (and of the folders in it) sorted by path. Model and preprocessing are those of
-RUN/model. An image that cannot be read is named on standard error and has no row; the exit code is 65 then.
+the order of the inputs. Model and preprocessing are those of RUN/model, whose task says what an input is: an image file or a
+folder of images. An input that cannot be read is named on standard error and has no row; the exit code is 65 then.
 """
 
 import argparse
 import csv
+import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from utils.errors import Exit, UserError, explain
-
-BATCH = 64
-MAX_WORKERS = 8  # processes that decode; one for every BATCH images
+from utils.errors import Exit, UserError, explain, some
 
 # torch is imported inside the functions that need it, so that --help and typing errors answer in a moment.
 
@@ -33,10 +31,12 @@ def main(arguments: list[str]) -> int:
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="an image file, or a folder of images")
+    parser.add_argument("--format", choices=sorted(FORMATS), help="default: csv, or that of FILE's ending")
     parser.add_argument("--output", metavar="FILE", help="appears under this name once it is complete (default: standard output)")
     given = parser.parse_args(arguments)
     try:
-        return predict(Path(given.run), given.inputs, given.output)
+        form = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
+        return predict(Path(given.run), given.inputs, given.output, form)
     except BrokenPipeError:  # | head: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush would fail once more
         return 128 + signal.SIGPIPE
@@ -49,95 +49,66 @@ def main(arguments: list[str]) -> int:
         return code
 
 
-def predict(run: Path, inputs: list[str], output: str | None) -> Exit:
-    """Write a row per readable image. Raises UserError: 66 where the model or images are missing, 73 for an unwritable `output`."""
-    from models.vision import load_model_folder
+def predict(run: Path, inputs: list[str], output: str | None, form: str) -> Exit:
+    """Write a row per readable input. Raises UserError: 66 where the model or inputs are missing, 73 for an unwritable `output`."""
+    from models.tasks import load_task
 
-    paths, num_bad = list_images(inputs), 0
-    model, description = load_model_folder(find_model(run))
-    classes = description["classes"]
+    folder, task = find_model(run)
+    classes, batches = load_task(task).predict(folder, inputs)
+    num_inputs = num_bad = 0
     with _open_output(output) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["input", "prediction", "probability", *classes])
-        for number, (rows, bad) in enumerate(_probabilities(model, description, paths)):
-            batch = paths[BATCH * number:BATCH * (number + 1)]
-            writer.writerows(
-                [path, classes[row.argmax()], *(f"{value:.6f}" for value in (row.max(), *row))]
-                for path, row, reason in zip(batch, rows, bad, strict=True) if not reason)
+        write_row = FORMATS[form](file, classes)
+        for batch in batches:
+            for one in batch:
+                num_inputs += 1
+                if one.probabilities is None:
+                    num_bad += 1
+                    print(f"predict: cannot read {one.bad}", file=sys.stderr)
+                else:
+                    write_row(one.input, [float(value) for value in one.probabilities])
             file.flush()
-            for reason in filter(None, bad):
-                print(f"predict: cannot read {reason}", file=sys.stderr)
-                num_bad += 1
     if num_bad:
-        print(f"predict: {num_bad} of {len(paths)} images could not be read and have no row", file=sys.stderr)
+        print(f"predict: {num_bad} of {num_inputs} inputs could not be read and have no row", file=sys.stderr)
     return Exit.BAD_DATA if num_bad else Exit.DONE
 
 
-def find_model(run: Path) -> Path:
-    """The model folder of a run, or `run` if it is one. Raises UserError (66)."""
+def find_model(run: Path) -> tuple[Path, str]:
+    """The model folder of a run, or `run` if it is one, and its task. Raises UserError (66)."""
+    from models.tasks import TASKS
+
     if not run.is_dir():
         raise UserError(f"there is no run directory {run}", Exit.NO_INPUT)
-    for folder in (run / "model", run):
-        if (folder / "config.json").exists():
-            return folder
-    raise UserError(
-        f"{run} holds no model: train first (a run writes its model after its first evaluation), or name another run;"
-        f" {run} has {_some(sorted(os.listdir(run)))}", Exit.NO_INPUT)
+    folder = next((folder for folder in (run / "model", run) if (folder / "config.json").exists()), None)
+    if folder is None:
+        raise UserError(
+            f"{run} holds no model: train first (a run writes its model after its first evaluation), or name another run;"
+            f" {run} has {some(sorted(os.listdir(run)))}", Exit.NO_INPUT)
+    try:
+        task = json.loads((folder / "config.json").read_text())["task"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / 'config.json'} is not that of a run's model ({type(error).__name__}: {error})", Exit.NO_INPUT) from None
+    if task not in TASKS:
+        raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}", Exit.NO_INPUT)
+    return folder, task
 
 
-def list_images(inputs: list[str]) -> list[str]:
-    """Files as they are given; for a folder, the images in it and below, sorted by path. Raises UserError (66)."""
-    paths = []
-    for name in inputs:
-        if not os.path.exists(name):
-            raise UserError(f"there is no file or folder {name}", Exit.NO_INPUT)
-        paths += _images_in(name) if os.path.isdir(name) else [name]
-    return paths
+def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(["input", "prediction", "probability", *classes])
+    return lambda name, row: writer.writerow([name, classes[_argmax(row)], *(f"{value:.6f}" for value in (max(row), *row))])
 
 
-def _images_in(root: str) -> list[str]:
-    from data.image_folder import EXTENSIONS
-
-    images, others, seen = [], [], set()
-    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
-        stat = os.stat(folder)
-        is_loop = (stat.st_dev, stat.st_ino) in seen  # by links
-        seen.add((stat.st_dev, stat.st_ino))
-        folders[:] = [] if is_loop else sorted(name for name in folders if not name.startswith((".", "__MACOSX")))
-        for name in [] if is_loop else files:
-            is_image = name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-            (images if is_image else others).append(os.path.join(folder, name))
-    if not images:
-        raise UserError(f"{root} holds no images ({' '.join(EXTENSIONS)}); it holds {_some(sorted(others))}", Exit.NO_INPUT)
-    return sorted(images)
+def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
+    return lambda name, row: file.write(json.dumps({
+        "input": name, "prediction": classes[_argmax(row)], "probability": round(max(row), 6),
+        "probabilities": {label: round(value, 6) for label, value in zip(classes, row, strict=True)}}, ensure_ascii=False) + "\n")
 
 
-def _probabilities(model: Any, description: dict[str, Any], paths: list[str]) -> Iterator[tuple[Any, list[str | None]]]:
-    """For every BATCH images, probabilities as a NumPy array [B, C], and "path: reason" where an image cannot be read."""
-    import numpy as np
-    import torch
-    from torch.utils.data import DataLoader
+FORMATS = {"csv": _csv_rows, "jsonl": _jsonl_rows}
 
-    from data.augment import build_eval_transform
-    from data.image_folder import ImageFolder, ImageIndex
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.allow_tf32 = False  # which has three decimals
-    model.to(device)
-    mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
-    transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])
-    encoded = [os.fsencode(path) for path in paths]
-    index = ImageIndex(
-        "", np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(name) for name in encoded]), np.zeros(len(paths), np.int32))
-    workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(paths) // BATCH)
-    loader = DataLoader(
-        ImageFolder(index, transform, seed=0), BATCH, sampler=[(0, i) for i in range(len(paths))], num_workers=workers,
-        collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]), [sample.bad for sample in samples]),
-        multiprocessing_context="fork" if workers else None)
-    with torch.inference_mode():
-        for images, bad in loader:  # uint8 [B, H, W, 3]
-            logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
-            yield logits.double().softmax(dim=1).cpu().numpy(), bad
+def _argmax(row: list[float]) -> int:
+    return row.index(max(row))
 
 
 @contextmanager
@@ -169,14 +140,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.print_usage(sys.stderr)
         self.exit(Exit.USAGE, f"predict: {message}\n")  # argparse's own code is 2
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error
 
 
 if __name__ == "__main__":

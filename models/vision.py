@@ -2,21 +2,29 @@
 
 import difflib
 import json
+import os
 import re
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
+import numpy as np
 import torch
 import torchvision
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
+from data.augment import build_eval_transform
+from data.image_folder import ImageFolder, ImageIndex
 from utils.config import ModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError
 
+BATCH = 64  # images classified at once
+MAX_WORKERS = 8  # processes that decode them; one for every BATCH images
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 _FORMER_NAMES = {  # in the library's own files, which it renames as it loads them: DenseNet's, ViT's
     r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.", r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
@@ -75,8 +83,6 @@ def build_model(
 
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:
     """RUN/model: model.safetensors, and config.json with the architecture, the classes and the preprocessing."""
-    from safetensors.torch import save_file
-
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(description, indent=1))
 
@@ -94,6 +100,29 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     except RuntimeError as error:
         raise UserError(f"{folder}: model.safetensors does not fit config.json ({str(error)[:200]})", Exit.BAD_DATA) from None
     return model.to(memory_format=torch.channels_last).eval(), description
+
+
+def classify_images(
+    model: nn.Module, description: dict[str, Any], paths: Sequence[str]
+) -> Iterator[list[tuple[str, np.ndarray, str | None]]]:
+    """Batches of (path, probabilities [C] float64, "path: reason" where the image cannot be read), in the order of `paths`."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.allow_tf32 = False  # which has three decimals
+    model.to(device)
+    mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
+    transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])
+    encoded = [os.fsencode(path) for path in paths]
+    index = ImageIndex(
+        "", np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(name) for name in encoded]), np.zeros(len(paths), np.int32))
+    workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(paths) // BATCH)
+    loader = DataLoader(
+        ImageFolder(index, transform, seed=0), BATCH, sampler=[(0, i) for i in range(len(paths))], num_workers=workers,
+        collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]), [sample.bad for sample in samples]),
+        multiprocessing_context="fork" if workers else None)
+    with torch.inference_mode():
+        for number, (images, bad) in enumerate(loader):  # uint8 [B, H, W, 3]
+            logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
+            yield list(zip(paths[BATCH * number:], logits.double().softmax(dim=1).cpu().numpy(), bad, strict=False))
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import IntEnum
 from typing import NoReturn
@@ -42,6 +42,12 @@ class UserError(ValueError):
 
 class RankError(UserError):
     """A UserError that only this rank knows of (an unreadable sample, say), so this rank prints it."""
+
+
+def some(names: Iterable[str]) -> str:
+    """A few of the names, for a message: "a, b, c, d, e and 7 more"."""
+    names = list(names)
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 
 def explain(error: Exception) -> tuple[str, Exit]:

@@ -47,6 +47,11 @@ def json_line(split: str, record: Mapping[str, Any]) -> str:
     return json.dumps(finite, allow_nan=False)  # JSON has no NaN; floats are written by repr
 
 
+def figure(name: str, value: float) -> str:
+    """A metric's value for people: shares of samples in percent."""
+    return f"{100 * value:.2f} %" if name in ("top1", "top5") else f"{value:.4f}"
+
+
 def last_record(run_dir: Path, split: str) -> dict[str, Any]:
     """The last record of "train" or "val" in RUN/metrics.jsonl."""
     records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
@@ -91,7 +96,7 @@ class Log:
             print(text, file=self._stream, flush=True)
 
     def train(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1), and memory where known."""
+        """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1), tokens_per_s and memory where known."""
         self._write("train", record, {name: _TAGS.get(name, f"train/{name}") for name in record if name != "step"})
         step, eta = record["step"], self._eta(record["step"])
         speed = f"{record['samples_per_s']:.0f} {self._unit}/s wait {100 * record['data_wait']:.0f} %"
@@ -112,8 +117,8 @@ class Log:
             import numpy
             picture = _confusion_picture(confusion, class_names, f"step {record['step']}, shade = share of the true class")
             self._writer.add_image("val/confusion", numpy.asarray(picture), record["step"], dataformats="HWC")
-        shown = [f"{name} {100 * value:.2f} %" if name in ("top1", "top5") else f"{name} {value:.4f}" for name, value in figures.items()]
-        self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {' '.join(shown)}")
+        shown = " ".join(f"{name} {figure(name, value)}" for name, value in figures.items())
+        self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
 
     def advance(self, step: int) -> None:
         """`step` optimizer steps are done: move the bar."""

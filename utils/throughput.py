@@ -1,4 +1,4 @@
-"""Speed of training: samples per second, and the share of the time that was spent waiting for data."""
+"""Speed of training: samples and tokens per second, and the share of the time that was spent waiting for data."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -11,7 +11,7 @@ class Throughput:
     """Covers the training steps since the last record; evaluation and checkpoints are left out (restart)."""
 
     def __init__(self) -> None:
-        self._samples, self._elapsed_s, self._wait_s, self._mark = 0, 0.0, 0.0, time.perf_counter()
+        self._samples, self._tokens, self._elapsed_s, self._wait_s, self._mark = 0, 0, 0.0, 0.0, time.perf_counter()
 
     def restart(self) -> None:
         """What happened since the last step's end was no training."""
@@ -28,10 +28,11 @@ class Throughput:
             self._wait_s += time.perf_counter() - began
             yield item
 
-    def step(self, samples: int) -> None:
-        """An optimizer step over `samples` samples is done. (A device may lag behind by a step: from end to end it evens out.)"""
+    def step(self, samples: int, tokens: int = 0) -> None:
+        """An optimizer step is done, over so many samples and, in text, tokens. (A device may lag behind: it evens out.)"""
         now = time.perf_counter()
         self._samples += samples
+        self._tokens += tokens
         self._elapsed_s += now - self._mark
         self._mark = now
 
@@ -44,7 +45,9 @@ class Throughput:
         """The timing fields of a train record, from now on counted anew. wait_s: the mean over ranks. memory is in MiB."""
         elapsed_s = max(self._elapsed_s, 1e-9)
         fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
+        if self._tokens:
+            fields["tokens_per_s"] = self._tokens / elapsed_s
         if torch.cuda.is_available():
             fields["memory"] = torch.cuda.max_memory_allocated() / 2**20
-        self._samples, self._elapsed_s, self._wait_s = 0, 0.0, 0.0
+        self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
         return fields

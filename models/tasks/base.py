@@ -1,15 +1,16 @@
 """What a task is: its data, its model, its loss and its metrics. It never wraps, moves, saves or reduces, and knows no strategy.
 
-Legend: B samples in a batch, C classes.
+Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +21,8 @@ from utils.metrics import Metric
 class Batch:
     """Samples collated for one forward. `weight` is 0 for a sample that must not count (a stand-in, a skipped bad one)."""
 
-    inputs: dict[str, Tensor]  # each [B, ...]
-    labels: Tensor  # [B, ...] int64
+    inputs: dict[str, Tensor]  # what `forward` needs, [B, ...] or [P]
+    labels: Tensor  # int64, [B] or, of predicted tokens, [P]
     weight: Tensor  # [B] float32, 0 or 1
     number: int = 0  # of the micro-batch in its global batch, or of the batch in its evaluation
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
@@ -44,11 +45,23 @@ class Output:
     """What a forward gives: a sum, not a mean, so that micro-batches and ranks add."""
 
     loss_sum: Tensor  # scalar float32: the weighted losses of the samples, added
-    logits: Tensor  # [B, C] float32
+    logits: Tensor  # [B, C] or [P, V] float32
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What models.predict writes of one input."""
+
+    input: str  # a path, or a text
+    probabilities: np.ndarray | None  # [C] float64; None where the input cannot be read
+    bad: str = ""  # why it cannot
 
 
 class Task(Protocol):
-    """The contract. Built alike on every rank; `Collective.` where building it makes ranks meet (an index, a download)."""
+    """The contract. Built alike on every rank, from (config, run, world); `Collective.`, for ranks meet (an index, a download).
+
+    What it learns from the data outside the optimizer (a vocabulary, say) is made once and kept in its run.
+    """
 
     train_set: Any  # map-style; items are asked for as (epoch, index), for workers persist and see no changed attribute
     eval_set: Any  # map-style, likewise with epoch 0
@@ -57,6 +70,7 @@ class Task(Protocol):
     best: str  # the metric that decides which model is best ...
     best_is_high: bool  # ... and whether more of it is better
     unit: str  # what a sample is called ("img")
+    lengths: Tensor | None  # [N] tokens of train_set's samples: batches are made of similar ones; None where all are alike
     classes: tuple[str, ...]  # in label order
     fingerprint: str  # of the data set; a run continues on the same one only
     notes: tuple[str, ...]  # for the user, a line each
@@ -79,8 +93,12 @@ class Task(Protocol):
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Write a ready-to-use model into the existing `folder`: RUN/model."""
 
-    def sample_input(self) -> str:
-        """Something to try models.predict on."""
-
     def baselines(self) -> dict[str, float]:
         """What trivial methods reach on eval_set, by name, in the unit of `best`. For the closing lines."""
+
+    def next_steps(self, run: str, python: str) -> dict[str, str]:
+        """For the closing lines: {what to do with the finished run: the command for it}. python: as the user can type it."""
+
+    @staticmethod
+    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+        """The classes of the model in `folder`, and batches of predictions, in the order of `inputs`. Raises UserError (65, 66)."""

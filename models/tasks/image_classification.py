@@ -3,7 +3,7 @@
 Legend: B samples, C classes, H and W pixels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from data import demo
 from data.augment import build_transforms, is_photo
-from data.image_folder import ImageFolder, Sample, build_index
-from models.tasks.base import Batch, Output
-from models.vision import build_model, save_model_folder
+from data.image_folder import ImageFolder, Sample, build_index, list_images
+from models.tasks.base import Batch, Output, Prediction
+from models.vision import build_model, classify_images, load_model_folder, save_model_folder
 from utils.config import ImageClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
 from utils.metrics import classification_metrics
-from utils.run import cache_path
+from utils.run import Run, cache_path
 
 
 class ImageClassification:
@@ -27,9 +27,9 @@ class ImageClassification:
 
     eval_batch = 64
     best, best_is_high = "top1", True
-    unit = "img"
+    unit, lengths = "img", None
 
-    def __init__(self, config: ImageClassificationConfig, world: World):
+    def __init__(self, config: ImageClassificationConfig, run: Run, world: World):
         self._config, self._world = config, world
         cache = cache_path()
         self._is_demo = config.data.data == "demo"
@@ -94,10 +94,6 @@ class ImageClassification:
             "image_size": images.image_size, "photo": is_photo(images.augmentation, images.image_size),
             "interpolation": images.interpolation, "mean": list(images.mean), "std": list(images.std)}, folder)
 
-    def sample_input(self) -> str:
-        """The first validation image."""
-        return self.eval_set.index.path(0)
-
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in digits a linear model on the pixels too."""
         most_frequent = torch.bincount(torch.as_tensor(self.train_set.index.labels).long()).argmax()
@@ -106,3 +102,17 @@ class ImageClassification:
         if self._is_demo:
             baselines["a linear model on the pixels"] = demo.linear_baseline(Path(self._root))
         return baselines
+
+    def next_steps(self, run: str, python: str) -> dict[str, str]:
+        """Predict the first validation image; train on own images."""
+        return {"predict": f"{python} -m models.predict {run} {self.eval_set.index.path(0)}",
+                "your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*"}
+
+    @staticmethod
+    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+        """inputs: image files, and folders, whose images (and those of the folders in them) come sorted by path."""
+        paths = list_images(inputs)
+        model, description = load_model_folder(folder)
+        batches = classify_images(model, description, paths)
+        return description["classes"], (
+            [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)

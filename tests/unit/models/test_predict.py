@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from torchvision.transforms import v2
 
-from models import predict
+from models import predict, vision
+from models.tasks import image_classification
 from models.vision import build_classifier, save_model_folder
 from utils.errors import Exit
 
@@ -107,7 +108,7 @@ def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsy
     paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
     predict.main([str(run), *paths])
     one = rows_of(capsys.readouterr().out)
-    monkeypatch.setattr(predict, "BATCH", 3)
+    monkeypatch.setattr(vision, "BATCH", 3)
     predict.main([str(run), *paths])
     several = rows_of(capsys.readouterr().out)
     assert [row["input"] for row in several] == paths
@@ -165,7 +166,7 @@ def test_output_gets_its_name_once_it_is_complete(run, tmp_path, capsys, monkeyp
         yield from ()
         raise OSError("out of order")
 
-    monkeypatch.setattr(predict, "_probabilities", failing)
+    monkeypatch.setattr(image_classification, "classify_images", failing)
     assert predict.main([str(run), image, "--output", str(output)]) == Exit.IO
     assert output.read_bytes() == complete and sorted(os.listdir(tmp_path)) == ["image.png", "out.csv"]
 
