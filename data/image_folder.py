@@ -26,12 +26,11 @@ from torch.utils.data import Dataset
 
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
+from data.splits import SPLIT_NAMES, VAL_NAMES, held_out
 from utils.errors import Exit, UserError, some
 from utils.seed import derive_seed, seeded
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-VAL_NAMES = ("val", "valid", "validation", "test")
-SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
 CACHE_VERSION = 1
 ARRAYS = ("names", "ends", "labels")
 MID_GREY = 128  # of the stand-in for an unreadable image
@@ -257,12 +256,7 @@ def _hold_out(found: FolderIndex, root: str, fraction: float, seed: int) -> Fold
         raise UserError(f"--val-fraction {fraction}: {root} has no val folder ({', '.join(VAL_NAMES)}), so a share of train must be held"
                         " out; give more than 0, or add val/")
     train = found.splits["train"]
-    generator = torch.Generator().manual_seed(derive_seed(seed, "val-split"))
-    held = np.zeros(len(train), dtype=bool)
-    counts = np.bincount(train.labels)
-    for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
-        share = min(max(1, round(count * fraction)), count - 1)
-        held[start + torch.randperm(int(count), generator=generator)[:share].numpy()] = True
+    held = held_out(train.labels, fraction, seed)
     if not held.any():
         raise UserError(f"--data {root}: every class has one image, so none can be held out for validation; add images, or a val folder",
                         Exit.BAD_DATA)

@@ -84,21 +84,25 @@ _USAGE = "Train a model, on one process or many. The same command continues the 
 
 def _check(config: Config) -> None:
     """Rules on single settings. Raises UserError."""
-    at_least = {"epochs": 1, "max_steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "threads": 1, "workers": 0, "log_every": 1,
-                "eval_every": 1, "keep": 1, "image_size": 1, "warmup_steps": 0, "lr": 0, "min_lr": 0, "weight_decay": 0, "max_grad_norm": 0,
-                "nproc_per_node": 1, "momentum": 0, "label_smoothing": 0, "seed": 0}
+    at_least = {
+        "epochs": 1, "max_steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "threads": 1, "workers": 0, "log_every": 1,
+        "eval_every": 1, "keep": 1, "image_size": 1, "max_length": 8, "vocab_size": 64, "warmup_steps": 0, "lr": 0, "min_lr": 0,
+        "weight_decay": 0, "max_grad_norm": 0, "nproc_per_node": 1, "momentum": 0, "label_smoothing": 0, "seed": 0}
     values = settings(config)
     for name, least in at_least.items():
         value = values.get(name)
         if isinstance(value, int | float) and not least <= value < math.inf:
             raise UserError(f"{flag(name)} {value}: must be a number, at least {least}")
-    for name in ("val_fraction", "label_smoothing", "momentum"):
-        if not 0 <= values[name] < 1:
+    for name in ("val_fraction", "label_smoothing", "momentum", "mask_probability"):
+        if not 0 <= values.get(name, 0) < 1:
             raise UserError(f"{flag(name)} {values[name]}: must be at least 0 and below 1")
+    if values.get("mask_probability") == 0:
+        raise UserError("--mask-probability 0: must be above 0, or there is nothing to predict")
     if not all(0 <= value < 1 for value in values["betas"]):
         raise UserError(f"--betas {values['betas']}: both must be at least 0 and below 1")
-    if not all(0 < value < math.inf for value in values["std"]) or not all(map(math.isfinite, values["mean"])):
-        raise UserError(f"--mean {values['mean']} --std {values['std']}: numbers, those of --std above 0")
+    mean, std = values.get("mean", ()), values.get("std", ())  # of images
+    if not all(0 < value < math.inf for value in std) or not all(map(math.isfinite, mean)):
+        raise UserError(f"--mean {mean} --std {std}: numbers, those of --std above 0")
     if values["split"] not in ("train", "val", "test"):
         raise UserError(f"--split {values['split']}: must be train, val or test")
     for name in ("stop_after", "save_every"):

@@ -6,7 +6,7 @@ Nothing here imports torch.
 """
 
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -39,7 +39,7 @@ class RunOptions:
     run_dir: str = option("", "run directory; default runs/TASK-MODEL-DATA-HASH: the same command continues the same run", OPERATIONAL)
     config: str | None = option(None, "YAML file of settings; the command line comes first", OPERATIONAL)
     fresh: bool = option(False, "start over; the old run directory is moved to runs/.old/", OPERATIONAL)
-    seed: int = option(0, "reaches initial weights, order, augmentation, dropout")
+    seed: int = option(0, "reaches initial weights, order, augmentation, masking, dropout")
     epochs: int = option(30, "passes over the training data; shapes the schedule")
     max_steps: int | None = option(None, "end after this many optimizer steps, if that comes first; shapes the schedule")
     stop_after: str | None = option(
@@ -53,7 +53,8 @@ class RunOptions:
 class DataOptions:
     """Data"""
 
-    data: str = option("demo", "a folder with train/CLASS/* and val/CLASS/*, or of CLASS/*; demo = the built-in data")
+    data: str = option("demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; text: train.csv, val.csv, ...), or a file of"
+                       " texts (.csv, .tsv, .jsonl, .txt); demo = the built-in data")
     val_fraction: float = option(0.1, "share of train held out, per class, where there is no val, valid, validation or test")
     bad_samples: Literal["stop", "skip"] = option(
         "stop", "an unreadable sample stops the run (65), or has weight 0 and is listed", OPERATIONAL)
@@ -80,6 +81,38 @@ class ModelOptions:
     pretrained: bool = option(
         False, "start from the library's weights for --model NAME, or those in --model FOLDER; a new head where classes differ")
     weights: str | None = option(None, "file with weights for --model NAME (.pth or .safetensors); implies --pretrained")
+
+
+@options
+class TextOptions:
+    """Text"""
+
+    text_column: str = option("auto", "column with the text; A,B = a sentence pair; auto = text, else the only one besides the label")
+    max_length: int = option(128, "tokens in a sample, special ones included")
+    tokenizer: str = option("auto", "a tokenizer's name or folder; auto = that of --model, or one trained on the training texts")
+    vocab_size: int = option(8192, "tokens of a tokenizer that is trained")
+
+
+@options
+class LabelOptions:
+    """Labels"""
+
+    label_column: str = option("label", "column with the class, in words or numbers")
+
+
+@options
+class MaskOptions:
+    """Masks"""
+
+    mask_probability: float = option(0.15, "share of a sample's tokens that are predicted; 80 % masked, 10 % random, 10 % as they are")
+
+
+@options
+class TextModelOptions:
+    """Model"""
+
+    model: str = option("bert-small", "built from scratch: bert-tiny, -mini, -small or -base; else a transformers name, or a model folder")
+    pretrained: bool = option(False, "start from the weights of --model; a new head where the task or the classes differ")
 
 
 @options
@@ -142,8 +175,45 @@ class ImageClassificationConfig:
     record: RecordOptions = RecordOptions()
 
 
-CONFIGS: dict[str, type] = {"image-classification": ImageClassificationConfig}
-Config = ImageClassificationConfig  # the type of any task's config; more tasks make it a Union
+TEXT_OPTIM = OptimOptions(lr=5e-5, schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassificationConfig:
+    """--task text-classification"""
+
+    run: RunOptions = RunOptions(task="text-classification", epochs=3)
+    data: DataOptions = DataOptions()
+    text: TextOptions = TextOptions()
+    labels: LabelOptions = LabelOptions()
+    model: TextModelOptions = TextModelOptions()
+    batch: BatchOptions = BatchOptions(global_batch_size=32)
+    optim: OptimOptions = TEXT_OPTIM
+    device: DeviceOptions = DeviceOptions()
+    record: RecordOptions = RecordOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMConfig:
+    """--task masked-lm"""
+
+    run: RunOptions = RunOptions(task="masked-lm", epochs=3)
+    data: DataOptions = DataOptions()
+    text: TextOptions = TextOptions()
+    masks: MaskOptions = MaskOptions()
+    model: TextModelOptions = TextModelOptions()
+    batch: BatchOptions = BatchOptions(global_batch_size=64)
+    optim: OptimOptions = replace(TEXT_OPTIM, lr=5e-4, betas=(0.9, 0.98))
+    device: DeviceOptions = DeviceOptions()
+    record: RecordOptions = RecordOptions()
+
+
+Config = ImageClassificationConfig | TextClassificationConfig | MaskedLMConfig
+CONFIGS: dict[str, type] = {
+    "image-classification": ImageClassificationConfig,
+    "text-classification": TextClassificationConfig,
+    "masked-lm": MaskedLMConfig,
+}
 NOT_KEPT = ("run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "stop_after")  # say how this start runs, not what
 
 

@@ -35,10 +35,9 @@ def identity(config: Config) -> dict[str, Any]:
     values = {name: value for name, value in settings(config).items() if kinds(config)[name] != OPERATIONAL}
     if values["data"] != "demo":
         values["data"] = os.path.abspath(values["data"])
-    if os.sep in values["model"] or Path(values["model"]).is_dir():
-        values["model"] = os.path.abspath(values["model"])
-    if values["weights"]:
-        values["weights"] = os.path.abspath(values["weights"])
+    for name in ("model", "tokenizer", "weights"):
+        if values.get(name) and Path(values[name]).exists():  # else a library's name, which may have a slash in it too
+            values[name] = os.path.abspath(values[name])
     return values
 
 

@@ -1,0 +1,218 @@
+"""Tables of texts, a row at a time: CSV (RFC 4180), TSV (a line is a row, a quote an ordinary character), JSONL; and text files.
+
+    files, notes = find_tables("reviews")                       # {"train": [train.csv], "val": [val.csv]}
+    columns = choose_columns(files["train"][0], "auto", "label")
+    for row in read_rows(files["train"][0], columns): ...       # Row(texts, label, line)
+
+The first row of a CSV or TSV file names its columns; in a .txt file every line that is not blank is a text. UTF-8, with or
+without a byte order mark, lines ended by LF or CRLF. What breaks a rule is named with its file and line.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from data.splits import SPLIT_NAMES, VAL_NAMES
+from utils.errors import Exit, UserError, some
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
+MAX_FIELD = 2**20  # characters; more is most likely a quote that was never closed
+MAX_LINE = 2**24  # bytes
+
+
+class Columns(NamedTuple):
+    """Which columns are read."""
+
+    texts: tuple[str, ...]  # one, or two: a sentence pair
+    label: str | None
+
+
+class Row(NamedTuple):
+    """One sample as it stands in its file."""
+
+    texts: tuple[str, ...]
+    label: str | None
+    line: int  # its first, counted from 1
+
+
+def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
+    """The files of each split (train and, where there are such, val and test), and notes for the user.
+
+    root: a file; or a folder with train.csv, val.csv, ... (any of SUFFIXES) or train/, val/, ... that hold such files; or one
+    that holds such files directly, which then are all for training. Raises UserError (65, 66).
+    """
+    top = Path(root)
+    if not top.exists():
+        raise UserError(f"--data {root}: there is no such file or folder", Exit.NO_INPUT)
+    if top.is_file():
+        if top.suffix not in SUFFIXES:
+            raise UserError(f"--data {root}: a file of texts ends in {', '.join(SUFFIXES)}", Exit.BAD_DATA)
+        return {"train": [top]}, []
+    files, notes = {}, []
+    if files_of_train := _files_of(top, "train"):
+        files["train"] = files_of_train
+        if val := next((name for name in VAL_NAMES if _files_of(top, name)), None):
+            files["val"] = _files_of(top, val)
+            notes += [f"validation uses {val}, for there is no val"] if val != "val" else []
+        if val != "test" and (test := _files_of(top, "test")):
+            files["test"] = test
+        return files, notes
+    names = sorted(path.name for path in top.iterdir() if not path.name.startswith("."))
+    if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES]:
+        raise UserError(f"--data {root}: has {some(similar)} but no train; name the training file train.csv (or .tsv, .jsonl, .txt)",
+                        Exit.BAD_DATA)
+    tables = [top / name for name in names if name.endswith(SUFFIXES)]
+    if not tables:
+        raise UserError(f"--data {root}: holds no files of texts ({' '.join(SUFFIXES)}), but {some(names)}", Exit.BAD_DATA)
+    return {"train": tables}, [f"there is no train, so all {len(tables)} files of texts in --data are read"]
+
+
+def _files_of(top: Path, split: str) -> list[Path]:
+    if (top / split).is_dir():
+        return sorted(path for path in (top / split).rglob("*") if path.suffix in SUFFIXES and not path.name.startswith("."))
+    found = [top / f"{split}{suffix}" for suffix in SUFFIXES if (top / f"{split}{suffix}").is_file()]
+    if len(found) > 1:
+        raise UserError(f"--data {top}: {' and '.join(path.name for path in found)} are both {split}; keep one", Exit.BAD_DATA)
+    return found
+
+
+def choose_columns(path: Path, text_column: str, label_column: str | None) -> Columns:
+    """The columns that are read of `path`. text_column: --text-column. label_column: None = there are no labels.
+
+    Raises UserError (65) where they are not in the file; the message names those that are.
+    """
+    names = _header(path)
+    if names is None:
+        if label_column is not None:
+            raise UserError(f"{path}: a .txt file has no labels; give a table (.csv, .tsv, .jsonl) with the columns text and label",
+                            Exit.BAD_DATA)
+        return Columns(("text",), None)
+    has = f"it has {some(names)}"
+    if label_column is not None and label_column not in names:
+        raise UserError(f"{path}: there is no column {label_column}; {has}; name the one with the classes by --label-column", Exit.BAD_DATA)
+    if text_column != "auto":
+        texts = tuple(name.strip() for name in text_column.split(","))
+        if missing := [name for name in texts if name not in names]:
+            raise UserError(f"{path}: there is no column {some(missing)}; {has}; see --text-column", Exit.BAD_DATA)
+        if len(texts) > 2:
+            raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair")
+        return Columns(texts, label_column)
+    others = [name for name in names if name != label_column]
+    if "text" not in names and len(others) != 1:
+        raise UserError(f"{path}: which column is the text? {has}; name it by --text-column, or two (A,B) for a sentence pair",
+                        Exit.BAD_DATA)
+    return Columns(("text",) if "text" in names else (others[0],), label_column)
+
+
+def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
+    """The rows of a file in their order, blank lines left out. Raises UserError (65) with file, line and rule."""
+    if path.suffix == ".txt":
+        yield from (Row((line.strip(),), None, number) for number, line in _lines(path) if line.strip())
+        return
+    wanted = [*columns.texts, *filter(None, [columns.label])]
+    for number, values in _objects(path):
+        if missing := [name for name in wanted if name not in values]:
+            raise _wrong(path, number, f"has no {some(missing)}; it has {some(values)}")
+        texts = tuple(_text(path, number, name, values[name]) for name in columns.texts)
+        yield Row(texts, None if columns.label is None else _label(path, number, columns.label, values[columns.label]), number)
+
+
+def _header(path: Path) -> list[str] | None:
+    """Names of the columns; None for a text file."""
+    if path.suffix == ".txt":
+        return None
+    first = next(_objects(path) if path.suffix == ".jsonl" else _fields(path), None)
+    if first is None:
+        raise UserError(f"{path}: is empty; it must hold a table", Exit.BAD_DATA)
+    return _names(path, first) if isinstance(first[1], list) else list(first[1])
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, {column: value}) of every row."""
+    if path.suffix == ".jsonl":
+        for number, line in _lines(path):
+            if line.strip():
+                yield number, _parsed(path, number, line)
+        return
+    rows = _fields(path)
+    names = _names(path, next(rows, (1, [])))
+    for number, fields in rows:
+        if len(fields) != len(names):
+            raise _wrong(path, number, f"{len(fields)} fields, and the header names {len(names)} ({some(names)});" + (
+                " a field with a comma, a quote or a line break stands in quotes" if path.suffix == ".csv" else " a tab ends a field"))
+        yield number, dict(zip(names, fields, strict=True))
+
+
+def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """(line, fields) of every row of a CSV or TSV file, the header's included."""
+    if path.suffix == ".tsv":
+        yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path) if line.strip("\r\n"))
+        return
+    csv.field_size_limit(MAX_FIELD)
+    reader = csv.reader((line for _, line in _lines(path)), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise _wrong(path, number, f"{error} (CSV: a quote in a quoted field is doubled, and every quote is closed)") from None
+        if fields is None:
+            return
+        if fields:
+            yield number, fields
+
+
+def _names(path: Path, header: tuple[int, list[str]]) -> list[str]:
+    names = [name.strip() for name in header[1]]
+    if len(set(names)) < len(names):
+        raise _wrong(path, header[0], f"two columns have the same name, of {some(names)}")
+    return names
+
+
+def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise _wrong(path, number, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise _wrong(path, number, 'must be an object, {"column": value, ...}')
+    return value
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, line with its end), decoded."""
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE + 1), b""), 1):
+                if len(raw) > MAX_LINE:
+                    raise _wrong(path, number, f"is longer than {MAX_LINE >> 20} MiB")
+                try:
+                    line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise _wrong(path, number, f"byte 0x{raw[error.start]:02x} is not UTF-8; convert the file (iconv -t UTF-8)") from None
+                if "\0" in line:
+                    raise _wrong(path, number, "holds a NUL character, so it is no text; remove it")
+                yield number, line
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {os.strerror(error.errno or 0)}", Exit.IO) from None
+
+
+def _text(path: Path, number: int, column: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(path, number, f"{column} must be a text, and is {json.dumps(value)[:40]}")
+    if len(value) > MAX_FIELD:
+        raise _wrong(path, number, f"{column} is longer than {MAX_FIELD} characters")
+    return value
+
+
+def _label(path: Path, number: int, column: str, value: Any) -> str:
+    if isinstance(value, list | dict | None) or value == "":
+        raise _wrong(path, number, f"{column} must be a word or a number, and is {json.dumps(value)[:40]}")
+    return value.strip() if isinstance(value, str) else json.dumps(value)
+
+
+def _wrong(path: Path, number: int, rule: str) -> UserError:
+    return UserError(f"{path} line {number}: {rule}", Exit.BAD_DATA)
