@@ -1,17 +1,19 @@
 """The built-in data, and the settings that suit them: `--data demo` works without a network.
 
-    root = unpack_demo(cache)                # root/train/<0..9>/NNNN.png, root/val/<0..9>/NNNN.png
+    root = unpack_demo("image-classification", cache)        # root/train/<0..9>/NNNN.png, root/val/<0..9>/NNNN.png
 
-Images: 1,797 handwritten digits, 8 x 8 pixels (source and licence: data/digits.txt). Nothing here imports torch: the command
-line reads SETTINGS before it does.
+Images: 1,797 handwritten digits, 8 x 8 pixels (source and licence: data/digits.txt). Texts: data/demo_text.py. Nothing here
+imports torch: the command line reads SETTINGS before it does.
 """
 
 import hashlib
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from data import demo_text
 from utils.errors import Exit, UserError
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,6 +29,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lr": 0.05,
         "weight_decay": 5e-4,
     },
+    "text-classification": {
+        "model": "bert-tiny",
+        "vocab_size": 4096,
+        "max_length": 64,
+        "global_batch_size": 32,
+        "micro_batch_size": 8,
+        "epochs": 12,
+        "lr": 1e-3,
+    },
+    "masked-lm": {
+        "model": "bert-tiny",
+        "vocab_size": 4096,
+        "max_length": 64,
+        "global_batch_size": 64,
+        "micro_batch_size": 16,
+        "epochs": 12,
+        "lr": 2e-3,
+    },
 }
 SHEET, LABELS = Path(__file__).with_name("digits.png"), Path(__file__).with_name("digits.txt")
 SIDE = 8  # px of one digit
@@ -34,18 +54,26 @@ VAL_EVERY = 5  # each fifth of a class is for validation
 LAYOUT_VERSION = 1
 
 
-def unpack_demo(cache: Path) -> Path:
-    """Lay the digits out as an image folder under `cache`, once; returns its path. Raises UserError (73).
+def data_root(data: str, task: str, cache: Path, world: Any) -> str:
+    """The value of --data; for "demo" the folder of the task's built-in data, unpacked once per node. Collective."""
+    if data != "demo":
+        return data
+    world.once(lambda: str(unpack_demo(task, cache)), per_node=True)
+    return str(unpack_demo(task, cache))
+
+
+def unpack_demo(task: str, cache: Path) -> Path:
+    """Lay the built-in data of `task` out as a data folder under `cache`, once; returns its path. Raises UserError (66, 73).
 
     It appears whole or not at all; of several processes at once, one wins.
     """
-    version = hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]
-    root = Path(cache) / "demo" / f"digits-{LAYOUT_VERSION}-{version}"
+    name, write = _digits() if task == "image-classification" else demo_text.source(task)
+    root = Path(cache) / "demo" / name
     if root.is_dir():
         return root
     temporary = root.with_name(f".{root.name}.{uuid4().hex}")
     try:
-        _lay_out(temporary)
+        write(temporary)
         temporary.rename(root)
     except OSError as error:
         if not root.is_dir():  # else another process came first, and theirs is the same
@@ -66,6 +94,11 @@ def linear_baseline(root: Path) -> float:
     weights = np.linalg.solve(normal, pixels.T @ np.eye(10)[labels])  # [65, 10]
     pixels, labels = _read_split(root / "val")
     return float(((pixels @ weights).argmax(axis=1) == labels).mean())
+
+
+def _digits() -> tuple[str, Callable[[Path], None]]:
+    version = hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]
+    return f"digits-{LAYOUT_VERSION}-{version}", _lay_out
 
 
 def _lay_out(root: Path) -> None:

@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
-from data.splits import SPLIT_NAMES, VAL_NAMES, held_out
+from data.splits import SPLIT_NAMES, VAL_NAMES, hold_out
 from utils.errors import Exit, UserError, some
 from utils.seed import derive_seed, seeded
 
@@ -110,7 +110,10 @@ def build_index(root: str, val_fraction: float, seed: int, cache: Path) -> Folde
         scan = _Scan(root)
         found = scan.read()
         _store(file, found, scan.directories)
-    return found if "val" in found.splits else _hold_out(found, root, val_fraction, seed)
+    if "val" in found.splits:
+        return found
+    splits, note = hold_out(found.splits, root, val_fraction, seed)
+    return replace(found, splits=splits, notes=(*found.notes, note))
 
 
 def list_images(inputs: Sequence[str]) -> list[str]:
@@ -248,20 +251,6 @@ class _Scan:
         same = {name.casefold() for name in extra} & {name.casefold() for name in set(train_classes) - set(other_classes)}
         hint = "rename those that differ only in case" if same else "every split needs the same class folders: move, rename or remove some"
         raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
-
-
-def _hold_out(found: FolderIndex, root: str, fraction: float, seed: int) -> FolderIndex:
-    """Take val out of train: `fraction` of each class, at least one image where there are two, never all. Raises UserError."""
-    if fraction <= 0:
-        raise UserError(f"--val-fraction {fraction}: {root} has no val folder ({', '.join(VAL_NAMES)}), so a share of train must be held"
-                        " out; give more than 0, or add val/")
-    train = found.splits["train"]
-    held = held_out(train.labels, fraction, seed)
-    if not held.any():
-        raise UserError(f"--data {root}: every class has one image, so none can be held out for validation; add images, or a val folder",
-                        Exit.BAD_DATA)
-    note = f"there is no val folder: {held.sum()} of the {len(train)} training images are held out (--val-fraction {fraction})"
-    return replace(found, splits={**found.splits, "train": train.select(~held), "val": train.select(held)}, notes=(*found.notes, note))
 
 
 def _store(file: Path, found: FolderIndex, directories: dict[str, int]) -> None:

@@ -1,12 +1,32 @@
 """Splits: what their folders and files are called, and the share of train that is held out where there is none for validation."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
+from utils.errors import Exit, UserError
 from utils.seed import derive_seed
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
 SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
+
+
+def hold_out(splits: dict[str, Any], root: str, fraction: float, seed: int) -> tuple[dict[str, Any], str]:
+    """The splits with val taken out of train, and a note for the user. Raises UserError (64, 65).
+
+    A split has `labels` ([N] integers) and select(chosen: [N] bool). root: of the data, for messages.
+    """
+    if fraction <= 0:
+        raise UserError(f"--val-fraction {fraction}: {root} has no val (nor {', '.join(VAL_NAMES[1:])}), so a share of train must be held"
+                        " out; give more than 0, or add val")
+    train = splits["train"]
+    held = held_out(train.labels, fraction, seed)
+    if not held.any():
+        raise UserError(f"--data {root}: every class has one sample, so none can be held out for validation; add samples, or val",
+                        Exit.BAD_DATA)
+    note = f"there is no val: {held.sum()} of the {len(held)} training samples are held out (--val-fraction {fraction})"
+    return splits | {"train": train.select(~held), "val": train.select(held)}, note
 
 
 def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -108,9 +108,12 @@ def choose_columns(path: Path, text_column: str, label_column: str | None) -> Co
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
-    """The rows of a file in their order, blank lines left out. Raises UserError (65) with file, line and rule."""
-    if path.suffix == ".txt":
-        yield from (Row((line.strip(),), None, number) for number, line in _lines(path) if line.strip())
+    """The rows of a file in their order, blank lines left out; a line of a text file holds a pair as A<tab>B.
+
+    Raises UserError (65) with file, line and rule.
+    """
+    if path.suffix not in (".csv", ".tsv", ".jsonl"):
+        yield from (_line_row(path, number, line, len(columns.texts)) for number, line in _lines(path) if line.strip())
         return
     wanted = [*columns.texts, *filter(None, [columns.label])]
     for number, values in _objects(path):
@@ -198,6 +201,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
     except OSError as error:
         raise UserError(f"cannot read {path}: {os.strerror(error.errno or 0)}", Exit.IO) from None
+
+
+def _line_row(path: Path, number: int, line: str, num_texts: int) -> Row:
+    texts = tuple(text.strip() for text in line.split("\t")) if num_texts == 2 else (line.strip(),)
+    if len(texts) != num_texts:
+        raise _wrong(path, number, f"{len(texts)} texts; a sentence pair is two, with a tab in between")
+    return Row(texts, None, number)
 
 
 def _text(path: Path, number: int, column: str, value: Any) -> str:

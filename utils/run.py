@@ -169,6 +169,8 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     """
     path, lock = run_path(config), []
     if config.run.eval_only:
+        if not (path / "auto.json").exists():
+            raise UserError(f"{path} holds no checkpoint: train first", Exit.NO_INPUT)
         _compare(config, path, note)
         return Run(path, read_json(path / "auto.json"), writes=False, note=note, facts=_facts({}, world))
 

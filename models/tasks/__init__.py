@@ -4,6 +4,8 @@ from importlib import import_module
 
 TASKS = {
     "image-classification": "models.tasks.image_classification:ImageClassification",
+    "text-classification": "models.tasks.text_classification:TextClassification",
+    "masked-lm": "models.tasks.masked_lm:MaskedLM",
 }
 
 

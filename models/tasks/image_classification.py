@@ -33,9 +33,7 @@ class ImageClassification:
         self._config, self._world = config, world
         cache = cache_path()
         self._is_demo = config.data.data == "demo"
-        if self._is_demo:
-            world.once(lambda: str(demo.unpack_demo(cache)), per_node=True)
-        self._root = str(demo.unpack_demo(cache)) if self._is_demo else config.data.data
+        self._root = demo.data_root(config.data.data, config.run.task, cache, world)
         arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
         world.once(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
         index = build_index(*arguments)

@@ -17,7 +17,7 @@ from utils.errors import Exit, UserError
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    return unpack_demo(tmp_path_factory.mktemp("cache"))
+    return unpack_demo("image-classification", tmp_path_factory.mktemp("cache"))
 
 
 def test_every_digit_of_the_sheet_is_unpacked_pixel_for_pixel_under_its_label(root):
@@ -53,7 +53,7 @@ def test_mean_and_std_are_those_of_the_training_pixels(root):
 
 def test_second_unpacking_writes_nothing(root, monkeypatch):
     monkeypatch.setattr(demo, "_lay_out", lambda root: pytest.fail("unpacked again"))
-    assert unpack_demo(root.parents[1]) == root
+    assert unpack_demo("image-classification", root.parents[1]) == root
 
 
 def test_unpacking_that_was_killed_is_not_used(tmp_path, monkeypatch):
@@ -63,13 +63,13 @@ def test_unpacking_that_was_killed_is_not_used(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(demo, "_lay_out", half)
-        unpack_demo(tmp_path)
-    assert len(list(unpack_demo(tmp_path).glob("*/*/*.png"))) == 1797
+        unpack_demo("image-classification", tmp_path)
+    assert len(list(unpack_demo("image-classification", tmp_path).glob("*/*/*.png"))) == 1797
 
 
 def test_several_unpack_at_once_without_harm(tmp_path):
     with ThreadPoolExecutor(3) as pool:
-        roots = set(pool.map(unpack_demo, [tmp_path] * 3))
+        roots = set(pool.map(unpack_demo, ["image-classification"] * 3, [tmp_path] * 3))
     assert len(roots) == 1 and len(list(roots.pop().glob("*/*/*.png"))) == 1797
     assert len(list((tmp_path / "demo").iterdir())) == 1
 
@@ -77,7 +77,7 @@ def test_several_unpack_at_once_without_harm(tmp_path):
 def test_cache_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="LOCKSTEP_CACHE") as error:
-        unpack_demo(tmp_path / "file")
+        unpack_demo("image-classification", tmp_path / "file")
     assert error.value.code == Exit.CANNOT_CREATE
 
 

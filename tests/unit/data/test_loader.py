@@ -65,7 +65,7 @@ def as_values(items):
 
 
 def image_batches(tmp_path, workers):
-    index = build_index(str(demo.unpack_demo(tmp_path)), 0.1, 0, tmp_path)
+    index = build_index(str(demo.unpack_demo("image-classification", tmp_path)), 0.1, 0, tmp_path)
     train_transform, _ = build_transforms("photo", 32, "bilinear")  # a random crop and flip per sample
     samples = ImageFolder(index.splits["train"], train_transform, seed=0)
 

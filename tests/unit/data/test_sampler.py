@@ -4,6 +4,7 @@ Legend as there: N samples, B samples per global batch, M micro-batches per glob
 """
 
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from data.sampler import AUTO_LIMIT, BatchPlan, ElasticDistributedSampler, EvaluationSampler, cut, epoch_order, settle_plan
+from data.sampler import (
+    AUTO_LIMIT,
+    WINDOW,
+    BatchPlan,
+    ElasticDistributedSampler,
+    EvaluationSampler,
+    bucketed,
+    cut,
+    epoch_order,
+    settle_plan,
+)
 from utils.config import BatchOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -34,11 +45,17 @@ def plans_and_world_sizes(draw, count=1):
     return plan, *[draw(st.integers(1, plan.num_micro_batches)) for _ in range(count)]
 
 
-def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0):
+@st.composite
+def plans_and_lengths(draw):
+    plan = draw(plans())
+    return plan, torch.tensor(draw(st.lists(st.integers(1, 40), min_size=plan.num_samples, max_size=plan.num_samples)))
+
+
+def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
     """[W][steps][share] MicroBatch, as the loaders of W ranks ask for them."""
     ranks = []
     for rank in range(world_size):
-        sampler = ElasticDistributedSampler(plan, rank, world_size, seed)
+        sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths)
         sampler.set_position(epoch, start)
         ranks.append(list(sampler))
     return ranks
@@ -194,6 +211,122 @@ def test_one_sampler_takes_the_order_of_whatever_epoch_it_is_set_to():
 @given(st.integers(1, 300), st.integers(1, 100), st.integers(1, 100))
 def test_a_cut_keeps_micro_batches_within_their_size(num_samples, batch, size):
     assert cut(num_samples, batch, size).sizes[1] <= size
+
+
+# --- batches of similar lengths
+
+
+def skewed_lengths(num_samples):
+    """Like those of texts: many short ones, a few of up to 512 tokens."""
+    return (3 + 60 * torch.randn(num_samples, generator=torch.Generator().manual_seed(0)).exp()).clamp(max=512).long()
+
+
+def order_of(plan, lengths, seed=0, epoch=0):
+    sampler = ElasticDistributedSampler(plan, 0, 1, seed, lengths)
+    sampler.set_position(epoch)
+    return torch.cat([sampler.indices(start) for start in starts_of(plan)]).tolist()
+
+
+def batch_lengths(plan, lengths, **position):
+    """[steps][samples] lengths: those of every global batch, in the order of the epoch."""
+    order = order_of(plan, lengths, **position)
+    return [[int(lengths[i]) for i in order[start:plan.end(start)]] for start in starts_of(plan)]
+
+
+@given(plans_and_lengths(), st.integers(0, 2**62))
+def test_an_order_by_lengths_is_a_permutation_and_leaves_the_one_it_is_made_of(plan_and_lengths, seed):
+    plan, lengths = plan_and_lengths
+    order = epoch_order(0, 0, plan.num_samples)
+    result = bucketed(order, lengths, plan, seed)
+    assert (sorted(result.tolist()), result.dtype, order.tolist()) == (
+        list(range(plan.num_samples)), order.dtype, epoch_order(0, 0, plan.num_samples).tolist())
+
+
+@given(plans_and_lengths(), st.integers(0, 99), st.integers(0, 9))
+def test_an_order_by_lengths_is_a_pure_function_of_seed_epoch_and_lengths(plan_and_lengths, seed, epoch):
+    plan, lengths = plan_and_lengths
+    fresh, used = ElasticDistributedSampler(plan, 0, 1, seed, lengths), ElasticDistributedSampler(plan, 0, 1, seed, lengths.clone().int())
+    torch.manual_seed(seed)
+    for each in range(epoch + 1):  # one gets there epoch by epoch and draws in between, the other begins there
+        used.set_position(each)
+        torch.rand(1)
+    fresh.set_position(epoch)
+    assert list(fresh) == list(used)
+
+
+def test_each_seed_epoch_and_set_of_lengths_has_its_own_order():
+    plan, lengths = cut(400, 8, 8), skewed_lengths(400)
+    orders = [order_of(plan, lengths), order_of(plan, lengths, epoch=1), order_of(plan, lengths, seed=1), order_of(plan, lengths.flip(0))]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@given(plans_and_lengths())
+def test_samples_stay_within_their_window_of_batches(plan_and_lengths):
+    plan, lengths = plan_and_lengths
+    plain, starts = epoch_order(0, 0, plan.num_samples).tolist(), starts_of(plan)
+    windows = [slice(starts[i], plan.end(starts[min(i + WINDOW, len(starts)) - 1])) for i in range(0, len(starts), WINDOW)]
+    order = order_of(plan, lengths)
+    assert [sorted(order[window]) for window in windows] == [sorted(plain[window]) for window in windows]
+
+
+@given(plans_and_lengths())
+def test_within_a_window_no_two_batches_overlap_in_length(plan_and_lengths):
+    plan, lengths = plan_and_lengths
+    batches = batch_lengths(plan, lengths)
+    windows = [sorted((min(batch), max(batch)) for batch in batches[i:i + WINDOW]) for i in range(0, len(batches), WINDOW)]
+    assert [(a, b) for window in windows for a, b in pairwise(window) if a[1] > b[0]] == []
+
+
+def test_lengths_within_a_batch_differ_by_a_tenth_of_what_they_would():
+    plan, lengths = cut(5000, 32, 8), skewed_lengths(5000)  # 157 batches: three windows, and one of seven batches
+    plain = lengths[epoch_order(0, 0, 5000)]
+    without = sum(int(plain[start:plan.end(start)].max() - plain[start:plan.end(start)].min()) for start in starts_of(plan))
+    spread = sum(max(batch) - min(batch) for batch in batch_lengths(plan, lengths))
+    assert spread < without / 10  # a window has 50 batches, so that all but its longest ones are of nearly one length
+
+
+@pytest.mark.parametrize("num_samples", [320, 330])  # 330: the last two batches are halves of the tail
+def test_the_longest_batch_comes_anywhere_in_an_epoch(num_samples):
+    plan, lengths = cut(num_samples, 32, 32), skewed_lengths(num_samples)
+    places = []
+    for epoch in range(100):
+        means = [sum(batch) / len(batch) for batch in batch_lengths(plan, lengths, epoch=epoch)]
+        places.append(means.index(max(means)))
+    assert set(places) == set(range(plan.steps_per_epoch))  # by chance one of 11 is missing in 1 of 1000 seeds; this one is fixed
+
+
+@given(plans_and_lengths(), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
+def test_over_1_to_4_ranks_every_sample_comes_once_per_epoch_in_batches_by_length(plan_and_lengths, world_size, seed, epoch):
+    plan, lengths = plan_and_lengths
+    ranks = steps_by_rank(plan, world_size, seed, epoch, lengths=lengths)
+    taken = [i for steps in ranks for share in steps for micro in share if not micro.is_stand_in for i in micro.indices]
+    assert sorted(taken) == list(range(plan.num_samples))
+
+
+@given(plans_and_lengths(), st.integers(1, 4), st.integers(1, 4), st.data())
+def test_batches_by_length_continue_from_any_step_on_another_number_of_processes(plan_and_lengths, before, after, data):
+    plan, lengths = plan_and_lengths
+    step = data.draw(st.integers(0, plan.steps_per_epoch - 1))
+    begun = global_steps(plan, before, epoch=1, lengths=lengths)[:step]
+    continued = global_steps(plan, after, epoch=1, start=starts_of(plan)[step], lengths=lengths)
+    assert begun + continued == global_steps(plan, 1, epoch=1, lengths=lengths)
+
+
+@given(plans_and_lengths(), st.integers(1, 4))
+def test_tokens_of_a_batch_are_the_sum_of_its_lengths_on_every_rank(plan_and_lengths, world_size):
+    plan, lengths = plan_and_lengths
+    samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths) for rank in range(world_size)]
+    for sampler in samplers:
+        sampler.set_position(2)
+    expected = [sum(int(lengths[i]) for micro in step.values() if not micro.is_stand_in for i in micro.indices)
+                for step in global_steps(plan, 1, epoch=2, lengths=lengths)]
+    assert [[sampler.num_tokens(start) for start in starts_of(plan)] for sampler in samplers] == [expected] * world_size
+
+
+def test_samples_without_lengths_have_no_tokens():
+    sampler = ElasticDistributedSampler(cut(20, 8, 8), 0, 1, seed=0)
+    sampler.set_position(0)
+    assert sampler.num_tokens(8) == 0
 
 
 # --- refusals

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torchvision.transforms import v2
 
 from models import predict, vision
-from models.tasks import image_classification
+from models.tasks import TASKS, image_classification
 from models.vision import build_classifier, save_model_folder
 from utils.errors import Exit
 
@@ -154,6 +154,58 @@ def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run,
     (tmp_path / "config.json").write_text(content)
     assert predict.main([str(tmp_path), image]) == code
     assert str(tmp_path) in (message := capsys.readouterr().err) and "Traceback" not in message
+
+
+@pytest.mark.parametrize("content", [
+    json.dumps({name: value for name, value in DESCRIPTION.items() if name != "task"}), '["task"]', '"task"', "null", "", '{"task":'])
+def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run, tmp_path, capsys):
+    image = write_image(tmp_path / "image.png")
+    (tmp_path / "config.json").write_text(content)
+    assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
+    assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json is not that of a run's model (")
+
+
+@pytest.mark.parametrize("task", ["image-segmentation", "", None, 3, ["image-classification"], {}])  # the last two fail today
+def test_task_that_there_is_not_is_66_with_those_that_there_are(task, run, tmp_path, capsys):
+    image = write_image(tmp_path / "image.png")
+    (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION | {"task": task}))
+    assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
+    message = capsys.readouterr().err
+    assert f"{tmp_path}/config.json: there is no task {task}" in message and ", ".join(TASKS) in message and "Traceback" not in message
+
+
+def test_jsonl_says_of_each_input_what_csv_says(run, tmp_path, capsys):
+    paths = [write_image(tmp_path / f'{seed}, "ü".png', seed) for seed in range(3)]
+    predict.main([str(run), *paths])
+    expected = [{
+        "input": row["input"], "prediction": row["prediction"], "probability": float(row["probability"]),
+        "probabilities": {name: float(row[name]) for name in CLASSES}} for row in rows_of(capsys.readouterr().out)]
+    assert predict.main([str(run), *paths, "--format", "jsonl"]) == Exit.DONE
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
+
+
+@pytest.mark.parametrize(("name", "words", "expected"), [
+    ("out.jsonl", (), "jsonl"), ("out.csv", (), "csv"), ("out", (), "csv"), ("out.jsonl", ("--format", "csv"), "csv"),
+    ("out.csv", ("--format", "jsonl"), "jsonl"), ("out.jsonl", ("--format", "jsonl"), "jsonl")])
+def test_format_is_the_one_given_or_that_of_the_outputs_ending(name, words, expected, run, tmp_path, capsys):
+    images = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(2)]
+    predict.main([str(run), *images, "--format", expected])
+    printed = capsys.readouterr().out
+    predict.main([str(run), *images, "--output", str(tmp_path / name), *words])
+    assert (tmp_path / name).read_text() == printed and printed.startswith({"csv": "input,", "jsonl": '{"input": '}[expected])
+
+
+def test_unreadable_images_have_no_line_in_jsonl(run, tmp_path, capsys):
+    good, bad = write_image(tmp_path / "good.png"), tmp_path / "bad.png"
+    bad.write_text("no image")
+    assert predict.main([str(run), str(bad), good, "--format", "jsonl"]) == Exit.BAD_DATA
+    assert [json.loads(line)["input"] for line in capsys.readouterr().out.splitlines()] == [good]
+
+
+def test_unknown_format_is_a_typing_error(run, capsys):
+    with pytest.raises(SystemExit) as left:
+        predict.main([str(run), "a.png", "--format", "xml"])
+    assert left.value.code == Exit.USAGE
 
 
 def test_output_gets_its_name_once_it_is_complete(run, tmp_path, capsys, monkeypatch):

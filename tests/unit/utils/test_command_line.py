@@ -168,6 +168,66 @@ def test_eval_only_takes_the_runs_own_settings_in_place_of_the_file(tmp_path, ya
     assert (values["lr"], values["epochs"]) == (0.7, 10)
 
 
+# --- tasks
+
+TEXT_TASKS = ("text-classification", "masked-lm")
+
+
+@pytest.mark.parametrize("task, expected", [
+    ("image-classification", (0.001, "cosine")), ("text-classification", (5e-5, "linear")), ("masked-lm", (5e-4, "linear"))])
+def test_each_task_has_its_own_learning_rate_and_schedule(task, expected):
+    values = values_of("--task", task, FOLDER)
+    assert (values["task"], (values["lr"], values["schedule"])) == (task, expected)
+
+
+def test_the_task_may_stand_in_the_file(yaml_file):
+    values = values_of(yaml_file("task: masked-lm"), FOLDER)
+    assert values | {"config": None} == values_of("--task=masked-lm", FOLDER)
+
+
+@pytest.mark.parametrize("task, words", [
+    *[(task, words) for task in TEXT_TASKS for words in (["--image-size", "32"], ["--mean", "0", "0", "0"], ["--augmentation", "none"])],
+    ("image-classification", ["--max-length", "64"]), ("image-classification", ["--text-column", "text"]),
+    ("image-classification", ["--label-column", "label"]), ("image-classification", ["--mask-probability", "0.2"]),
+    ("text-classification", ["--mask-probability", "0.2"]), ("masked-lm", ["--label-column", "label"])])
+def test_a_flag_of_another_task_is_refused_by_name(task, words, capsys):
+    code = code_of("--task", task, *words)
+    assert (code, words[0] in capsys.readouterr().err) == (64, True)
+
+
+@pytest.mark.parametrize("task, key", [("masked-lm", "image_size: 32"), ("image-classification", "max_length: 64")])
+def test_a_key_of_another_task_is_refused(yaml_file, task, key):
+    assert code_of(yaml_file(key), "--task", task) == 64
+
+
+@pytest.mark.parametrize("task, words, rule", [
+    *[(task, words, rule) for task in TEXT_TASKS for words, rule in (
+        ("--max-length 4", "must be a number, at least 8"), ("--max-length 7", "must be a number, at least 8"),
+        ("--vocab-size 63", "must be a number, at least 64"))],
+    ("masked-lm", "--mask-probability 0", "must be above 0, or there is nothing to predict"),
+    ("masked-lm", "--mask-probability 1.0", "must be at least 0 and below 1"),
+    ("masked-lm", "--mask-probability -0.1", "must be at least 0 and below 1"),
+    ("masked-lm", "--mask-probability nan", "must be at least 0 and below 1")])
+def test_a_bad_value_of_a_text_task_is_named_with_its_rule(task, words, rule, capsys):
+    code = code_of("--task", task, *words.split())
+    assert (code, capsys.readouterr().err) == (64, f"train.py: {words}: {rule}\n")
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS)
+def test_the_smallest_values_of_a_text_task_are_taken(task):
+    values = values_of("--task", task, "--max-length", "8", "--vocab-size", "64")
+    assert (values["max_length"], values["vocab_size"]) == (8, 64)
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_help_lists_the_settings_of_its_task_and_no_others(task, capsys):
+    code = code_of("--task", task, "--help")
+    shown = set(re.findall(r"--([a-z][a-z-]*)", capsys.readouterr().out))
+    names = {name for config in CONFIGS.values() for name in settings(config())}
+    shown = {name for name in names if name.replace("_", "-") in shown}
+    assert (code, shown, "text_column" in shown) == (0, set(settings(CONFIGS[task]())), task in TEXT_TASKS)
+
+
 # --- launchers
 
 

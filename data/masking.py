@@ -1,0 +1,53 @@
+"""Masked tokens: which tokens of a sample are predicted, and what stands in their place.
+
+Source: BERT (Devlin et al., 2019): of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay. The number of
+tokens that are chosen depends on the sample's length alone, so that the weight of any batch is known without looking at it.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from data.text import TextSample, TokenTable, is_special
+from utils.seed import derive_seed, seeded
+
+
+def num_predicted(table: TokenTable, probability: float) -> np.ndarray:
+    """[N] int64: predicted tokens of each sample, max(1, round(probability x tokens that are no special ones))."""
+    return np.maximum(1, np.rint(probability * table.num_ordinary)).astype(np.int64)
+
+
+class MaskedSample(NamedTuple):
+    """A sample with some of its tokens replaced."""
+
+    text: TextSample
+    positions: np.ndarray  # [p] int64: the predicted tokens' places in it, ascending
+    targets: np.ndarray  # [p] int64: what stood there
+
+
+class MaskedTextSet(Dataset):
+    """Items are asked for as (epoch, i); masks are a pure function of (seed, epoch, i)."""
+
+    def __init__(self, table: TokenTable, tokenizer: Any, probability: float, seed: int):
+        self.table, self.num_predicted = table, num_predicted(table, probability)
+        self._seed, self._mask_id = seed, tokenizer.mask_token_id
+        self._is_special = is_special(tokenizer)
+        self._ordinary = np.flatnonzero(~self._is_special)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, item: tuple[int, int]) -> MaskedSample:
+        epoch, i = map(int, item)
+        text = self.table.sample(i)
+        count = int(self.num_predicted[i])
+        with seeded(derive_seed(self._seed, "masking", epoch, i)):
+            maskable = np.flatnonzero(~self._is_special[text.ids])
+            positions = np.sort(maskable[torch.randperm(len(maskable))[:count].numpy()])
+            draw = torch.rand(count).numpy()
+            others = self._ordinary[torch.randint(len(self._ordinary), (count,)).numpy()]
+        ids = text.ids.copy()
+        ids[positions] = np.where(draw < 0.8, self._mask_id, np.where(draw < 0.9, others, ids[positions]))
+        return MaskedSample(text._replace(ids=ids), positions, text.ids[positions])

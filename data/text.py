@@ -1,0 +1,289 @@
+"""Texts as token ids: made once, by one process per node, kept in the cache, memory-mapped by every process that reads them.
+
+    tokenize(source, tokenizer, cache)                       # one process per node
+    found = open_texts(source, cache)                        # TextIndex(classes, splits, fingerprint, notes)
+    TextSet(found.splits["train"])[epoch, i]                 # TextSample(ids, types, label)
+
+Legend: N samples, B samples in a batch, T tokens in the longest of them.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from data.table import Row, choose_columns, find_tables, read_rows
+from utils.errors import Exit, UserError, some
+
+CACHE_VERSION = 1
+ROWS_AT_ONCE = 2000  # handed to the tokenizer, which works on them in as many threads as there are cores
+PAD_TO = 8  # tokens: widths of batches are multiples
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """What is read, and how: decides every token."""
+
+    root: str  # see data/table.py: find_tables
+    text_column: str
+    label_column: str | None  # None: the texts have no labels
+    tokenizer: str  # sha256 of it
+    max_length: int  # tokens in a sample, special ones included
+    cuts: bool  # a longer text becomes several samples; False: its end is left out
+    skips_bad: bool  # an empty text or label is left out, with a note; False: it is an error
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTable:
+    """The samples of a split. Arrays on disk, mapped into memory: processes share them, and only what is read is loaded."""
+
+    ids: np.ndarray  # uint16 or uint32: the tokens of all samples, one after the other
+    types: np.ndarray  # uint8, as ids: token types; empty where the tokenizer has none
+    spans: np.ndarray  # [N, 2] int64: begin and end of each sample in ids
+    labels: np.ndarray  # [N] int32; 0 where there are no labels
+    num_ordinary: np.ndarray  # [N] int32: tokens that are no special ones
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """[N] int64: tokens in each sample."""
+        return self.spans[:, 1] - self.spans[:, 0]
+
+    def sample(self, i: int) -> "TextSample":
+        """Sample i, 0 <= i < N."""
+        begin, end = self.spans[i]
+        return TextSample(self.ids[begin:end].astype(np.int64), self.types[begin:end], int(self.labels[i]))
+
+    def select(self, chosen: np.ndarray) -> "TokenTable":
+        """The samples that `chosen` says, a mask ([N] bool) or indices in the order wanted."""
+        return replace(self, spans=self.spans[chosen], labels=self.labels[chosen], num_ordinary=self.num_ordinary[chosen])
+
+
+DTYPES = {"ids": np.uint32, "types": np.uint8, "spans": np.int64, "labels": np.int32, "num_ordinary": np.int32}
+
+
+@dataclass(frozen=True, eq=False)
+class TextIndex:
+    """What a data folder or file holds. `splits` has train and, where there are such, val and test."""
+
+    classes: tuple[str, ...]  # in label order; empty without labels
+    text_columns: tuple[str, ...]
+    splits: dict[str, TokenTable]
+    fingerprint: str  # sha256 over classes, tokens and labels
+    notes: tuple[str, ...]  # for the user, a line each
+
+
+class TextSample(NamedTuple):
+    """One sample as the model's input, before padding."""
+
+    ids: np.ndarray  # [length] int64
+    types: np.ndarray  # [length] uint8, or empty
+    label: int
+
+
+class TextSet(Dataset):
+    """Items are asked for as (epoch, i); the epoch changes nothing here."""
+
+    def __init__(self, table: TokenTable):
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, item: tuple[int, int]) -> TextSample:
+        return self.table.sample(int(item[1]))
+
+
+def padded(samples: Sequence[TextSample], pad_id: int) -> dict[str, Tensor]:
+    """The samples as what an encoder takes: input_ids, attention_mask and, where there are types, token_type_ids; [B, T] int64."""
+    width = -(-max(len(sample.ids) for sample in samples) // PAD_TO) * PAD_TO
+    ids, mask, types = torch.full((len(samples), width), pad_id), *torch.zeros(2, len(samples), width, dtype=torch.int64)
+    for row, sample in enumerate(samples):
+        ids[row, :len(sample.ids)] = torch.from_numpy(sample.ids)
+        mask[row, :len(sample.ids)] = 1
+        types[row, :len(sample.types)] = torch.from_numpy(sample.types.astype(np.int64))
+    return {"input_ids": ids, "attention_mask": mask} | ({"token_type_ids": types} if len(samples[0].types) else {})
+
+
+def is_special(tokenizer: Any) -> np.ndarray:
+    """[V] bool: which tokens stand for no text."""
+    flags = np.zeros(len(tokenizer), dtype=bool)
+    flags[tokenizer.all_special_ids] = True
+    return flags
+
+
+def tokenize(source: TextSource, tokenizer: Any, cache: Path) -> None:
+    """Make the token ids of `source` under `cache`, unless they are there. Raises UserError (65, 66, 73, 74).
+
+    They appear whole or not at all; of several processes at once, one wins.
+    """
+    folder = _folder(source, cache)
+    if folder.is_dir():
+        return
+    partial = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    try:
+        partial.mkdir(parents=True)
+        _Writer(source, tokenizer, partial).write()
+        partial.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # else another process came first, and its are the same
+            raise UserError(f"cannot keep token ids in {folder}: {error.strerror}; set LOCKSTEP_CACHE to a folder with room",
+                            Exit.CANNOT_CREATE) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def open_texts(source: TextSource, cache: Path) -> TextIndex:
+    """What `tokenize` made."""
+    folder = _folder(source, cache)
+    about = json.loads((folder / "about.json").read_text())
+    dtypes = DTYPES | {"ids": about["ids"]}
+
+    def mapped(split: str, name: str) -> np.ndarray:
+        file = folder / f"{split}.{name}"
+        array = np.memmap(file, dtypes[name], "r") if file.stat().st_size else np.zeros(0, dtypes[name])
+        return array.reshape(-1, 2) if name == "spans" else array
+
+    splits = {split: TokenTable(**{name: mapped(split, name) for name in DTYPES}) for split in about["splits"]}
+    return TextIndex(tuple(about["classes"]), tuple(about["text_columns"]), splits, about["fingerprint"], tuple(about["notes"]))
+
+
+def _folder(source: TextSource, cache: Path) -> Path:
+    """Its name holds all that decides what is in it: no need to compare."""
+    files = [(split, str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
+             for split, paths in find_tables(source.root)[0].items() for path in paths]
+    content = [CACHE_VERSION, files, asdict(source)]
+    return cache / f"texts-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}"
+
+
+def read_texts(source: TextSource) -> Iterator[str]:
+    """The training texts, one by one."""
+    files = find_tables(source.root)[0]["train"]
+    columns = choose_columns(files[0], source.text_column, source.label_column)
+    return (text for path in files for row in read_rows(path, columns) for text in row.texts)
+
+
+class _Writer:
+    """Reads the tables, and writes the arrays of every split into `folder`."""
+
+    def __init__(self, source: TextSource, tokenizer: Any, folder: Path):
+        self._source, self._tokenizer, self._folder = source, tokenizer, folder
+        self._files, self._notes = find_tables(source.root)
+        self._columns = choose_columns(self._files["train"][0], source.text_column, source.label_column)
+        self._dtypes = DTYPES | {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.uint32}
+        self._special = is_special(tokenizer)
+        self._labels: dict[str, int] = {}  # of train, in the order in which they appear
+        self._bad: list[str] = []
+        self._num_texts = self._num_long = 0
+
+    def write(self) -> None:
+        """All splits, train first, for it says which classes there are. Raises UserError."""
+        for split in self._files:
+            self._write_split(split)
+        classes = self._sort_classes()
+        if self._bad:
+            self._notes.append(f"left out {len(self._bad)} samples ({self._bad[0]}, for one)")
+        if self._num_long:
+            what = "cut into several samples" if self._source.cuts else "cut off there"
+            self._notes.append(f"{self._num_long} of {self._num_texts} texts have more than --max-length {self._source.max_length}"
+                               f" tokens and are {what}")
+        digest = hashlib.sha256(json.dumps(classes).encode())
+        for split in self._files:
+            for name in DTYPES:
+                with (self._folder / f"{split}.{name}").open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+        about = {"classes": classes, "text_columns": self._columns.texts, "splits": list(self._files), "notes": self._notes,
+                 "ids": np.dtype(self._dtypes["ids"]).name, "fingerprint": digest.hexdigest()}
+        (self._folder / "about.json").write_text(json.dumps(about))
+
+    def _write_split(self, split: str) -> None:
+        rows, end = self._rows(split), 0
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((self._folder / f"{split}.{name}").open("wb")) for name in DTYPES}
+            while chunk := list(islice(rows, ROWS_AT_ONCE)):
+                arrays = self._encode(chunk)
+                arrays["spans"] += end
+                end += len(arrays["ids"])
+                for name, values in arrays.items():
+                    files[name].write(values.astype(self._dtypes[name]).tobytes())
+        if not end:
+            raise UserError(f"{some(map(str, self._files[split]))}: there are no texts in it", Exit.BAD_DATA)
+
+    def _encode(self, rows: list[Row]) -> dict[str, np.ndarray]:
+        """The arrays of a TokenTable for these rows."""
+        texts = ([row.texts[i] for row in rows] for i in range(len(self._columns.texts)))
+        encoded = self._tokenizer(*texts, truncation=True, max_length=self._source.max_length).encodings
+        self._num_texts += len(encoded)
+        self._num_long += sum(bool(one.overflowing) for one in encoded)
+        samples = [(np.array(piece.ids), piece.type_ids, self._labels.get(row.label, 0))
+                   for one, row in zip(encoded, rows, strict=True)
+                   for piece in ([one, *one.overflowing] if self._source.cuts else [one])]
+        num_ordinary = [np.count_nonzero(~self._special[ids]) for ids, _, _ in samples]
+        if self._source.label_column is None:  # of odd characters nothing is left, and nothing could be predicted
+            samples, num_ordinary = [s for s, n in zip(samples, num_ordinary, strict=True) if n], list(filter(None, num_ordinary))
+        ends = np.cumsum([len(ids) for ids, _, _ in samples], dtype=np.int64)
+        has_types = "token_type_ids" in self._tokenizer.model_input_names
+        return {
+            "ids": np.concatenate([ids for ids, _, _ in samples]) if samples else np.zeros(0),
+            "types": np.concatenate([types for _, types, _ in samples]) if samples and has_types else np.zeros(0),
+            "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1) if samples else np.zeros((0, 2), np.int64),
+            "labels": np.array([label for _, _, label in samples]),
+            "num_ordinary": np.array(num_ordinary)}
+
+    def _rows(self, split: str) -> Iterator[Row]:
+        for path in self._files[split]:
+            for row in read_rows(path, self._columns):
+                problem = self._problem(split, row)
+                if problem and not self._source.skips_bad:
+                    raise UserError(f"{path} line {row.line}: {problem}; mend or remove the row, or pass --bad-samples skip", Exit.BAD_DATA)
+                if problem:
+                    self._bad.append(f"{path} line {row.line}: {problem}")
+                else:
+                    yield row
+
+    def _problem(self, split: str, row: Row) -> str:
+        if empty := [name for name, text in zip(self._columns.texts, row.texts, strict=True) if not text.strip()]:
+            return f"{some(empty)} is empty"
+        if row.label == "":
+            return f"{self._columns.label} is empty"
+        if split == "train" and row.label is not None:
+            self._labels.setdefault(row.label, len(self._labels))
+        elif row.label is not None and row.label not in self._labels:
+            return f"the label {row.label} does not occur in train, which has {some(_sorted(self._labels))}"
+        return ""
+
+    def _sort_classes(self) -> list[str]:
+        """The classes in label order; the labels on disk are renumbered to it. Raises UserError where there is only one."""
+        if self._source.label_column is None:
+            return []
+        classes = _sorted(self._labels)
+        if len(classes) == 1:
+            raise UserError(f"--data {self._source.root}: there is only one class, {classes[0]}, in {self._columns.label};"
+                            " a classifier needs two or more", Exit.BAD_DATA)
+        new = np.array([classes.index(label) for label in self._labels], dtype=DTYPES["labels"])
+        for split in self._files:
+            file = self._folder / f"{split}.labels"
+            file.write_bytes(new[np.fromfile(file, DTYPES["labels"])].tobytes())
+        return classes
+
+
+def _sorted(labels: Iterable[str]) -> list[str]:
+    """Numbers numerically, if all are; words by their characters."""
+    try:
+        numbers = {label: float(label) for label in labels}
+    except ValueError:
+        return sorted(labels)
+    return sorted(labels, key=lambda label: (numbers[label], label))

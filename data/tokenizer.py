@@ -1,0 +1,85 @@
+"""Tokenizers: one that is given, or a WordPiece tokenizer trained on the training texts; kept in the run either way.
+
+Training gives the same bytes every time. The library's trainer alone does not (tokenizers 0.23: five runs, five vocabularies):
+it numbers characters in the order of a hash table, and breaks ties between merges by these numbers.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from utils.distributed import World
+from utils.errors import Exit, UserError
+from utils.run import Run
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+PREFIX = "##"  # of a token that continues a word
+LONGEST = 512  # tokens that a trained one's `truncation=True` leaves
+
+
+def settle_tokenizer(source: str | None, texts: Callable[[], Iterable[str]], vocab_size: int, run: Run, world: World) -> Any:
+    """The run's tokenizer: that in the folder `source`, or where it is None one trained on `texts()`. Collective.
+
+    Kept in RUN/tokenizer from the run's first start on. Raises UserError: 66 where there is none in `source`, 78 if the kept one changed.
+    """
+    folder = run.path / "tokenizer"
+
+    def keep() -> str:
+        if "tokenizer" not in run.kept:
+            tokenizer = train_tokenizer(texts(), vocab_size) if source is None else load_tokenizer(source)
+            run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
+        return _digest(folder)
+
+    run.require_same("tokenizer", world.once(keep), f"the tokenizer in {folder}")
+    return load_tokenizer(str(folder))
+
+
+def load_tokenizer(folder: str) -> Any:
+    """A transformers tokenizer from a local folder; its code is the library's, never the folder's. Raises UserError (64, 66)."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(f"{folder} holds no tokenizer that can be read ({reason}); name a folder with tokenizer.json by --tokenizer",
+                        Exit.NO_INPUT) from None
+    if not tokenizer.is_fast or tokenizer.pad_token_id is None:
+        raise UserError(f"{folder}: the tokenizer must be one of the tokenizers library (tokenizer.json) with a padding token")
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A lower-casing WordPiece tokenizer, as BERT's, of at most `vocab_size` tokens. A pure function of its arguments."""
+    texts = list(texts)
+    normalizer = normalizers.BertNormalizer(lowercase=True)
+    counts = Counter(character for text in texts for character in normalizer.normalize_str(text) if not character.isspace())
+    most_frequent = sorted(counts, key=lambda character: (-counts[character], character))[:vocab_size // 4]
+    alphabet = sorted(most_frequent)
+    # As special tokens, characters are numbered in the order that is given, at the start and in the middle of a word.
+    numbered = [*SPECIAL, *alphabet, *(PREFIX + character for character in alphabet)]
+    trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    trained.train_from_iterator(texts, trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=numbered, initial_alphabet=alphabet, limit_alphabet=len(alphabet), show_progress=False))
+    tokens = [*SPECIAL, *sorted(set(trained.get_vocab()) - set(SPECIAL))]
+
+    tokenizer = Tokenizer(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix=PREFIX)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", tokens.index("[CLS]")), ("[SEP]", tokens.index("[SEP]"))])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=LONGEST)
+
+
+def _digest(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,164 @@
+"""Text encoders: BERT in four sizes from scratch, or any transformers encoder by name or folder, as classifier or masked LM.
+
+Names are fetched once per node; everything is then read from local folders: safetensors only, and never the folder's own code.
+"""
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import torch
+import transformers
+from huggingface_hub.errors import HfHubHTTPError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
+
+from utils.config import TextModelOptions
+from utils.distributed import World
+from utils.errors import Exit, UserError
+
+# Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
+SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
+HEADS = {"text-classification": AutoModelForSequenceClassification, "masked-lm": AutoModelForMaskedLM}
+FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # of a name on the hub: weights, tokenizer, their settings
+
+transformers.logging.set_verbosity_error()  # what is said of weights that are missing is said below
+transformers.logging.disable_progress_bar()
+
+
+def find_folder(name: str, world: World) -> str | None:
+    """The local folder of a model or tokenizer: `name` itself, or what is fetched for it, once per node; None for one of SIZES. Collective.
+
+    Raises UserError (66) where there is none and it cannot be fetched.
+    """
+    if name in SIZES or Path(name).is_dir():
+        return None if name in SIZES else name
+    world.once(lambda: _fetch(name, local_files_only=False), per_node=True)
+    return _fetch(name, local_files_only=True)
+
+
+def _fetch(name: str, local_files_only: bool) -> str:
+    try:
+        return huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), local_files_only=local_files_only)
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        close = difflib.get_close_matches(name, SIZES, n=1)
+        reason = next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
+        raise UserError(
+            f"{name} is no folder, none of {', '.join(SIZES)}{f' (did you mean {close[0]}?)' if close else ''}, and cannot be fetched"
+            f" from the hub ({reason}). Ways out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's"
+            f" cache to {huggingface_hub.constants.HF_HUB_CACHE}; or train one of these sizes from scratch", Exit.NO_INPUT) from None
+
+
+def build_encoder(task: str, config: TextModelOptions, folder: str | None, tokenizer: Any, max_length: int, classes: Sequence[str],
+                  initial_weights: bool) -> nn.Module:
+    """The model with the head of `task`, on the CPU, in float32; fresh weights come from torch's default generator.
+
+    folder: of find_folder. initial_weights: load those that `config` asks for; False where a checkpoint will replace them.
+    Raises UserError: 64 where tokenizer, length or weights do not fit, 66 if the folder holds no such model.
+    """
+    described = _describe(config.model, folder, tokenizer, max_length)
+    if len(tokenizer) > described.vocab_size:
+        raise UserError(f"--model {config.model} knows {described.vocab_size} tokens and the tokenizer makes {len(tokenizer)}: they do not"
+                        " belong together; leave --tokenizer out, or train from scratch with --model bert-small")
+    padding_offset = described.pad_token_id + 1 if described.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+    if max_length > (limit := getattr(described, "max_position_embeddings", max_length) - padding_offset) > 0:
+        raise UserError(f"--max-length {max_length}: --model {config.model} takes at most {limit} tokens")
+    same_classes = list((described.id2label or {}).values()) == list(classes)
+    if classes:
+        described.id2label = dict(enumerate(classes))
+        described.label2id = {name: number for number, name in enumerate(classes)}
+        described.problem_type = "single_label_classification"
+    try:
+        if config.pretrained and initial_weights:
+            return _load(task, config.model, folder, described, same_classes or not classes)
+        model = HEADS[task].from_config(described, dtype=torch.float32)
+    except ValueError as error:  # a model type without such a head
+        raise UserError(f"--model {config.model} is no model for {task}: {next(iter(str(error).splitlines()), '')[:200]}") from None
+    return model
+
+
+def _describe(name: str, folder: str | None, tokenizer: Any, max_length: int) -> Any:
+    """The transformers config of --model."""
+    if folder is None:
+        layers, width = SIZES[name]
+        return BertConfig(
+            vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+            intermediate_size=4 * width, max_position_embeddings=max(512, max_length), pad_token_id=tokenizer.pad_token_id)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"--model {folder} is no model folder of a text encoder ({next(iter(str(error).splitlines()), '')[:200]}): it needs"
+                        " a config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
+
+
+def _load(task: str, name: str, folder: str | None, described: Any, same_classes: bool) -> nn.Module:
+    """The model with the weights in `folder`; what only the head has may be missing there."""
+    if folder is None:
+        raise UserError(f"--pretrained: --model {name} is built from scratch; name a model folder, or a transformers name")
+    try:
+        model, found = HEADS[task].from_pretrained(
+            folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,
+            ignore_mismatched_sizes=True, output_loading_info=True)
+    except OSError as error:
+        raise UserError(f"--model {folder} holds no weights that can be read ({next(iter(str(error).splitlines()), '')[:200]}); it needs"
+                        " model.safetensors", Exit.NO_INPUT) from None
+    encoder = f"{model.base_model_prefix}."
+    wrong = sorted(key for key in {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
+                   if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
+    if wrong:
+        raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or of another shape,"
+                        f" {wrong[0]} for one")
+    if not same_classes:  # as many classes, but others: the old head must not pass for a new one
+        for child_name, module in model.named_modules():
+            if isinstance(module, nn.Linear) and not child_name.startswith(encoder) and module.out_features == model.config.num_labels:
+                nn.init.normal_(module.weight, std=getattr(described, "initializer_range", 0.02))
+                nn.init.zeros_(module.bias)
+    return model
+
+
+class SparsePrediction:
+    """Predicts only where it is asked to: the output layer gets [P, H] instead of [B, T, H], a seventh of the work at 15 %.
+
+    Source: the sparse_prediction of ModernBERT (Warner et al., 2024), here as a hook that suits any masked LM.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._positions: Tensor | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._select)
+
+    def logits(self, model: nn.Module, inputs: dict[str, Tensor], positions: Tensor) -> Tensor:
+        """[P, V]. positions: [P] int64, into the flattened [B x T] tokens."""
+        self._positions = positions
+        return model(**inputs).logits
+
+    def _select(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0].flatten(0, 1)[self._positions], *args[1:])
+
+
+def save_model_folder(weights: dict[str, Tensor], config: Any, described: dict[str, Any], tokenizer: Any, folder: Path) -> None:
+    """RUN/model in the Hugging Face format. described: what models.predict needs besides: task, text_columns, max_tokens."""
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config.to_dict() | described, indent=1, sort_keys=True))
+    tokenizer.save_pretrained(folder)
+
+
+def load_classifier(folder: Path) -> nn.Module:
+    """What save_model_folder wrote, in evaluation mode, on the GPU if there is one. Raises UserError (65)."""
+    try:
+        model = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(f"{folder} cannot be read ({next(iter(str(error).splitlines()), '')[:200]})", Exit.BAD_DATA) from None
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+@torch.inference_mode()
+def classify_texts(model: nn.Module, tokenizer: Any, max_length: int, texts: Sequence[Sequence[str]]) -> np.ndarray:
+    """Probabilities, [B, C] float64. texts: B tuples of one text, or of the two of a pair."""
+    encoded = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    return model(**encoded.to(model.device)).logits.double().softmax(dim=1).cpu().numpy()

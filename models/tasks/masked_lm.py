@@ -1,0 +1,103 @@
+"""Masked language modelling: predict the tokens that were masked; any encoder of transformers with such a head.
+
+Legend: B samples, T tokens in the longest, P predicted tokens, V vocabulary.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data.masking import MaskedSample, MaskedTextSet
+from data.text import is_special, padded
+from models.bert import SparsePrediction
+from models.tasks.base import Batch, Output, Prediction
+from models.tasks.text import TextTask
+from utils.config import MaskedLMConfig
+from utils.distributed import World
+from utils.errors import UserError
+from utils.metrics import Metric
+from utils.run import Run
+
+
+class MaskedLM(TextTask):
+    """See models/tasks/base.py. Collective."""
+
+    best, best_is_high = "loss", False
+
+    def __init__(self, config: MaskedLMConfig, run: Run, world: World):
+        super().__init__(config, run, world, label_column=None, cuts=True)
+        if self._tokenizer.mask_token_id is None:
+            raise UserError(f"--model {config.model.model}: its tokenizer has no mask token, so it is no model for --task masked-lm")
+        probability = config.masks.mask_probability
+        self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
+        self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
+        self._weights = torch.from_numpy(self.train_set.num_predicted)
+        self.metrics = (Metric(_loss_sums, _loss_values, is_count=False),)
+
+    def collate(self, samples: Sequence[MaskedSample]) -> Batch:
+        """Padded to the longest; `positions` [P] are places in the flattened [B x T] tokens."""
+        inputs = padded([sample.text for sample in samples], self._tokenizer.pad_token_id)
+        width = inputs["input_ids"].shape[1]
+        positions = np.concatenate([row * width + sample.positions for row, sample in enumerate(samples)])
+        return Batch(inputs | {"positions": torch.from_numpy(positions)},
+                     torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
+
+    def weight(self, indices: Tensor) -> float:
+        """Predicted tokens in the global batch."""
+        return float(self._weights[indices].sum())
+
+    def example(self, size: int) -> Batch:
+        """The longest sample of train, `size` times."""
+        longest = self.train_set[0, int(self._train.lengths.argmax())]
+        return self.collate([longest] * size)
+
+    def build_model(self, initial_weights: bool) -> nn.Module:
+        """The encoder with its language modelling head, computed where tokens are predicted. Raises UserError (64, 66)."""
+        model = super().build_model(initial_weights)
+        self._sparse = SparsePrediction(model)
+        return model
+
+    def forward(self, model: nn.Module, batch: Batch) -> Output:
+        """Cross-entropy of the predicted tokens, in float32."""
+        inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "positions"}
+        logits = self._sparse.logits(model, inputs, batch.inputs["positions"]).float()  # [P, V]
+        smoothing = self._config.optim.label_smoothing if model.training else 0.0
+        losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [P]
+        return Output((losses * _token_weights(batch)).sum(), logits)
+
+    def baselines(self) -> dict[str, float]:
+        """The loss of always guessing by how frequent tokens are in train."""
+        counts = 1.0 + np.bincount(self._train.ids, minlength=len(self._tokenizer))
+        shares = counts / counts[~is_special(self._tokenizer)].sum()
+        targets = np.concatenate([self.eval_set[0, i].targets for i in range(len(self.eval_set))])
+        return {"guessing by the tokens' frequency": float(-np.log(shares[targets]).mean())}
+
+    def next_steps(self, run: str, python: str) -> dict[str, str]:
+        """Fine-tune it; train on own texts."""
+        return {"fine-tune": f"{python} train.py --task text-classification --data FILE.csv --model {run}/model --pretrained",
+                "your own data": f"{python} train.py --task masked-lm --data FILE.txt    a text a line"}
+
+    @staticmethod
+    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+        """There are no classes to predict. Raises UserError (64)."""
+        raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task text-classification --model"
+                        f" {folder} --pretrained), or fill masks by transformers.pipeline('fill-mask', model='{folder}')")
+
+
+def _token_weights(batch: Batch) -> Tensor:
+    """[P]: the weight of each predicted token's sample."""
+    return batch.weight[batch.inputs["positions"] // batch.inputs["input_ids"].shape[1]]
+
+
+def _loss_sums(output: Output, batch: Batch) -> Tensor:
+    return torch.stack([output.loss_sum.double(), _token_weights(batch).double().sum()])
+
+
+def _loss_values(sums: Tensor) -> dict[str, float]:
+    loss = float(sums[0]) / float(sums[1])
+    return {"loss": loss, "perplexity": math.exp(min(loss, 700))}  # e^710 is beyond a float

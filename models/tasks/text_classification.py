@@ -1,0 +1,95 @@
+"""Text classification: a table of texts, or of pairs, with classes; any encoder of transformers; cross-entropy.
+
+Legend: B samples, T tokens, C classes.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data.demo_text import linear_baseline
+from data.table import Columns, read_rows
+from data.text import TextSample, TextSet, padded
+from data.tokenizer import load_tokenizer
+from models.bert import classify_texts, load_classifier
+from models.tasks.base import Batch, Output, Prediction
+from models.tasks.text import TextTask
+from utils.config import TextClassificationConfig
+from utils.distributed import World
+from utils.metrics import classification_metrics
+from utils.run import Run
+
+
+class TextClassification(TextTask):
+    """See models/tasks/base.py. Collective."""
+
+    best, best_is_high = "top1", True
+
+    def __init__(self, config: TextClassificationConfig, run: Run, world: World):
+        super().__init__(config, run, world, label_column=config.labels.label_column, cuts=False)
+        self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
+        self.metrics = classification_metrics(len(self.classes))
+
+    def collate(self, samples: Sequence[TextSample]) -> Batch:
+        """Padded to the longest of them."""
+        return Batch(padded(samples, self._tokenizer.pad_token_id), torch.tensor([sample.label for sample in samples]),
+                     torch.ones(len(samples)))
+
+    def weight(self, indices: Tensor) -> float:
+        """Samples in the global batch."""
+        return float(len(indices))
+
+    def example(self, size: int) -> Batch:
+        """The longest sample of train, `size` times."""
+        return self.collate(self._longest(size))
+
+    def forward(self, model: nn.Module, batch: Batch) -> Output:
+        """Cross-entropy in float32."""
+        logits = model(**batch.inputs).logits.float()  # [B, C]
+        smoothing = self._config.optim.label_smoothing if model.training else 0.0
+        losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
+        return Output((losses * batch.weight).sum(), logits)
+
+    def baselines(self) -> dict[str, float]:
+        """Always the most frequent class; for the built-in data a linear model on the tokens' counts too."""
+        most_frequent = np.bincount(self._train.labels).argmax()
+        baselines = {"always the most frequent class": float((self._eval.labels == most_frequent).mean())}
+        if self._config.data.data == "demo":
+            baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval, len(self._tokenizer))
+        return baselines
+
+    def next_steps(self, run: str, python: str) -> dict[str, str]:
+        """Predict; train on own texts."""
+        return {"predict": f"echo 'a text' | {python} -m models.predict {run} -",
+                "your own data": f"{python} train.py --task text-classification --data FILE.csv    with the columns text and label"}
+
+    @staticmethod
+    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+        """inputs: tables with the columns of training, text files, and - for standard input: a text a line, a pair as A<tab>B."""
+        model, described = load_classifier(folder), json.loads((folder / "config.json").read_text())
+        tokenizer = load_tokenizer(str(folder))
+        columns = Columns(tuple(described["text_columns"]), None)
+        paths = [Path("/dev/stdin" if name == "-" else name) for name in inputs]
+        classes = [model.config.id2label[number] for number in range(model.config.num_labels)]
+        return classes, _predictions(model, tokenizer, described["max_tokens"], paths, columns)
+
+
+BATCH = 64  # texts classified at once
+
+
+def _predictions(
+    model: nn.Module, tokenizer: Any, max_tokens: int, paths: Sequence[Path], columns: Columns
+) -> Iterator[list[Prediction]]:
+    rows = ((path, row) for path in paths for row in read_rows(path, columns))
+    while batch := list(islice(rows, BATCH)):
+        good = [row.texts for _, row in batch if all(map(str.strip, row.texts))]
+        found = iter(classify_texts(model, tokenizer, max_tokens, good) if good else ())
+        yield [Prediction("\t".join(row.texts), next(found)) if all(map(str.strip, row.texts)) else
+               Prediction("\t".join(row.texts), None, f"{path} line {row.line}: a text is empty") for path, row in batch]

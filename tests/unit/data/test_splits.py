@@ -1,0 +1,67 @@
+"""data/splits.py: the share of train that is held out, where nothing is there for validation."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.splits import held_out
+
+LABELS = st.lists(st.integers(0, 6), max_size=200).map(lambda labels: np.array(labels, dtype=np.int32))
+FRACTIONS = st.floats(0.001, 0.999)
+
+
+@given(LABELS, FRACTIONS, st.integers(0, 2**32))
+def test_the_same_share_is_held_out_each_time_whatever_was_drawn_before(labels, fraction, seed):
+    masks = []
+    for state in (0, 1):
+        np.random.seed(state)
+        torch.manual_seed(state)
+        random.seed(state)
+        masks.append(held_out(labels, fraction, seed).tolist())
+    assert masks[0] == masks[1]
+
+
+@given(LABELS, FRACTIONS, st.integers(0, 9))
+def test_each_class_gives_at_least_one_where_it_has_two_and_never_all(labels, fraction, seed):
+    held = held_out(labels, fraction, seed)
+    counts = [(int((labels == label).sum()), int(held[labels == label].sum())) for label in np.unique(labels)]
+    assert (held.dtype, held.shape) == (np.bool_, labels.shape)
+    assert [count for count in counts if not min(1, count[0] - 1) <= count[1] <= max(0, count[0] - 1)] == []
+
+
+@given(LABELS, FRACTIONS, st.integers(0, 9))
+def test_the_share_of_each_class_is_the_fraction_to_the_nearest_sample(labels, fraction, seed):
+    held = held_out(labels, fraction, seed)
+    sizes = {label: int((labels == label).sum()) for label in np.unique(labels)}
+    off = {label: held[labels == label].sum() - size * fraction for label, size in sizes.items() if 1 <= size * fraction <= size - 1}
+    assert [label for label, difference in off.items() if abs(difference) > 0.5 + 1e-9] == []
+
+
+@given(LABELS, FRACTIONS, st.randoms(use_true_random=False))
+def test_the_order_of_labels_does_not_change_how_many_of_a_class_are_held_out(labels, fraction, shuffler):
+    order = list(range(len(labels)))
+    shuffler.shuffle(order)
+    shuffled = labels[order]
+    held = [np.bincount(each[held_out(each, fraction, 0)], minlength=7).tolist() for each in (labels, shuffled)]
+    assert held[0] == held[1]
+
+
+@pytest.mark.parametrize("count, fraction, expected", [
+    (1, 0.1, 0), (1, 0.9, 0), (2, 0.1, 1), (2, 0.9, 1), (3, 0.999, 2), (10, 0.1, 1), (100, 0.1, 10), (1000, 0.25, 250), (10, 0.99, 9)])
+def test_so_many_of_a_class_are_held_out(count, fraction, expected):
+    assert held_out(np.zeros(count, dtype=np.int64), fraction, 0).sum() == expected
+
+
+def test_each_seed_holds_out_others_from_anywhere_in_the_class():
+    masks = np.stack([held_out(np.zeros(20, dtype=np.int64), 0.25, seed) for seed in range(60)])
+    assert len({tuple(mask) for mask in masks}) > 50 and masks.any(axis=0).all()
+
+
+def test_a_label_without_samples_does_not_matter():
+    labels = np.array([5, 0, 5, 5, 0, 0])
+    held = held_out(labels, 0.34, 0)
+    assert np.bincount(labels[held], minlength=6).tolist() == [1, 0, 0, 0, 0, 1]
