@@ -37,9 +37,7 @@ def bucketed(order: Tensor, lengths: Tensor, plan: "BatchPlan", seed: int) -> Te
     lengths: [N]. Of each WINDOW batches in turn, the samples are sorted by length and dealt out to the batches, these in random
     order: so a batch is of one length, the next one of any.
     """
-    order, starts = order.clone(), [0]
-    while (end := plan.end(starts[-1])) < plan.num_samples:
-        starts.append(end)
+    order, starts = order.clone(), plan.starts
     generator = torch.Generator().manual_seed(seed)
     for first in range(0, len(starts), WINDOW):
         window = starts[first:first + WINDOW]
@@ -76,6 +74,14 @@ class BatchPlan:
         if tail and whole and start == (whole - 1) * self.global_batch_size:
             return start + -(-(self.global_batch_size + tail) // 2)
         return min(start + self.global_batch_size, self.num_samples)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where the global batches of an epoch begin."""
+        starts = [0]
+        while (end := self.end(starts[-1])) < self.num_samples:
+            starts.append(end)
+        return starts
 
     def positions(self, start: int, number: int) -> range:
         """Positions of micro-batch `number` of the global batch that begins at `start`; empty where there are too few samples."""

@@ -11,6 +11,7 @@ without a byte order mark, lines ended by LF or CRLF. What breaks a rule is name
 import csv
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,22 +62,26 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
             files["test"] = test
         return files, notes
     names = sorted(path.name for path in top.iterdir() if not path.name.startswith("."))
-    if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES]:
-        raise UserError(f"--data {root}: has {some(similar)} but no train; name the training file train.csv (or .tsv, .jsonl, .txt)",
-                        Exit.BAD_DATA)
-    tables = [top / name for name in names if name.endswith(SUFFIXES)]
+    tables = [top / name for name in names if _is_table(top / name)]
+    if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES and (top / name in tables or (top / name).is_dir())]:
+        raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file train.csv (or .tsv, .jsonl,"
+                        " .txt), or put such files into train/", Exit.BAD_DATA)
     if not tables:
         raise UserError(f"--data {root}: holds no files of texts ({' '.join(SUFFIXES)}), but {some(names)}", Exit.BAD_DATA)
     return {"train": tables}, [f"there is no train, so all {len(tables)} files of texts in --data are read"]
 
 
 def _files_of(top: Path, split: str) -> list[Path]:
-    if (top / split).is_dir():
-        return sorted(path for path in (top / split).rglob("*") if path.suffix in SUFFIXES and not path.name.startswith("."))
-    found = [top / f"{split}{suffix}" for suffix in SUFFIXES if (top / f"{split}{suffix}").is_file()]
+    inside = sorted(path for path in (top / split).rglob("*") if _is_table(path)
+                    and not any(part.startswith(".") for part in path.relative_to(top).parts))
+    found = [top / f"{split}{suffix}" for suffix in SUFFIXES if _is_table(top / f"{split}{suffix}")] + ([top / split] if inside else [])
     if len(found) > 1:
         raise UserError(f"--data {top}: {' and '.join(path.name for path in found)} are both {split}; keep one", Exit.BAD_DATA)
-    return found
+    return inside or found
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix in SUFFIXES and path.is_file()
 
 
 def choose_columns(path: Path, text_column: str, label_column: str | None) -> Columns:
@@ -101,10 +106,10 @@ def choose_columns(path: Path, text_column: str, label_column: str | None) -> Co
             raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair")
         return Columns(texts, label_column)
     others = [name for name in names if name != label_column]
-    if "text" not in names and len(others) != 1:
+    if "text" not in others and len(others) != 1:
         raise UserError(f"{path}: which column is the text? {has}; name it by --text-column, or two (A,B) for a sentence pair",
                         Exit.BAD_DATA)
-    return Columns(("text",) if "text" in names else (others[0],), label_column)
+    return Columns(("text",) if "text" in others else (others[0],), label_column)
 
 
 def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
@@ -161,7 +166,8 @@ def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
         try:
             fields = next(reader, None)
         except csv.Error as error:
-            raise _wrong(path, number, f"{error} (CSV: a quote in a quoted field is doubled, and every quote is closed)") from None
+            rule = "a carriage return stands outside quotes" if "new-line" in str(error) else str(error)
+            raise _wrong(path, number, f"{rule} (CSV: a quote in a quoted field is doubled, and every quote is closed)") from None
         if fields is None:
             return
         if fields:
@@ -178,7 +184,7 @@ def _names(path: Path, header: tuple[int, list[str]]) -> list[str]:
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _wrong(path, number, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _wrong(path, number, 'must be an object, {"column": value, ...}')
@@ -195,7 +201,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
-                    raise _wrong(path, number, f"byte 0x{raw[error.start]:02x} is not UTF-8; convert the file (iconv -t UTF-8)") from None
+                    byte = error.object[error.start]
+                    raise _wrong(path, number, f"byte 0x{byte:02x} is not UTF-8; convert the file (iconv -t UTF-8)") from None
                 if "\0" in line:
                     raise _wrong(path, number, "holds a NUL character, so it is no text; remove it")
                 yield number, line
@@ -215,13 +222,15 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
         raise _wrong(path, number, f"{column} must be a text, and is {json.dumps(value)[:40]}")
     if len(value) > MAX_FIELD:
         raise _wrong(path, number, f"{column} is longer than {MAX_FIELD} characters")
+    if re.search("[\0\ud800-\udfff]", value):  # as JSON can spell them
+        raise _wrong(path, number, f"{column} holds a NUL or half a surrogate pair, so it is no text; correct it")
     return value
 
 
 def _label(path: Path, number: int, column: str, value: Any) -> str:
-    if isinstance(value, list | dict | None) or value == "":
+    if isinstance(value, list | dict | None):
         raise _wrong(path, number, f"{column} must be a word or a number, and is {json.dumps(value)[:40]}")
-    return value.strip() if isinstance(value, str) else json.dumps(value)
+    return _text(path, number, column, value).strip() if isinstance(value, str) else json.dumps(value)
 
 
 def _wrong(path: Path, number: int, rule: str) -> UserError:

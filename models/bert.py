@@ -25,6 +25,7 @@ from utils.errors import Exit, UserError
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
 HEADS = {"text-classification": AutoModelForSequenceClassification, "masked-lm": AutoModelForMaskedLM}
+PADDED_BY = 1024  # tokens at most: vocabularies of models are rounded up for speed
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # of a name on the hub: weights, tokenizer, their settings
 
 transformers.logging.set_verbosity_error()  # what is said of weights that are missing is said below
@@ -36,8 +37,13 @@ def find_folder(name: str, world: World) -> str | None:
 
     Raises UserError (66) where there is none and it cannot be fetched.
     """
-    if name in SIZES or Path(name).is_dir():
-        return None if name in SIZES else name
+    if name in SIZES:
+        return None
+    if Path(name).is_dir():
+        if not {"config.json", "tokenizer_config.json", "tokenizer.json"} & {path.name for path in Path(name).iterdir()}:
+            raise UserError(f"{name} is no model folder: it needs a config.json with a model_type, as RUN/model of a text run has",
+                            Exit.NO_INPUT)
+        return name
     world.once(lambda: _fetch(name, local_files_only=False), per_node=True)
     return _fetch(name, local_files_only=True)
 
@@ -62,7 +68,10 @@ def build_encoder(task: str, config: TextModelOptions, folder: str | None, token
     Raises UserError: 64 where tokenizer, length or weights do not fit, 66 if the folder holds no such model.
     """
     described = _describe(config.model, folder, tokenizer, max_length)
-    if len(tokenizer) > described.vocab_size:
+    if config.pretrained and folder is None:
+        raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a transformers name")
+    surplus = described.vocab_size - len(tokenizer)
+    if surplus < 0 or (config.pretrained and surplus > PADDED_BY):
         raise UserError(f"--model {config.model} knows {described.vocab_size} tokens and the tokenizer makes {len(tokenizer)}: they do not"
                         " belong together; leave --tokenizer out, or train from scratch with --model bert-small")
     padding_offset = described.pad_token_id + 1 if described.model_type in ("roberta", "xlm-roberta", "camembert") else 0
@@ -75,7 +84,7 @@ def build_encoder(task: str, config: TextModelOptions, folder: str | None, token
         described.problem_type = "single_label_classification"
     try:
         if config.pretrained and initial_weights:
-            return _load(task, config.model, folder, described, same_classes or not classes)
+            return _load(task, folder, described, same_classes or not classes)
         model = HEADS[task].from_config(described, dtype=torch.float32)
     except ValueError as error:  # a model type without such a head
         raise UserError(f"--model {config.model} is no model for {task}: {next(iter(str(error).splitlines()), '')[:200]}") from None
@@ -96,10 +105,8 @@ def _describe(name: str, folder: str | None, tokenizer: Any, max_length: int) ->
                         " a config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 
 
-def _load(task: str, name: str, folder: str | None, described: Any, same_classes: bool) -> nn.Module:
+def _load(task: str, folder: str, described: Any, same_classes: bool) -> nn.Module:
     """The model with the weights in `folder`; what only the head has may be missing there."""
-    if folder is None:
-        raise UserError(f"--pretrained: --model {name} is built from scratch; name a model folder, or a transformers name")
     try:
         model, found = HEADS[task].from_pretrained(
             folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,

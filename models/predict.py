@@ -87,7 +87,7 @@ def find_model(run: Path) -> tuple[Path, str]:
         task = json.loads((folder / "config.json").read_text())["task"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'config.json'} is not that of a run's model ({type(error).__name__}: {error})", Exit.NO_INPUT) from None
-    if task not in TASKS:
+    if not isinstance(task, str) or task not in TASKS:
         raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}", Exit.NO_INPUT)
     return folder, task
 
@@ -99,9 +99,13 @@ def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float
 
 
 def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
-    return lambda name, row: file.write(json.dumps({
-        "input": name, "prediction": classes[_argmax(row)], "probability": round(max(row), 6),
-        "probabilities": {label: round(value, 6) for label, value in zip(classes, row, strict=True)}}, ensure_ascii=False) + "\n")
+    def write(name: str, row: list[float]) -> None:
+        values = {"input": name, "prediction": classes[_argmax(row)], "probability": round(max(row), 6),
+                  "probabilities": {label: round(value, 6) for label, value in zip(classes, row, strict=True)}}
+        is_text = name.encode("utf-8", "ignore").decode() == name  # a file's name may be in any encoding
+        file.write(json.dumps(values, ensure_ascii=not is_text) + "\n")
+
+    return write
 
 
 FORMATS = {"csv": _csv_rows, "jsonl": _jsonl_rows}

@@ -8,6 +8,7 @@ workers sessions of their own, so a process group would not do.
 """
 
 import contextlib
+import csv
 import os
 import shutil
 import signal
@@ -184,6 +185,24 @@ def start_torchrun(launch) -> Iterator[Callable[..., Launch]]:
 def photos(session_dir) -> Path:
     """Noise of three tints, 16 px: 57 images to train on and 147 to evaluate. Read only: write_photos makes a copy to spoil."""
     return write_photos(session_dir / "photos")
+
+
+@pytest.fixture(scope="session")
+def texts(session_dir) -> Path:
+    """train.csv and val.csv with the columns text, more and label: as many samples as photos, of 3 to 20 words each."""
+    root = session_dir / "texts"
+    root.mkdir()
+    generator = np.random.default_rng(0)
+    words = ["".join(generator.choice(list("abcdefghij"), 4)) for _ in range(60)]
+    for split, counts in COUNTS.items():
+        with (root / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "more", "label"])
+            for label, count in enumerate(counts):
+                for _ in range(count):
+                    chosen = generator.choice(words[20 * label:][:30], generator.integers(3, 21))
+                    writer.writerow([" ".join(chosen), chosen[0], f"topic{label}"])
+    return root
 
 
 @pytest.fixture

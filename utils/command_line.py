@@ -20,7 +20,7 @@ from typing import Any
 import tyro
 import yaml
 
-from utils.config import CONFIGS, Config, duration_or_steps, flag, settings
+from utils.config import CONFIGS, Config, RunOptions, duration_or_steps, flag, settings
 from utils.errors import Exit, UserError, record_exit
 
 
@@ -64,10 +64,10 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Confi
             raise UserError(f"{first.config}: unknown key {name}{_close(name, names)}; `train.py --task {task} --help` lists the settings")
     demo = demo_settings.get(task, {}) if (first.data or file_settings.get("data", "demo")) == "demo" else {}
     words = _tokens(demo) + _tokens(file_settings) + argv
+    prog = "train.py" if task == RunOptions().task else f"train.py --task {task}"  # an error points to the --help of the task
     try:
         with redirect_stderr(sys.stderr if speaks else io.StringIO()):  # console_outputs leaves errors in values out (tyro 1.0)
-            config = tyro.cli(
-                cls, args=words, prog="train.py", description=_USAGE, console_outputs=speaks, config=(tyro.conf.OmitArgPrefixes,))
+            config = tyro.cli(cls, args=words, prog=prog, description=_USAGE, console_outputs=speaks, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as stop:  # tyro has said why
         record_exit(Exit.USAGE if stop.code else Exit.DONE)
         raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None

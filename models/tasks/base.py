@@ -48,6 +48,11 @@ class Output:
     logits: Tensor  # [B, C] or [P, V] float32
 
 
+def widened(logits: Tensor) -> Tensor:
+    """In float32 at least: no loss is computed in bf16 or fp16."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 @dataclass(frozen=True)
 class Prediction:
     """What models.predict writes of one input."""

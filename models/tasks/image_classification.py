@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from data import demo
 from data.augment import build_transforms, is_photo
 from data.image_folder import ImageFolder, Sample, build_index, list_images
-from models.tasks.base import Batch, Output, Prediction
+from models.tasks.base import Batch, Output, Prediction, widened
 from models.vision import build_model, classify_images, load_model_folder, save_model_folder
 from utils.config import ImageClassificationConfig
 from utils.distributed import World
@@ -78,7 +78,7 @@ class ImageClassification:
         """Normalise on the device, then cross-entropy in float32."""
         images = batch.inputs["images"].permute(0, 3, 1, 2)  # [B, 3, H, W], channels_last in memory
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
-        logits = model((images - self._mean) / self._std).float()  # [B, C]
+        logits = widened(model((images - self._mean) / self._std))  # [B, C]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
         losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
         return Output((losses * batch.weight).sum(), logits)

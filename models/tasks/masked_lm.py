@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from data.masking import MaskedSample, MaskedTextSet
 from data.text import is_special, padded
 from models.bert import SparsePrediction
-from models.tasks.base import Batch, Output, Prediction
+from models.tasks.base import Batch, Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.config import MaskedLMConfig
 from utils.distributed import World
@@ -30,6 +30,8 @@ class MaskedLM(TextTask):
     best, best_is_high = "loss", False
 
     def __init__(self, config: MaskedLMConfig, run: Run, world: World):
+        if "," in config.text.text_column:
+            raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
         super().__init__(config, run, world, label_column=None, cuts=True)
         if self._tokenizer.mask_token_id is None:
             raise UserError(f"--model {config.model.model}: its tokenizer has no mask token, so it is no model for --task masked-lm")
@@ -65,7 +67,7 @@ class MaskedLM(TextTask):
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy of the predicted tokens, in float32."""
         inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "positions"}
-        logits = self._sparse.logits(model, inputs, batch.inputs["positions"]).float()  # [P, V]
+        logits = widened(self._sparse.logits(model, inputs, batch.inputs["positions"]))  # [P, V]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
         losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [P]
         return Output((losses * _token_weights(batch)).sum(), logits)

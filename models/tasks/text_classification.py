@@ -19,7 +19,7 @@ from data.table import Columns, read_rows
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
-from models.tasks.base import Batch, Output, Prediction
+from models.tasks.base import Batch, Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.config import TextClassificationConfig
 from utils.distributed import World
@@ -52,7 +52,7 @@ class TextClassification(TextTask):
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy in float32."""
-        logits = model(**batch.inputs).logits.float()  # [B, C]
+        logits = widened(model(**batch.inputs).logits)  # [B, C]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
         losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
         return Output((losses * batch.weight).sum(), logits)

@@ -17,6 +17,10 @@ from utils.parallel import STRATEGIES
 WORDS = {
     # BatchNorm and dropout
     "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32"],
+    # dropout, length buckets, a vocabulary that is learnt at the first start, sentence pairs
+    "text-classification": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", "--text-column", "text,more"],
+    # besides, masks and a tied weight
+    "masked-lm": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"],
 }
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--precision", "bf16",
           "--log-every", "1"]
@@ -57,8 +61,8 @@ def task(request):
 
 
 @pytest.fixture(scope="module")
-def contract_of(task, session_dir, run_train, run_torchrun, photos):
-    data = {"image-classification": photos}
+def contract_of(task, session_dir, run_train, run_torchrun, photos, texts):
+    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts}
     return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data) for name in STRATEGIES}
 
 

@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,24 +23,68 @@ from torch.nn.utils.parametrizations import spectral_norm
 import train
 from data.loader import build_loader
 from data.sampler import BatchPlan, ElasticDistributedSampler
+from models.tasks import load_task
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
+from utils.command_line import parse_command_line
 from utils.distributed import Agreement, World
 from utils.errors import Exit, UserError, exit_after
 from utils.parallel import STRATEGIES, load_strategy
 from utils.precision import Precision
+from utils.run import Run
 from utils.seed import seed_micro_batch
 
 M, CLASSES, SIDE = 6, 10, 32
-PLAN = BatchPlan(num_samples=67, global_batch_size=26, num_micro_batches=M)  # batches of 26, 21, 20: nothing divides by 6
-STEPS = {"first": 0, "uneven last": 47}  # positions in the epoch
-MODELS = {
-    "resnet18": lambda: build_classifier("resnet18", CLASSES),  # BatchNorm
-    "mobilenet_v3_small": lambda: build_classifier("mobilenet_v3_small", CLASSES),  # BatchNorm and dropout
-    # Every forward changes its vectors, which enter the next one: how many a rank does must not matter.
-    "spectral-norm": lambda: nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 8, stride=8)), nn.Flatten(), nn.Linear(128, CLASSES)),
-}
 ONE = torch.ones(())
+
+
+class _Images:
+    """A task whose sample i is noise [3, SIDE, SIDE] and a label, functions of i."""
+
+    lengths = None
+
+    def __init__(self, build: Callable[[], nn.Module]):
+        self.train_set, self._build = self, build
+
+    def __len__(self) -> int:
+        return 67  # batches of 26, 21, 20: nothing divides by 6
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int]:
+        generator = torch.Generator().manual_seed(item[1])
+        return torch.randn(3, SIDE, SIDE, generator=generator, dtype=torch.float64), item[1] % CLASSES
+
+    def collate(self, samples: list[tuple[Tensor, int]]) -> Batch:
+        images = torch.stack([image for image, _ in samples])
+        return Batch({"images": images}, torch.tensor([label for _, label in samples]), torch.ones(len(samples), dtype=torch.float64))
+
+    def weight(self, indices: Tensor) -> float:
+        return float(len(indices))
+
+    def build_model(self, initial_weights: bool) -> nn.Module:
+        return self._build().to(memory_format=torch.channels_last)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Output:
+        logits = model(batch.inputs["images"].to(next(model.parameters()).dtype))
+        return Output((F.cross_entropy(logits, batch.labels, reduction="none") * batch.weight).sum(), logits)
+
+
+def _text_task(task: str, world: World, folder: Path) -> Any:
+    """The real one, with dropout, on the texts in FOLDER; 57 of them: batches of 26, 16, 15."""
+    config = parse_command_line(["--task", task, "--data", str(folder / "texts"), "--model", "bert-tiny", "--vocab-size", "200",
+                                 "--max-length", "32"], {})[0]
+    run = Run(folder, {}, writes=world.is_main, note=print, facts={"start": 1, "cores_per_process": 1})
+    return load_task(task)(config, run, world)
+
+
+TASKS = {
+    "resnet18": lambda *_: _Images(lambda: build_classifier("resnet18", CLASSES)),  # BatchNorm
+    "mobilenet_v3_small": lambda *_: _Images(lambda: build_classifier("mobilenet_v3_small", CLASSES)),  # BatchNorm and dropout
+    # Every forward changes its vectors, which enter the next one: how many a rank does must not matter.
+    "spectral-norm": lambda *_: _Images(
+        lambda: nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 8, stride=8)), nn.Flatten(), nn.Linear(128, CLASSES))),
+    "text-classification": partial(_text_task, "text-classification"),
+    "masked-tokens": partial(_text_task, "masked-lm"),  # the weight of a batch is its predicted tokens, not its samples
+}
 
 
 def once_returns_rank_0s_value(world: World, folder: Path) -> Any:
@@ -84,24 +129,25 @@ def a_flag_before_a_wait(world: World, folder: Path) -> Any:
 
 
 def gradients(world: World, folder: Path) -> Any:
-    """{case: figures of one step}, over models, types, strategies and batches."""
+    """{case: figures of one step}, over tasks, types, strategies and batches."""
     return {f"{name} {dtype} {step}": figures
-            for name in MODELS for dtype in (torch.float32, torch.float64)
-            for step, figures in _steps(name, dtype, world, folder).items()}
+            for name, build in TASKS.items() for task in [build(world, folder)] for dtype in (torch.float32, torch.float64)
+            for step, figures in _steps(name, task, dtype, world, folder).items()}
 
 
-def _steps(name: str, dtype: torch.dtype, world: World, folder: Path) -> dict[str, Any]:
+def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path) -> dict[str, Any]:
     """The same steps under every strategy. Distances are relative L2, of this launch's ddp to one process's, and to exact's."""
-    figures, results = {step: {} for step in STEPS}, {}
+    plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
+    positions = {"first": 0, "uneven last": plan.starts[-1]}
+    figures, results = {step: {} for step in positions}, {}
     for kind in STRATEGIES:
         torch.manual_seed(0)
-        model = MODELS[name]().to(dtype).to(memory_format=torch.channels_last)
-        strategy = load_strategy(kind)(model, world, M)
+        strategy = load_strategy(kind)(task.build_model(initial_weights=True).to(dtype), world, M)
         strategy.setup()
-        for step, start in STEPS.items():
-            results[kind, step] = _step(strategy, start, dtype, world)
+        for step, start in positions.items():
+            results[kind, step] = _step(task, strategy, plan, start, world)
             figures[step][f"{kind} sha256"] = _sha256(results[kind, step])
-    for step in STEPS:
+    for step in positions:
         file = folder / f"{name} {dtype} {step}.safetensors"
         if world.world_size == 1:
             save_file(results["ddp", step], file)
@@ -111,17 +157,15 @@ def _steps(name: str, dtype: torch.dtype, world: World, folder: Path) -> dict[st
     return figures
 
 
-def _step(strategy: Any, start: int, dtype: torch.dtype, world: World) -> dict[str, Tensor]:
+def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -> dict[str, Tensor]:
     """Summed gradients and buffers of one optimizer step at position `start`, as train_one_epoch computes them."""
-    sampler = ElasticDistributedSampler(PLAN, world.rank, world.world_size, seed=0)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, seed=0, lengths=task.lengths)
     sampler.set_position(0, start)
-    micro_batches = next(iter(build_loader(_Images(), _collate, sampler, 0, world)))
+    micro_batches = next(iter(build_loader(task.train_set, task.collate, sampler, 0, world)))
     strategy.module.train()
     for batch in strategy.share(micro_batches, ONE):
         seed_micro_batch(0, start, batch.number)
-        logits = strategy.model(batch.inputs["images"].to(dtype))
-        losses = F.cross_entropy(logits, batch.labels, reduction="none")
-        ((losses * batch.weight).sum() / len(sampler.indices(start))).backward()
+        (task.forward(strategy.model, batch).loss_sum / task.weight(sampler.indices(start))).backward()
     strategy.settle_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()
     result = {f"gradient of {name}": weight.grad.contiguous().clone() for name, weight in strategy.module.named_parameters()}
@@ -129,19 +173,6 @@ def _step(strategy: Any, start: int, dtype: torch.dtype, world: World) -> dict[s
     for weight in strategy.module.parameters():
         weight.grad = None
     return result
-
-
-class _Images:
-    """Sample i: noise [3, SIDE, SIDE] and a label, functions of i."""
-
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, int]:
-        generator = torch.Generator().manual_seed(item[1])
-        return torch.randn(3, SIDE, SIDE, generator=generator, dtype=torch.float64), item[1] % CLASSES
-
-
-def _collate(samples: list[tuple[Tensor, int]]) -> Batch:
-    images = torch.stack([image for image, _ in samples])
-    return Batch({"images": images}, torch.tensor([label for _, label in samples]), torch.ones(len(samples), dtype=torch.float64))
 
 
 def planted_values_make_the_norm_non_finite(world: World, folder: Path) -> Any:
@@ -188,7 +219,8 @@ def _with_an_unused_weight(kind: str, world: World) -> dict[str, Any]:
     optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1)
     strategy.setup()
     train.warm_up(SimpleNamespace(
-        strategy=strategy, task=task, plan=PLAN, precision=Precision("fp32", world.device), log=SimpleNamespace(note=notes.append),
+        strategy=strategy, task=task, plan=BatchPlan(67, 26, M), precision=Precision("fp32", world.device),
+        log=SimpleNamespace(note=notes.append),
         config=SimpleNamespace(run=SimpleNamespace(seed=0)), state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []
     for _ in range(2):

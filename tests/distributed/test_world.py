@@ -11,10 +11,11 @@ TOLERANCE = {"torch.float32": 1e-6, "torch.float64": 1e-12}  # six micro-batches
 
 
 @pytest.fixture(scope="module")
-def told(session_dir, run_torchrun):
+def told(session_dir, run_torchrun, texts):
     """told[W][rank][check]: what check_world.py found."""
     folder = session_dir / "world"
     folder.mkdir()
+    (folder / "texts").symlink_to(texts)
     for processes in NUMBERS:  # one process comes first: its gradients are the reference
         result = run_torchrun(processes, folder, script="tests/distributed/check_world.py")
         assert result.returncode == 0, result.text

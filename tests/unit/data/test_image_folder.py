@@ -184,7 +184,7 @@ def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/b/1.png", "val/c/1.png"), "val/ has c, which train/ lacks"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/B/1.png"), "only in case"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/b/1.png", "test/c/1.png"), "test/ has c"),
-    (("train/a/1.png", "train/b/1.png"), "every class has one image"),
+    (("train/a/1.png", "train/b/1.png"), "every class has one sample"),
 ])
 def test_unusable_folder_is_bad_data_and_says_why(tmp_path, index_of, names, words):
     root = tmp_path / "d"
