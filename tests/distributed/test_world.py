@@ -8,6 +8,7 @@ from utils.errors import Exit
 
 NUMBERS = (1, 2, 3, 4)
 TOLERANCE = {"torch.float32": 1e-6, "torch.float64": 1e-12}  # six micro-batches are added in another order, nothing else differs
+TO_EXACT = TOLERANCE | {"torch.float64": 4e-12}  # besides, exact rounds every value to 2^-50: of half a million weights that is 1e-12
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +90,7 @@ def test_exact_gives_the_same_gradients_and_buffers_to_the_bit_on_1_2_3_and_4_pr
 def test_ddp_agrees_with_exact_to_rounding(told):
     for processes, case in gradient_cases(told):
         distances = told[processes][0]["gradients"][case]["ddp to exact"]
-        assert max(distances.values()) <= TOLERANCE[case.split()[1]], (processes, case, distances)
+        assert max(distances.values()) <= TO_EXACT[case.split()[1]], (processes, case, distances)
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
