@@ -35,7 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_length": 64,
         "global_batch_size": 32,
         "micro_batch_size": 8,
-        "epochs": 12,
+        "epochs": 8,
         "lr": 1e-3,
     },
     "masked-lm": {
@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_length": 64,
         "global_batch_size": 64,
         "micro_batch_size": 16,
-        "epochs": 12,
+        "epochs": 8,
         "lr": 2e-3,
     },
 }

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from data.text import TextSample, TokenTable, is_special
+from data.text import TextSample, TokenTable
+from data.tokenizer import is_special
 from utils.seed import derive_seed, seeded
 
 

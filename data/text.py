@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.table import Row, choose_columns, find_tables, read_rows
+from data.tokenizer import is_special
 from utils.errors import Exit, UserError, some
 
 CACHE_VERSION = 1
@@ -118,13 +120,6 @@ def padded(samples: Sequence[TextSample], pad_id: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask} | ({"token_type_ids": types} if len(samples[0].types) else {})
 
 
-def is_special(tokenizer: Any) -> np.ndarray:
-    """[V] bool: which tokens stand for no text."""
-    flags = np.zeros(len(tokenizer), dtype=bool)
-    flags[tokenizer.all_special_ids] = True
-    return flags
-
-
 def tokenize(source: TextSource, tokenizer: Any, cache: Path) -> None:
     """Make the token ids of `source` under `cache`, unless they are there. Raises UserError (65, 66, 73, 74).
 
@@ -183,8 +178,8 @@ class _Writer:
         self._source, self._tokenizer, self._folder = source, tokenizer, folder
         self._files, self._notes = find_tables(source.root)
         self._columns = choose_columns(self._files["train"][0], source.text_column, source.label_column)
-        self._dtypes = DTYPES | {"ids": np.uint16 if len(tokenizer) <= 2**16 else np.uint32}
         self._special = is_special(tokenizer)
+        self._dtypes = DTYPES | {"ids": np.uint16 if len(self._special) <= 2**16 else np.uint32}
         self._labels: dict[str, int] = {}  # of train, in the order in which they appear
         self._bad: list[str] = []
         self._num_texts = self._num_long = 0
@@ -273,7 +268,8 @@ class _Writer:
         if len(classes) == 1:
             raise UserError(f"--data {self._source.root}: there is only one class, {classes[0]}, in {self._columns.label};"
                             " a classifier needs two or more", Exit.BAD_DATA)
-        new = np.array([classes.index(label) for label in self._labels], dtype=DTYPES["labels"])
+        number = {label: i for i, label in enumerate(classes)}
+        new = np.array([number[label] for label in self._labels], dtype=DTYPES["labels"])
         for split in self._files:
             file = self._folder / f"{split}.labels"
             file.write_bytes(new[np.fromfile(file, DTYPES["labels"])].tobytes())
@@ -283,7 +279,6 @@ class _Writer:
 def _sorted(labels: Iterable[str]) -> list[str]:
     """Numbers numerically, if all are; words by their characters."""
     try:
-        numbers = {label: float(label) for label in labels}
-    except ValueError:
+        return sorted(labels, key=lambda label: (Decimal(label), label))
+    except InvalidOperation:
         return sorted(labels)
-    return sorted(labels, key=lambda label: (numbers[label], label))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -76,6 +77,13 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
         model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=LONGEST)
+
+
+def is_special(tokenizer: Any) -> np.ndarray:
+    """[V] bool: which tokens stand for no text. V is one more than the largest id."""
+    flags = np.zeros(max(tokenizer.get_vocab().values()) + 1, dtype=bool)
+    flags[tokenizer.all_special_ids] = True
+    return flags
 
 
 def _digest(folder: Path) -> str:

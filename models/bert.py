@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
+from data.tokenizer import is_special
 from utils.config import TextModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -70,9 +71,10 @@ def build_encoder(task: str, config: TextModelOptions, folder: str | None, token
     described = _describe(config.model, folder, tokenizer, max_length)
     if config.pretrained and folder is None:
         raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a transformers name")
-    surplus = described.vocab_size - len(tokenizer)
+    num_tokens = len(is_special(tokenizer))
+    surplus = described.vocab_size - num_tokens
     if surplus < 0 or (config.pretrained and surplus > PADDED_BY):
-        raise UserError(f"--model {config.model} knows {described.vocab_size} tokens and the tokenizer makes {len(tokenizer)}: they do not"
+        raise UserError(f"--model {config.model} knows {described.vocab_size} tokens and the tokenizer makes {num_tokens}: they do not"
                         " belong together; leave --tokenizer out, or train from scratch with --model bert-small")
     padding_offset = described.pad_token_id + 1 if described.model_type in ("roberta", "xlm-roberta", "camembert") else 0
     if max_length > (limit := getattr(described, "max_position_embeddings", max_length) - padding_offset) > 0:

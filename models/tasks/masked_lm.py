@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data.masking import MaskedSample, MaskedTextSet
-from data.text import is_special, padded
+from data.text import padded
+from data.tokenizer import is_special
 from models.bert import SparsePrediction
 from models.tasks.base import Batch, Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -74,8 +75,9 @@ class MaskedLM(TextTask):
 
     def baselines(self) -> dict[str, float]:
         """The loss of always guessing by how frequent tokens are in train."""
-        counts = 1.0 + np.bincount(self._train.ids, minlength=len(self._tokenizer))
-        shares = counts / counts[~is_special(self._tokenizer)].sum()
+        special = is_special(self._tokenizer)
+        counts = 1.0 + np.bincount(self._train.ids, minlength=len(special))
+        shares = counts / counts[~special].sum()
         targets = np.concatenate([self.eval_set[0, i].targets for i in range(len(self.eval_set))])
         return {"guessing by the tokens' frequency": float(-np.log(shares[targets]).mean())}
 

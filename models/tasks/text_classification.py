@@ -62,7 +62,7 @@ class TextClassification(TextTask):
         most_frequent = np.bincount(self._train.labels).argmax()
         baselines = {"always the most frequent class": float((self._eval.labels == most_frequent).mean())}
         if self._config.data.data == "demo":
-            baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval, len(self._tokenizer))
+            baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval)
         return baselines
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
