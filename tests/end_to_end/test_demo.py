@@ -1,6 +1,7 @@
 """The built-in digits with their own settings, as `make train` has them."""
 
 import json
+import re
 from collections import Counter
 
 from tests.run_directory import records
@@ -23,6 +24,22 @@ def test_one_process_reaches_97_percent(session_dir, run_train):
     result = run_train("--run-dir", run, "--threads", "1", "--workers", "0", "--epochs", "6")
     assert result.returncode == 0, result.text
     assert json.loads((run / "summary.json").read_text())["top1"] >= 0.97
+
+
+def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(run_torchrun, session_dir):
+    result = run_torchrun(2, "--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0")
+    assert result.returncode == 0, result.text
+    assert json.loads((session_dir / "demo-docstrings" / "summary.json").read_text())["top1"] >= 0.75
+    for part in ("always the most frequent class 17.", "a linear model on the tokens' counts 8", "echo 'a text' | "):
+        assert part in result.out, result.text
+
+
+def test_masked_words_are_guessed_better_than_by_their_frequency(run_torchrun, session_dir):
+    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0", "--epochs", "4")
+    assert result.returncode == 0, result.text
+    losses = [record["loss"] for record in records(session_dir / "demo-topics") if record["split"] == "val"]
+    [frequency] = re.findall(r"guessing by the tokens' frequency (\d\.\d+)", result.out)
+    assert losses[-1] < losses[0] and losses[-1] < float(frequency)
 
 
 def test_every_sample_is_trained_on_once_per_epoch_and_evaluated_once_per_evaluation(demo_run):

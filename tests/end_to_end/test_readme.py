@@ -1,5 +1,6 @@
 """The README's commands, run as they stand in a fresh copy of the project."""
 
+import csv
 import json
 import os
 import re
@@ -76,6 +77,28 @@ def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos, train
         done = shell(f"{line} --image-size 32 --max-steps 1 --device cpu")
         assert done.returncode == 0, done.stderr
         assert "step 1/1 validation loss" in done.stdout
+
+
+def test_the_lines_for_own_texts_train_on_tables_pairs_and_text_files(copy, shell, texts):
+    rows = list(csv.DictReader((texts / "train.csv").open(encoding="utf-8")))
+    shutil.copy(texts / "train.csv", copy / "reviews.csv")
+    (copy / "corpus.txt").write_text("".join(f"{row['text']}\n" for row in rows))
+    pairs = [("premise", "hypothesis", "relation"), *((row["text"], row["more"], row["label"]) for row in rows)]
+    (copy / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in pairs))
+    lines = block("python train.py --task masked-lm --data corpus") + block("python train.py --task text-classification --data reviews")
+    for seed, line in enumerate(lines):  # each a run of its own
+        # Small models, and no download: its failure is tested elsewhere.
+        line = line.replace("google-bert/bert-base-uncased", "runs/pretrained/model").replace("bert-small", "bert-tiny")
+        done = shell(f"{line} --max-steps 1 --device cpu --seed {seed}")
+        assert done.returncode == 0, done.stderr
+        assert "step 1/1 validation loss" in done.stdout
+
+
+def test_the_lines_for_the_built_in_texts_are_runs_of_their_own(copy, shell):
+    for line in block("python train.py --task text-classification\n".strip()):
+        done = shell(f"{line} --max-steps 1 --device cpu --run-dir runs/{line.split()[-1]}")
+        assert done.returncode == 0, done.stderr
+        assert "for comparison: " in done.stdout
 
 
 def test_the_files_that_the_readme_links_to_exist():
