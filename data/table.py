@@ -46,12 +46,8 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
     that holds such files directly, which then are all for training. Raises UserError (65, 66).
     """
     top = Path(root)
-    if not top.exists():
-        raise UserError(f"--data {root}: there is no such file or folder", Exit.NO_INPUT)
-    if top.is_file():
-        if top.suffix not in SUFFIXES:
-            raise UserError(f"--data {root}: a file of texts ends in {', '.join(SUFFIXES)}", Exit.BAD_DATA)
-        return {"train": [top]}, []
+    if not top.is_dir():
+        return {"train": [table_at(root)]}, []
     files, notes = {}, []
     if files_of_train := _files_of(top, "train"):
         files["train"] = files_of_train
@@ -69,6 +65,16 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
     if not tables:
         raise UserError(f"--data {root}: holds no files of texts ({' '.join(SUFFIXES)}), but {some(names)}", Exit.BAD_DATA)
     return {"train": tables}, [f"there is no train, so all {len(tables)} files of texts in --data are read"]
+
+
+def table_at(name: str) -> Path:
+    """The file of texts with this name. Raises UserError: 66 if there is none, 65 if it is none of SUFFIXES."""
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"{name}: there is no such file", Exit.NO_INPUT)
+    if not _is_table(path):
+        raise UserError(f"{name}: a file of texts ends in {', '.join(SUFFIXES)}", Exit.BAD_DATA)
+    return path
 
 
 def _files_of(top: Path, split: str) -> list[Path]:

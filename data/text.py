@@ -7,6 +7,7 @@
 Legend: N samples, B samples in a batch, T tokens in the longest of them.
 """
 
+import copy
 import hashlib
 import json
 import shutil
@@ -175,7 +176,8 @@ class _Writer:
     """Reads the tables, and writes the arrays of every split into `folder`."""
 
     def __init__(self, source: TextSource, tokenizer: Any, folder: Path):
-        self._source, self._tokenizer, self._folder = source, tokenizer, folder
+        self._source, self._folder = source, folder
+        self._tokenizer = copy.deepcopy(tokenizer)  # it keeps the truncation that it is called with
         self._files, self._notes = find_tables(source.root)
         self._columns = choose_columns(self._files["train"][0], source.text_column, source.label_column)
         self._special = is_special(tokenizer)

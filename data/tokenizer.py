@@ -23,16 +23,21 @@ PREFIX = "##"  # of a token that continues a word
 LONGEST = 512  # tokens that a trained one's `truncation=True` leaves
 
 
-def settle_tokenizer(source: str | None, texts: Callable[[], Iterable[str]], vocab_size: int, run: Run, world: World) -> Any:
+def settle_tokenizer(
+    source: str | None, makes_types: bool, texts: Callable[[], Iterable[str]], vocab_size: int, run: Run, world: World
+) -> Any:
     """The run's tokenizer: that in the folder `source`, or where it is None one trained on `texts()`. Collective.
 
-    Kept in RUN/tokenizer from the run's first start on. Raises UserError: 66 where there is none in `source`, 78 if the kept one changed.
+    makes_types: False where the model takes no token types. Kept in RUN/tokenizer from the run's first start on.
+    Raises UserError: 66 where there is none in `source`, 78 if the kept one changed.
     """
     folder = run.path / "tokenizer"
 
     def keep() -> str:
         if "tokenizer" not in run.kept:
             tokenizer = train_tokenizer(texts(), vocab_size) if source is None else load_tokenizer(source)
+            names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or makes_types]
+            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the latter is what is saved
             run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
         return _digest(folder)
 
@@ -88,6 +93,6 @@ def is_special(tokenizer: Any) -> np.ndarray:
 
 def _digest(folder: Path) -> str:
     digest = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()

@@ -5,6 +5,7 @@ Names are fetched once per node; everything is then read from local folders: saf
 
 import difflib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import huggingface_hub
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
@@ -21,7 +23,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceC
 from data.tokenizer import is_special
 from utils.config import TextModelOptions
 from utils.distributed import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
@@ -45,6 +47,8 @@ def find_folder(name: str, world: World) -> str | None:
             raise UserError(f"{name} is no model folder: it needs a config.json with a model_type, as RUN/model of a text run has",
                             Exit.NO_INPUT)
         return name
+    if Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
     world.once(lambda: _fetch(name, local_files_only=False), per_node=True)
     return _fetch(name, local_files_only=True)
 
@@ -68,41 +72,60 @@ def build_encoder(task: str, config: TextModelOptions, folder: str | None, token
     folder: of find_folder. initial_weights: load those that `config` asks for; False where a checkpoint will replace them.
     Raises UserError: 64 where tokenizer, length or weights do not fit, 66 if the folder holds no such model.
     """
-    described = _describe(config.model, folder, tokenizer, max_length)
     if config.pretrained and folder is None:
         raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a transformers name")
-    num_tokens = len(is_special(tokenizer))
-    surplus = described.vocab_size - num_tokens
-    if surplus < 0 or (config.pretrained and surplus > PADDED_BY):
-        raise UserError(f"--model {config.model} knows {described.vocab_size} tokens and the tokenizer makes {num_tokens}: they do not"
-                        " belong together; leave --tokenizer out, or train from scratch with --model bert-small")
-    padding_offset = described.pad_token_id + 1 if described.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    if max_length > (limit := getattr(described, "max_position_embeddings", max_length) - padding_offset) > 0:
-        raise UserError(f"--max-length {max_length}: --model {config.model} takes at most {limit} tokens")
-    same_classes = list((described.id2label or {}).values()) == list(classes)
+    described = _describe(config.model, folder, tokenizer, max_length)
+    num_tokens, known = len(is_special(tokenizer)), getattr(described, "vocab_size", None)
+    if known is None:
+        raise UserError(f"--model {config.model} is no model for {task}: {described.model_type} has no vocabulary")
+    if num_tokens > known or (config.pretrained and known - num_tokens > PADDED_BY):
+        raise UserError(f"--model {config.model} knows {known} tokens and the tokenizer makes {num_tokens}: they do not belong together;"
+                        " leave --tokenizer out, or train from scratch with --model bert-small")
+    labels = described.id2label or {}
+    same_classes = not classes or [labels[number] for number in sorted(labels)] == list(classes)
     if classes:
         described.id2label = dict(enumerate(classes))
         described.label2id = {name: number for number, name in enumerate(classes)}
         described.problem_type = "single_label_classification"
     try:
-        if config.pretrained and initial_weights:
-            return _load(task, folder, described, same_classes or not classes)
-        model = HEADS[task].from_config(described, dtype=torch.float32)
-    except ValueError as error:  # a model type without such a head
-        raise UserError(f"--model {config.model} is no model for {task}: {next(iter(str(error).splitlines()), '')[:200]}") from None
+        loads = config.pretrained and initial_weights
+        model = _load(task, str(folder), described, same_classes) if loads else HEADS[task].from_config(described, dtype=torch.float32)
+    except UserError:
+        raise
+    except ValueError:
+        raise UserError(f"--model {config.model} is no model for {task}: {described.model_type} has no such head in transformers") from None
+    if max_length > (limit := _most_tokens(model)):
+        raise UserError(f"--max-length {max_length}: --model {config.model} takes at most {limit} tokens")
     return model
+
+
+def _most_tokens(model: nn.Module) -> float:
+    """The longest input: by the table of positions, whose first rows some models keep for padding, else by the config."""
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)]
+    if not tables:
+        return getattr(model.config, "max_position_embeddings", None) or math.inf
+    return min(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables)
+
+
+def takes_types(folder: str | None) -> bool:
+    """Whether the encoder in `folder` (of find_folder) tells the two texts of a pair apart by token types."""
+    return folder is None or (getattr(_read_config(folder), "type_vocab_size", None) or 0) > 1
 
 
 def _describe(name: str, folder: str | None, tokenizer: Any, max_length: int) -> Any:
     """The transformers config of --model."""
-    if folder is None:
-        layers, width = SIZES[name]
-        return BertConfig(
-            vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
-            intermediate_size=4 * width, max_position_embeddings=max(512, max_length), pad_token_id=tokenizer.pad_token_id)
+    if folder is not None:
+        return _read_config(folder)
+    layers, width = SIZES[name]
+    return BertConfig(
+        vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+        intermediate_size=4 * width, max_position_embeddings=max(512, max_length), pad_token_id=tokenizer.pad_token_id)
+
+
+def _read_config(folder: str) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise UserError(f"--model {folder} is no model folder of a text encoder ({next(iter(str(error).splitlines()), '')[:200]}): it needs"
                         " a config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 
@@ -113,7 +136,7 @@ def _load(task: str, folder: str, described: Any, same_classes: bool) -> nn.Modu
         model, found = HEADS[task].from_pretrained(
             folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,
             ignore_mismatched_sizes=True, output_loading_info=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise UserError(f"--model {folder} holds no weights that can be read ({next(iter(str(error).splitlines()), '')[:200]}); it needs"
                         " model.safetensors", Exit.NO_INPUT) from None
     encoder = f"{model.base_model_prefix}."
@@ -138,12 +161,14 @@ class SparsePrediction:
 
     def __init__(self, model: nn.Module):
         self._positions: Tensor | None = None
-        model.get_output_embeddings().register_forward_pre_hook(self._select)
+        if (output_layer := model.get_output_embeddings()) is not None:
+            output_layer.register_forward_pre_hook(self._select)
 
     def logits(self, model: nn.Module, inputs: dict[str, Tensor], positions: Tensor) -> Tensor:
         """[P, V]. positions: [P] int64, into the flattened [B x T] tokens."""
         self._positions = positions
-        return model(**inputs).logits
+        logits = model(**inputs).logits
+        return logits if logits.ndim == 2 else logits.flatten(0, 1)[positions]  # a few models do not call their output layer
 
     def _select(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0].flatten(0, 1)[self._positions], *args[1:])
@@ -159,10 +184,12 @@ def save_model_folder(weights: dict[str, Tensor], config: Any, described: dict[s
 def load_classifier(folder: Path) -> nn.Module:
     """What save_model_folder wrote, in evaluation mode, on the GPU if there is one. Raises UserError (65)."""
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, RuntimeError) as error:
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder} cannot be read ({next(iter(str(error).splitlines()), '')[:200]})", Exit.BAD_DATA) from None
+    if found["missing_keys"]:
+        raise UserError(f"{folder}: model.safetensors lacks {some(sorted(found['missing_keys']))}", Exit.BAD_DATA)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

@@ -5,7 +5,8 @@
 
 Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows come in
 the order of the inputs. Model and preprocessing are those of RUN/model, whose task says what an input is: an image file or a
-folder of images. An input that cannot be read is named on standard error and has no row; the exit code is 65 then.
+folder of images (those in it sorted by path); or a table with the text columns of training, a text file, or - for standard
+input, a text a line, a pair as A<tab>B. What cannot be read is named on standard error and has no row; the exit code is 65 then.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser = _Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="an image file, or a folder of images")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images: files and folders; texts: .csv, .tsv, .jsonl, .txt or -")
     parser.add_argument("--format", choices=sorted(FORMATS), help="default: csv, or that of FILE's ending")
     parser.add_argument("--output", metavar="FILE", help="appears under this name once it is complete (default: standard output)")
     given = parser.parse_args(arguments)
@@ -93,9 +94,14 @@ def find_model(run: Path) -> tuple[Path, str]:
 
 
 def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["input", "prediction", "probability", *classes])
-    return lambda name, row: writer.writerow([name, classes[_argmax(row)], *(f"{value:.6f}" for value in (max(row), *row))])
+    plain, quoted = csv.writer(file, lineterminator="\n"), csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    plain.writerow(["input", "prediction", "probability", *classes])
+
+    def write(name: str, row: list[float]) -> None:
+        writer = quoted if "\r" in name else plain  # which Python 3.11 would leave without quotes
+        writer.writerow([name, classes[_argmax(row)], *(f"{value:.6f}" for value in (max(row), *row))])
+
+    return write
 
 
 def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:

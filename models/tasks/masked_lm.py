@@ -35,7 +35,7 @@ class MaskedLM(TextTask):
             raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
         super().__init__(config, run, world, label_column=None, cuts=True)
         if self._tokenizer.mask_token_id is None:
-            raise UserError(f"--model {config.model.model}: its tokenizer has no mask token, so it is no model for --task masked-lm")
+            raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model and --tokenizer")
         probability = config.masks.mask_probability
         self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
         self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run

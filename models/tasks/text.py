@@ -11,7 +11,7 @@ from data import demo
 from data.splits import hold_out
 from data.text import TextSample, TextSource, TokenTable, open_texts, read_texts, tokenize
 from data.tokenizer import settle_tokenizer
-from models.bert import build_encoder, find_folder, save_model_folder
+from models.bert import build_encoder, find_folder, save_model_folder, takes_types
 from utils.config import MaskedLMConfig, TextClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -30,7 +30,8 @@ class TextTask:
         self._folder = find_folder(config.model.model, world)
         tokenizer_folder = self._folder if text.tokenizer == "auto" else find_folder(text.tokenizer, world)
         source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip")
-        self._tokenizer = settle_tokenizer(tokenizer_folder, lambda: read_texts(source), text.vocab_size, run, world)
+        self._tokenizer = settle_tokenizer(tokenizer_folder, takes_types(self._folder), lambda: read_texts(source), text.vocab_size, run,
+                                           world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
         world.once(lambda: tokenize(source, self._tokenizer, cache), per_node=True)
         index = open_texts(source, cache)

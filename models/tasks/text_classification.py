@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data.demo_text import linear_baseline
-from data.table import Columns, read_rows
+from data.table import Columns, read_rows, table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
@@ -23,6 +23,7 @@ from models.tasks.base import Batch, Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.config import TextClassificationConfig
 from utils.distributed import World
+from utils.errors import Exit, UserError
 from utils.metrics import classification_metrics
 from utils.run import Run
 
@@ -73,10 +74,12 @@ class TextClassification(TextTask):
     @staticmethod
     def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """inputs: tables with the columns of training, text files, and - for standard input: a text a line, a pair as A<tab>B."""
-        model, described = load_classifier(folder), json.loads((folder / "config.json").read_text())
-        tokenizer = load_tokenizer(str(folder))
+        paths = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs]
+        described = json.loads((folder / "config.json").read_text())
+        if missing := {"text_columns", "max_tokens"} - set(described):
+            raise UserError(f"{folder / 'config.json'} is not that of a text run: it lacks {', '.join(sorted(missing))}", Exit.NO_INPUT)
+        model, tokenizer = load_classifier(folder), load_tokenizer(str(folder))
         columns = Columns(tuple(described["text_columns"]), None)
-        paths = [Path("/dev/stdin" if name == "-" else name) for name in inputs]
         classes = [model.config.id2label[number] for number in range(model.config.num_labels)]
         return classes, _predictions(model, tokenizer, described["max_tokens"], paths, columns)
 

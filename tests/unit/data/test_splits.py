@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.splits import held_out
+from data.splits import held_out, hold_out
+from data.text import TokenTable
+from utils.errors import Exit, UserError
 
 LABELS = st.lists(st.integers(0, 6), max_size=200).map(lambda labels: np.array(labels, dtype=np.int32))
 FRACTIONS = st.floats(0.001, 0.999)
@@ -65,3 +67,42 @@ def test_a_label_without_samples_does_not_matter():
     labels = np.array([5, 0, 5, 5, 0, 0])
     held = held_out(labels, 0.34, 0)
     assert np.bincount(labels[held], minlength=6).tolist() == [1, 0, 0, 0, 0, 1]
+
+
+# --- the splits that come of it
+
+
+def table_of(labels):
+    """Sample i is the token i alone."""
+    places = np.arange(len(labels))
+    return TokenTable(places.astype(np.uint16), np.zeros(0, np.uint8), np.stack([places, places + 1], axis=1), np.array(labels), places)
+
+
+def tokens(table):
+    return [int(table.sample(i).ids[0]) for i in range(len(table))]
+
+
+def test_val_is_taken_out_of_train_and_other_splits_stay():
+    labels = np.array([0, 1, 0, 1, 1, 0, 0, 1, 2, 0])
+    given = {"train": table_of(labels), "test": table_of([0, 1])}
+    splits, _ = hold_out(given, "reviews", 0.4, 3)
+    held = held_out(labels, 0.4, 3)
+    assert (tokens(splits["train"]), tokens(splits["val"])) == (np.flatnonzero(~held).tolist(), np.flatnonzero(held).tolist())
+    assert (splits["train"].labels.tolist(), splits["val"].labels.tolist()) == (labels[~held].tolist(), labels[held].tolist())
+    assert splits["test"] is given["test"] and set(given) == {"train", "test"} and len(given["train"]) == 10
+
+
+def test_what_is_held_out_is_noted():
+    assert hold_out({"train": table_of([0] * 10 + [1] * 30)}, "reviews", 0.2, 0)[1] == (
+        "there is no val: 8 of the 40 training samples are held out (--val-fraction 0.2)")
+
+
+@pytest.mark.parametrize("labels, fraction, code, message", [
+    ([0, 0, 1, 1], 0.0, Exit.USAGE, "--val-fraction 0.0: reviews has no val (nor valid, validation, test), so a share of train must be held"
+     " out; give more than 0, or add val"),
+    ([2, 0, 1], 0.5, Exit.BAD_DATA, "--data reviews: every class has one sample, so none can be held out for validation; add samples, or"
+     " val")])
+def test_where_none_can_be_held_out_the_way_out_is_named(labels, fraction, code, message):
+    with pytest.raises(UserError) as error:
+        hold_out({"train": table_of(labels)}, "reviews", fraction, 0)
+    assert (error.value.code, str(error.value)) == (code, message)

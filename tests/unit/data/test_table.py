@@ -175,13 +175,13 @@ def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_pa
 
 
 def test_a_path_that_is_not_there_is_66(tmp_path):
-    assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT, f"--data {tmp_path}/gone: there is no such file or folder")
+    assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT, f"{tmp_path}/gone: there is no such file")
 
 
 @pytest.mark.parametrize("name", ["reviews.parquet", "reviews", "reviews.csv.gz"])
 def test_a_file_with_another_ending_is_refused_with_those_there_are(write, name):
     file = write(name, "text,label\na,b\n")
-    assert refusal(find_tables, str(file)) == (Exit.BAD_DATA, f"--data {file}: a file of texts ends in .csv, .tsv, .jsonl, .txt")
+    assert refusal(find_tables, str(file)) == (Exit.BAD_DATA, f"{file}: a file of texts ends in .csv, .tsv, .jsonl, .txt")
 
 
 # --- which columns

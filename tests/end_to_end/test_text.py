@@ -1,0 +1,134 @@
+"""A text run's life in real launches: pretrained, fine-tuned, stopped, continued, evaluated, refused; and the text tasks deleted."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from tests.conftest import COUNTS, ROOT
+from tests.run_directory import newest_checkpoint, records, status
+from utils.errors import Exit
+
+SMALL = ["--max-length", "32", "--global-batch-size", "24", "--micro-batch-size", "8", "--threads", "1", "--log-every", "1",
+         "--precision", "fp32"]
+SMALL_VOCABULARY = ["--model", "bert-tiny", "--vocab-size", "200"]
+CLASSES = [f"topic{number}" for number in range(len(COUNTS["train"]))]
+STEPS = 3  # an epoch of 57 samples
+
+
+@pytest.fixture(scope="module")
+def life(session_dir, run_train, texts):
+    """The launches of one story, and what the files held then; data, model and runs lie in `root`."""
+    root = session_dir / "text-life"
+    shutil.copytree(texts, root / "texts")
+    pretraining, run = root / "pretraining", root / "run"
+    tuning = ["--task", "text-classification", "--data", root / "texts", "--model", pretraining / "model", "--pretrained", "--epochs", "1",
+              "--text-column", "text,more", *SMALL, "--workers", "0", "--run-dir", run]
+    told = {"pretrained": run_train("--task", "masked-lm", "--data", root / "texts", *SMALL_VOCABULARY, *SMALL, "--workers", "2",
+                                    "--epochs", "1", "--run-dir", pretraining)}
+    assert told["pretrained"].returncode == 0, told["pretrained"].text
+    told["stopped"] = run_train(*tuning, "--stop-after", "1", "--lr", "0")
+    first = load_file(newest_checkpoint(run) / "model.safetensors")
+    tokenizer = (run / "tokenizer/tokenizer.json").read_bytes()
+    (pretraining / "model/tokenizer.json").rename(root / "tokenizer.json")
+    told["continued"] = run_train(*tuning, "--lr", "0")
+    (root / "tokenizer.json").rename(pretraining / "model/tokenizer.json")
+    told["again"] = run_train(*tuning, "--lr", "0", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    (root / "texts").rename(root / "moved")
+    told["evaluated without data"] = run_train("--eval-only", "--run-dir", run)
+    told["evaluated elsewhere"] = run_train("--eval-only", "--run-dir", run, "--data", root / "moved", "--workers", "2")
+    return SimpleNamespace(root=root, pretraining=pretraining, run=run, told=told, first=first, tokenizer=tokenizer)
+
+
+def test_nothing_is_written_to_stderr_also_with_loading_processes(life):
+    # transformers warns of weights that are missing, tokenizers before 0.23 of a fork after it has used its threads.
+    normal = ("pretrained", "stopped", "continued", "evaluated elsewhere")
+    assert [life.told[name].err for name in normal] == [""] * len(normal)
+
+
+def test_a_pretrained_model_loads_in_transformers_and_says_how_to_fine_tune_it(life):
+    model, found = transformers.AutoModelForMaskedLM.from_pretrained(life.pretraining / "model", output_loading_info=True)
+    assert not any(found.values())
+    tokens = transformers.AutoTokenizer.from_pretrained(life.pretraining / "model")(["a text"], return_tensors="pt")
+    assert model(**tokens).logits.shape[2] == model.config.vocab_size
+    assert f"--model {life.pretraining}/model --pretrained" in life.told["pretrained"].out
+    assert records(life.pretraining)[-1]["perplexity"] > 1
+
+
+def test_fine_tuning_starts_from_the_pretrained_encoder(life):
+    assert life.told["stopped"].code == Exit.STOPPED, life.told["stopped"].text
+    pretrained = load_file(life.pretraining / "model/model.safetensors")
+    kept = {name for name in life.first if name in pretrained and torch.equal(life.first[name], pretrained[name])}  # the rate is 0
+    assert {name.removeprefix("bert.").split(".")[0] for name in set(life.first) - kept} == {"pooler", "classifier"}
+
+
+def test_a_run_is_continued_with_its_own_tokenizer(life):
+    assert life.told["continued"].returncode == 0, life.told["continued"].text
+    assert status(life.run)["step"] == STEPS and "resumed at step 1" in life.told["continued"].out
+    assert {(life.run / part / "tokenizer.json").read_bytes() for part in ("tokenizer", "model")} == {life.tokenizer}
+
+
+def test_a_fine_tuned_model_loads_in_transformers_with_its_classes(life):
+    model, found = transformers.AutoModelForSequenceClassification.from_pretrained(life.run / "model", output_loading_info=True)
+    assert not any(found.values()) and list(model.config.id2label.values()) == CLASSES
+    [scores] = transformers.pipeline("text-classification", str(life.run / "model"), top_k=None)([{"text": "abcd", "text_pair": "ab"}])
+    assert {score["label"] for score in scores} == set(CLASSES)
+
+
+def test_the_command_of_a_finished_run_says_so_without_torch(life):
+    result = life.told["again"]
+    assert result.returncode == 0 and f"{life.run} is finished: step {STEPS}" in result.out, result.text
+    assert " torch" not in result.err and " transformers" not in result.err and "utils.run" in result.err
+
+
+def test_an_evaluation_without_its_data_is_66_and_takes_them_from_where_they_are(life):
+    result = life.told["evaluated without data"]
+    assert (result.code, result.out) == (Exit.NO_INPUT, ""), result.text
+    assert result.err == f"train.py: --data {life.root}/texts: there is no such file or folder\n"
+    told = json.loads(life.told["evaluated elsewhere"].out)
+    assert {name: told[name] for name in ("loss", "top1")} == {name: records(life.run)[-1][name] for name in ("loss", "top1")}
+
+
+@pytest.mark.parametrize("case", ["a ragged row", "a name without network"])
+def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_torchrun):
+    data = Path(shutil.copytree(texts, run_dir.parent / "texts"))
+    words, code, parts = ["--model", "bert-tinny"], Exit.NO_INPUT, ["did you mean bert-tiny?", "cannot be fetched from the hub"]
+    if case == "a ragged row":
+        with (data / "val.csv").open("a") as file:
+            file.write("one, two, three, four,topic0\n")
+        line = sum(COUNTS["val"]) + 2
+        words, code, parts = SMALL_VOCABULARY, Exit.BAD_DATA, [f"{data}/val.csv line {line}: 5 fields, and the header names 3"]
+    result = run_torchrun(2, "--task", "text-classification", "--data", data, *words, *SMALL, "--workers", "0", "--run-dir", run_dir,
+                          env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(run_dir.parent / "hub")})
+    messages = [line for line in (result.out + result.err).splitlines() if line.startswith("train.py: ")]
+    assert result.code == code and len(messages) == 1 and all(part in messages[0] for part in parts), result.text
+    assert "rank0]: Traceback" not in result.err and status(run_dir)["state"] == "failed"
+    assert not {"auto.json", "checkpoints", "model"} & set(os.listdir(run_dir))
+
+
+def test_text_can_be_deleted_with_its_files_and_two_lines(tmp_path):
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    deleted = {f"models/{name}.py" for name in ("bert", "tasks/text", "tasks/text_classification", "tasks/masked_lm")}
+    deleted |= {f"data/{name}.py" for name in ("text", "table", "tokenizer", "masking")}
+    for name in set(files) - deleted:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    tasks = tmp_path / "models/tasks/__init__.py"
+    kept = [line for line in tasks.read_text().splitlines() if "text_classification" not in line and "masked_lm" not in line]
+    assert len(tasks.read_text().splitlines()) - len(kept) == 2 and deleted <= set(files)
+    tasks.write_text("\n".join(kept) + "\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"LOCKSTEP_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    for words in (["train.py", "--max-steps", "2", "--workers", "0", "--threads", "1", "--run-dir", "run"],
+                  ["-m", "pytest", "-p", "no:cacheprovider", "tests/unit/models/test_vision.py", "tests/unit/data/test_image_folder.py"]):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "finished"

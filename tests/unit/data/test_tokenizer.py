@@ -1,0 +1,228 @@
+"""data/tokenizer.py: a trained tokenizer is a pure function of its texts, and a run keeps the one it began with."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from data.tokenizer import SPECIAL, load_tokenizer, settle_tokenizer, train_tokenizer
+from utils.errors import Exit, UserError
+from utils.run import Run
+
+ROOT = Path(__file__).parents[3]
+TEXTS = [text for name in sorted(topics)[:40] for text in topics[name].split("\n\n")]
+MANY = [chr(0x1200 + number) for number in range(72)]  # letters without case and accents, in no other text here
+TIES = ["".join(MANY[(start + step) % 72] for step in (0, 5, 11, 30, 31)) for start in range(72)]  # no character or pair is more frequent
+TRAIN = """
+import sys
+from tests.unit.data.test_tokenizer import TEXTS, TIES, train_tokenizer
+train_tokenizer(TEXTS, 1000).save_pretrained(sys.argv[1] + "/texts")
+train_tokenizer(TIES, 200).save_pretrained(sys.argv[1] + "/ties")
+"""
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_tokenizer(TEXTS, 1000)
+
+
+@pytest.fixture
+def folder(tmp_path, trained):
+    """A saved tokenizer that the test may spoil."""
+    trained.save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+@pytest.fixture
+def start(tmp_path, world):
+    """Settles the tokenizer of one run directory, as each start of the run does with what was kept: (tokenizer, kept)."""
+    def start(source, texts, kept=None):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        run = Run(tmp_path / "run", dict(kept or {}), writes=True, note=print, facts={"start": 1, "cores_per_process": 1})
+        return settle_tokenizer(source, True, texts, 1000, run, world), run.kept
+    return start
+
+
+def no_texts():
+    pytest.fail("the texts were read")
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def definition(tokenizer):
+    return tokenizer.backend_tokenizer.to_str()
+
+
+def tokens(tokenizer):
+    """All of them, by number."""
+    return tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+
+
+def refusal(work, *arguments):
+    with pytest.raises(UserError) as error:
+        work(*arguments)
+    return error.value.code, str(error.value)
+
+
+# --- training
+
+
+def test_training_gives_the_same_bytes_in_every_process(tmp_path, trained):
+    starts = [subprocess.Popen([sys.executable, "-c", TRAIN, str(tmp_path / seed)], cwd=ROOT,
+                               env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}) for seed in ("1", "2")]
+    assert [process.wait() for process in starts] == [0, 0]
+    trained.save_pretrained(tmp_path / "here/texts")
+    train_tokenizer(TIES, 200).save_pretrained(tmp_path / "here/ties")
+    for name in ("texts", "ties"):
+        assert content(tmp_path / "1" / name) == content(tmp_path / "2" / name) == content(tmp_path / "here" / name)
+
+
+@pytest.mark.parametrize("texts, vocab_size", [(TEXTS, 1000), (TIES, 200), (TIES, 400)], ids=["texts", "ties", "ties and no cut"])
+def test_the_order_of_the_texts_does_not_matter(texts, vocab_size):
+    shuffled = [random.Random(seed).sample(texts, len(texts)) for seed in range(4)]
+    assert len({definition(train_tokenizer(iter(each), vocab_size)) for each in [texts, *shuffled]}) == 1
+
+
+def test_special_tokens_come_first_and_the_rest_sorted(trained):
+    rest = tokens(trained)[5:]
+    assert (tuple(tokens(trained)[:5]), rest) == (SPECIAL, sorted(set(rest)))
+
+
+@pytest.mark.parametrize("vocab_size", [64, 65, 100, 500, 1000])
+def test_as_many_tokens_as_asked_for_are_trained_where_the_texts_give_them(vocab_size):
+    assert len(train_tokenizer(TEXTS, vocab_size)) == vocab_size
+
+
+@pytest.mark.parametrize("vocab_size", [64, 100, 200])
+def test_an_alphabet_that_does_not_fit_is_cut_to_its_most_frequent_characters(vocab_size):
+    texts = [character * 3 + MANY[0] for number, character in enumerate(MANY) for _ in range(2 + number * 2)]
+    counts = Counter("".join(texts))
+    tokenizer = train_tokenizer(texts, vocab_size)
+    kept = {token for token in tokens(tokenizer) if len(token) == 1}
+    assert kept == set(sorted(counts, key=counts.get)[-vocab_size // 4:]) and len(tokenizer) <= vocab_size
+
+
+def test_a_word_with_a_character_cut_from_the_alphabet_is_unknown():
+    tokenizer = train_tokenizer([*TEXTS, "".join(MANY)], 64)
+    assert tokenizer(f"the {MANY[0]}he the").tokens()[1:-1] == [*tokenizer.tokenize("the"), "[UNK]", *tokenizer.tokenize("the")]
+
+
+def test_few_texts_give_fewer_tokens_and_none_gives_the_special_ones():
+    few, none = (tokens(train_tokenizer(texts, 1000)) for texts in (["ab ab"], []))
+    assert (few, none) == ([*SPECIAL, "##a", "##b", "a", "ab", "b"], [*SPECIAL])
+
+
+def test_case_and_accents_do_not_matter(trained):
+    assert trained("Élément").input_ids == trained("element").input_ids != trained("elements").input_ids
+
+
+def test_one_text_has_type_0_and_of_a_pair_the_second_with_its_end_1(trained):
+    one, pair = trained("the"), trained("the", "class of")
+    assert (one.tokens(), one.token_type_ids) == (["[CLS]", "the", "[SEP]"], [0, 0, 0])
+    assert (pair.tokens(), pair.token_type_ids) == (["[CLS]", "the", "[SEP]", "class", "of", "[SEP]"], [0, 0, 0, 1, 1, 1])
+
+
+def test_texts_are_decoded_again(trained):
+    assert trained.decode(trained("inheritance (of classes)").input_ids, skip_special_tokens=True) == "inheritance ( of classes )"
+
+
+# --- loading
+
+
+def test_a_loaded_tokenizer_is_the_saved_one(trained, folder):
+    loaded = load_tokenizer(str(folder))
+    facts = [(definition(each), dict(each(TEXTS[:20], TEXTS[20:40])), each.model_input_names, each.all_special_ids, each.mask_token_id)
+             for each in (trained, loaded)]
+    assert facts[0] == facts[1]
+
+
+@pytest.mark.parametrize("spoil", [
+    lambda folder: [file.unlink() for file in folder.iterdir()], lambda folder: (folder / "tokenizer.json").unlink(),
+    lambda folder: (folder / "tokenizer.json").write_text("{"), lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    lambda folder: folder.rename(folder.with_name("moved"))],
+    ids=["an empty folder", "no tokenizer.json", "a torn one", "an empty one", "no folder"])
+def test_a_folder_without_tokenizer_is_66(folder, spoil):
+    spoil(folder)
+    code, message = refusal(load_tokenizer, str(folder))
+    assert (code, message.startswith(f"{folder} holds no tokenizer")) == (Exit.NO_INPUT, True)
+
+
+def test_a_tokenizer_without_padding_token_is_refused(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
+    assert refusal(load_tokenizer, str(folder)) == (
+        Exit.USAGE, f"{folder}: the tokenizer must be one of the tokenizers library (tokenizer.json) with a padding token")
+
+
+def test_code_in_the_folder_is_never_run(folder):
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nfrom transformers import PreTrainedTokenizerFast as Own\n")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
+    try:
+        load_tokenizer(str(folder))
+    except UserError as error:
+        assert error.code == Exit.NO_INPUT
+    assert not (folder / "ran").exists()
+
+
+# --- the run's own
+
+
+def test_a_run_trains_its_tokenizer_on_the_texts_and_keeps_it(start, trained, tmp_path):
+    tokenizer, _ = start(None, lambda: iter(TEXTS))
+    assert definition(tokenizer) == definition(load_tokenizer(str(tmp_path / "run/tokenizer"))) == definition(trained)
+
+
+def test_a_given_tokenizer_is_kept_without_reading_texts(start, folder, trained, tmp_path):
+    tokenizer, _ = start(str(folder), no_texts)
+    assert definition(tokenizer) == definition(load_tokenizer(str(tmp_path / "run/tokenizer"))) == definition(trained)
+
+
+def test_later_starts_use_the_kept_tokenizer_without_reading_texts_or_writing(start, tmp_path, folder):
+    first, kept = start(None, lambda: TEXTS)
+    times = {file: file.stat().st_mtime_ns for file in tmp_path.joinpath("run").rglob("*")}
+    for source in (None, str(folder), "gone"):
+        later, kept_later = start(source, no_texts, kept)
+        assert (definition(later), kept_later) == (definition(first), kept)
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.joinpath("run").rglob("*")} == times
+
+
+def test_a_first_start_that_was_killed_before_it_kept_anything_is_made_up_for(start, tmp_path, trained):
+    start(None, lambda: TEXTS[:50])
+    tokenizer, _ = start(None, lambda: TEXTS)
+    assert definition(tokenizer) == definition(trained)
+    assert [path.name for path in tmp_path.joinpath("run").iterdir()] == ["tokenizer"]
+
+
+def test_the_kept_value_tells_tokenizers_apart(start):
+    kept = [start(None, lambda texts=texts: texts)[1]["tokenizer"] for texts in (TEXTS, TEXTS[:50], TEXTS)]
+    assert kept[0] == kept[2] != kept[1]
+
+
+@pytest.mark.parametrize("change", [
+    lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " "),
+    lambda folder: (folder / "tokenizer_config.json").unlink(),
+    lambda folder: (folder / "special_tokens_map.json").write_text("{}"),
+    lambda folder: (folder / "tokenizer_config.json").rename(folder / "tokenizer_renamed.json"),
+    lambda folder: folder.rename(folder.with_name("moved"))],
+    ids=["a byte more", "a file less", "a file more", "a file renamed", "the folder gone"])
+def test_a_changed_tokenizer_of_the_run_is_refused(start, tmp_path, change):
+    _, kept = start(None, lambda: TEXTS)
+    change(tmp_path / "run/tokenizer")
+    code, message = refusal(start, None, no_texts, kept)
+    assert (code, f"the tokenizer in {tmp_path}/run/tokenizer changed" in message) == (Exit.OTHER_RUN, True)
+
+
+def test_a_source_without_tokenizer_is_66_and_leaves_the_run_as_it_was(start, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, message = refusal(start, str(tmp_path / "empty"), no_texts)
+    assert (code, str(tmp_path / "empty") in message, list((tmp_path / "run").iterdir())) == (Exit.NO_INPUT, True, [])

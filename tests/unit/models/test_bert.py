@@ -1,0 +1,271 @@
+"""Encoders from scratch and from folders: what is loaded, what is drawn anew, what is refused, and never a line of a folder's own code."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from data.tokenizer import train_tokenizer
+from models.bert import HEADS, SIZES, SparsePrediction, build_encoder, find_folder, save_model_folder
+from utils.config import TextModelOptions
+from utils.errors import Exit, UserError
+
+ROOT = Path(__file__).parents[3]
+TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"], 120)
+CLASSES = ("cat", "dog", "eel")
+BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 40}
+FAMILIES = {
+    "bert": BERT | {"pad_token_id": 0}, "roberta": BERT | {"pad_token_id": 1},  # roberta counts positions from pad_token_id + 1
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 40}}
+IDS = range(len(CLASSES))
+
+
+def configured(family: str, **options):
+    return transformers.AutoConfig.for_model(
+        family, vocab_size=len(TOKENIZER), id2label=dict(zip(IDS, CLASSES, strict=True)), label2id=dict(zip(CLASSES, IDS, strict=True)),
+        **FAMILIES[family] | options)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """{(family, task): its model folder, as transformers writes it}; read only."""
+    found = {}
+    for family in FAMILIES:
+        for task, head in HEADS.items():
+            torch.manual_seed(1)
+            found[family, task] = tmp_path_factory.mktemp(f"{family}-{task}")
+            head.from_config(configured(family)).save_pretrained(found[family, task])
+    return found
+
+
+@pytest.fixture
+def own(folders, tmp_path):
+    """The BERT classifier in a folder that the test may spoil."""
+    return Path(shutil.copytree(folders["bert", "text-classification"], tmp_path / "own"))
+
+
+def built(model, task="text-classification", classes=CLASSES, pretrained=True, max_length=32, tokenizer=TOKENIZER):
+    folder = None if str(model) in SIZES else str(model)
+    return build_encoder(task, TextModelOptions(model=str(model), pretrained=pretrained), folder, tokenizer, max_length,
+                         () if task == "masked-lm" else classes, initial_weights=True)
+
+
+def refused(*arguments, **options) -> UserError:
+    with pytest.raises(UserError) as error:
+        built(*arguments, **options)
+    return error.value
+
+
+def others_than(folder: Path, model) -> set[str]:
+    """Names of the model's tensors that are not those of the folder, bit for bit; of tied ones the first."""
+    theirs, own = load_file(folder / "model.safetensors"), {name: weight.detach() for name, weight in model.named_parameters()}
+    return {name for name in own if name not in theirs or own[name].shape != theirs[name].shape or not torch.equal(own[name], theirs[name])}
+
+
+def equal(one, other) -> bool:
+    return all(torch.equal(weight, other.state_dict()[name]) for name, weight in one.state_dict().items())
+
+
+def edit(folder: Path, **values) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_size_has_its_layers_and_width_and_heads_of_64(name):
+    with torch.device("meta"):
+        model = built(name, "masked-lm", pretrained=False)
+    assert (len(model.bert.encoder.layer), model.bert.embeddings.word_embeddings.embedding_dim) == SIZES[name]
+    assert model.config.hidden_size == 64 * model.config.num_attention_heads and model.config.intermediate_size == 4 * SIZES[name][1]
+    assert model.config.vocab_size == len(TOKENIZER) and model.config.max_position_embeddings == 512
+
+
+def test_a_size_has_positions_for_any_length():
+    assert built("bert-tiny", pretrained=False, max_length=600)(torch.ones(1, 600, dtype=torch.int64)).logits.shape == (1, len(CLASSES))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("task", HEADS)
+def test_a_folder_of_the_same_task_and_classes_is_loaded_whole(family, task, folders):
+    assert others_than(folders[family, task], built(folders[family, task], task)) == set()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("classes", [CLASSES[:2], (*CLASSES, "emu"), ("cat", "dog", "emu"), ("dog", "cat", "eel")])
+def test_other_classes_keep_the_encoder_and_get_a_new_head(family, classes, folders):
+    model = built(folders[family, "text-classification"], classes=classes)
+    head = {"bert": "classifier", "distilbert": "classifier", "roberta": "classifier.out_proj"}[family]
+    assert others_than(folders[family, "text-classification"], model) - {f"{head}.bias"} == {f"{head}.weight"}
+    assert model.get_submodule(head).out_features == len(classes) and tuple(model.config.id2label.values()) == classes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_masked_lm_becomes_the_encoder_of_a_classifier(family, folders):
+    model = built(folders[family, "masked-lm"])
+    new = others_than(folders[family, "masked-lm"], model)
+    assert {name.removeprefix("bert.").split(".")[0] for name in new} <= {"pooler", "classifier", "pre_classifier"}
+    assert 0.01 < max(weight.std() for name, weight in model.named_parameters() if name in new) < 0.03  # drawn, as transformers does
+
+
+@pytest.mark.parametrize("order", [sorted, lambda keys: sorted(keys, key=int)])
+def test_a_folder_with_twelve_classes_keeps_its_head_in_whatever_order_they_are_written(order, own, tmp_path):
+    classes = [f"class {number}" for number in range(12)]
+    model = built(own, classes=classes)
+    (tmp_path / "twelve").mkdir()
+    save_model_folder(model.state_dict(), model.config, {}, TOKENIZER, tmp_path / "twelve")
+    names = json.loads((tmp_path / "twelve/config.json").read_text())["id2label"]
+    edit(tmp_path / "twelve", id2label={number: names[number] for number in order(names)})
+    assert others_than(tmp_path / "twelve", built(tmp_path / "twelve", classes=classes)) == set()
+
+
+@pytest.mark.parametrize(("model", "classes", "pretrained"), [
+    ("bert-tiny", CLASSES, False), ("text-classification", CLASSES, False), ("text-classification", ("a", "b", "c"), True),
+    ("text-classification", ("a", "b"), True), ("masked-lm", CLASSES, True)])
+def test_initial_weights_are_a_function_of_torchs_seed(model, classes, pretrained, folders):
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return built(folders.get(("bert", model), model), classes=classes, pretrained=pretrained)
+
+    assert equal(drawn(1), drawn(1)) and not torch.equal(drawn(1).classifier.weight, drawn(2).classifier.weight)
+
+
+def test_without_pretrained_a_folder_lends_its_architecture_only(folders):
+    folder = folders["bert", "text-classification"]
+    model = built(folder, pretrained=False)
+    assert set(model.state_dict()) == set(load_file(folder / "model.safetensors"))
+    assert "bert.embeddings.word_embeddings.weight" in others_than(folder, model)
+
+
+def test_pretrained_of_a_size_is_refused_with_a_way_out():
+    assert "--model bert-tiny is built from scratch; name a model folder" in str(refused("bert-tiny"))
+
+
+def test_weights_in_half_precision_are_loaded_in_float32(own):
+    weights = {name: weight.half() for name, weight in load_file(own / "model.safetensors").items()}
+    save_file(weights, own / "model.safetensors", metadata={"format": "pt"})
+    edit(own, dtype="float16")
+    model, fresh = built(own), built(own, pretrained=False)
+    assert {weight.dtype for weight in (*model.parameters(), *fresh.parameters())} == {torch.float32}
+    assert torch.equal(model.classifier.weight, weights["classifier.weight"].float())
+
+
+@pytest.mark.parametrize("size", [90, 9000])
+def test_a_tokenizer_of_another_size_is_64_with_both_numbers(size, own):
+    edit(own, vocab_size=size)
+    words = ["".join(chr(97 + i // 26 ** place % 26) for place in range(3)) for i in range(900)]
+    error = refused(own, tokenizer=train_tokenizer(words, 400))
+    assert error.code == Exit.USAGE and f"knows {size} tokens and the tokenizer makes 400" in str(error)
+
+
+@pytest.mark.parametrize(("family", "limit"), [("bert", 40), ("distilbert", 40), ("roberta", 38)])
+def test_max_length_beyond_the_positions_is_64_with_the_limit(family, limit, folders):
+    folder = folders[family, "text-classification"]
+    error = refused(folder, max_length=limit + 1)
+    assert (error.code, str(error)) == (Exit.USAGE, f"--max-length {limit + 1}: --model {folder} takes at most {limit} tokens")
+    ids = torch.full((1, limit), 7)
+    assert built(folder, max_length=limit)(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.isfinite().all()
+
+
+def test_positions_that_mpnet_too_counts_from_its_padding_are_not_offered(tmp_path):
+    config = transformers.MPNetConfig(vocab_size=len(TOKENIZER), pad_token_id=1, **BERT)
+    config.save_pretrained(tmp_path)
+    assert "takes at most 38 tokens" in str(refused(tmp_path, pretrained=False, max_length=40))
+
+
+@pytest.mark.parametrize("content", [
+    None, "", "[]", "null", '{"task": "image-classification", "architecture": "resnet18"}', '{"model_type": "nonsense"}',
+    '{"model_type": ["bert"]}', '{"model_type": "bert", "hidden_size": "large"}'])
+def test_a_folder_without_a_config_of_transformers_is_66_and_says_what_it_needs(content, own):
+    (own / "config.json").unlink()
+    if content is not None:
+        (own / "config.json").write_text(content)
+    error = refused(own)
+    assert error.code == Exit.NO_INPUT and f"--model {own} " in str(error) and "it needs a config.json with a model_type" in str(error)
+
+
+def test_a_folder_with_nothing_of_a_model_is_66(world, tmp_path):
+    with pytest.raises(UserError, match=r"is no model folder: it needs a config\.json with a model_type") as error:
+        find_folder(str(tmp_path), world)
+    assert error.value.code == Exit.NO_INPUT
+
+
+@pytest.mark.parametrize("content", [None, b"", b"<html>404</html>", "half"])  # all fail today
+def test_weights_that_are_missing_or_damaged_are_66_and_said_once(content, own):
+    file = own / "model.safetensors"
+    half = file.read_bytes()[:file.stat().st_size // 2]
+    file.unlink()
+    if content is not None:
+        file.write_bytes(half if content == "half" else content)
+    error = refused(own)
+    assert error.code == Exit.NO_INPUT and str(error).startswith(f"--model {own} holds no weights that can be read")
+
+
+@pytest.mark.parametrize("weight", [None, torch.zeros(3, 3)])  # both fail today: the message blames the type
+def test_weights_of_an_encoder_that_do_not_fit_are_64_and_one_is_named(weight, own):
+    name = "bert.encoder.layer.1.output.dense.weight"
+    weights = load_file(own / "model.safetensors") | {name: weight}
+    save_file({name: tensor for name, tensor in weights.items() if tensor is not None}, own / "model.safetensors")
+    error = refused(own)
+    assert error.code == Exit.USAGE and str(error).startswith(f"the weights in {own} do not fit its config.json: 1 tensors")
+    assert name in str(error)
+
+
+@pytest.mark.parametrize(("config", "task"), [
+    (transformers.GPT2Config(n_layer=1), "masked-lm"), (transformers.WhisperConfig(), "text-classification"),
+    (transformers.ViTConfig(), "text-classification")])
+def test_a_type_without_the_wanted_head_is_64_and_says_the_task(config, task, tmp_path):
+    if hasattr(config, "vocab_size"):
+        config.vocab_size = len(TOKENIZER)
+    config.save_pretrained(tmp_path)
+    error = refused(tmp_path, task, pretrained=False)
+    assert error.code == Exit.USAGE and f"--model {tmp_path} is no model for {task}" in str(error)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "own"])
+def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
+    edit(own, model_type=model_type, auto_map={"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"})
+    code = "from transformers import BertConfig as Config, BertForSequenceClassification as Model"
+    (own / "code.py").write_text(f"{code}\nopen({str(tmp_path / 'was-run')!r}, 'w')\n")
+    if model_type == "bert":  # the library's own class does as well
+        assert others_than(own, built(own)) == set()
+    else:
+        assert refused(own).code == Exit.NO_INPUT
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_name_without_network_is_66_with_three_ways_out(tmp_path):
+    program = ("from models.bert import find_folder\nfrom utils.distributed import World\nfrom utils.errors import exit_after\n"
+               "with World.from_env('cpu') as world: exit_after(lambda: find_folder('bert-smal', world))")
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    parts = ["did you mean bert-small?", "hf download bert-smal --local-dir DIR", f"copy the hub's cache to {tmp_path}/hub", "from scratch"]
+    assert done.returncode == Exit.NO_INPUT and all(part in done.stderr for part in parts) and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sparse_prediction_gives_logits_and_gradients_of_the_full_model(family, folders):
+    torch.manual_seed(0)
+    ids, positions = torch.randint(5, len(TOKENIZER), (3, 16)), torch.tensor([1, 7, 20, 40])
+    inputs, targets = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.randint(5, len(TOKENIZER), (4,))
+    models = [built(folders[family, "masked-lm"], "masked-lm").eval() for _ in range(2)]
+    sparse, full = SparsePrediction(models[0]).logits(models[0], inputs, positions), models[1](**inputs).logits.flatten(0, 1)[positions]
+    for logits in (sparse, full):
+        torch.nn.functional.cross_entropy(logits, targets).backward()
+    torch.testing.assert_close(sparse, full, rtol=0, atol=1e-6)  # sums over other shapes
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-6)
+
+
+def test_sparse_prediction_suits_a_model_that_computes_its_output_itself():
+    config = transformers.MobileBertConfig(vocab_size=90, hidden_size=16, num_hidden_layers=1, intermediate_size=32, embedding_size=8,
+                                           intra_bottleneck_size=16, num_attention_heads=2)
+    model, ids, positions = transformers.AutoModelForMaskedLM.from_config(config).eval(), torch.ones(2, 8, dtype=torch.int64), [1, 9]
+    full = model(ids).logits.flatten(0, 1)[positions]
+    assert SparsePrediction(model).logits(model, {"input_ids": ids}, torch.tensor(positions)).shape == full.shape

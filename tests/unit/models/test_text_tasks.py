@@ -1,0 +1,279 @@
+"""The text tasks against plain transformers: losses, gradients and figures of the same texts, tokenized and batched anew.
+
+No dropout, so that both compute the same; micro-batches are uneven. Tolerances: sums in another order, and other padding.
+"""
+
+import csv
+import math
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+
+import train
+from data.loader import BadSamples, MicroBatchDataset, build_loader
+from data.sampler import EvaluationSampler, MicroBatch
+from data.tokenizer import load_tokenizer, train_tokenizer
+from models.bert import HEADS
+from models.tasks import load_task
+from tests.conftest import COUNTS
+from utils.command_line import parse_command_line
+from utils.distributed import Agreement
+from utils.errors import Exit, UserError
+from utils.metrics import Totals
+from utils.parallel import load_strategy
+from utils.precision import Precision
+from utils.run import Run
+
+TASKS = ("text-classification", "masked-lm")
+FAMILIES = ("bert", "distilbert", "roberta")
+SHARES = ([0, 56, 21, 30, 7], [41, 3], [17])  # one global batch in micro-batches
+GLOBAL_BATCH = [i for share in SHARES for i in share]
+NUM_VAL = sum(COUNTS["val"])
+COLUMNS = {"one text": ("text",), "a pair": ("text", "more")}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, texts):
+    """{(family, task): a small model folder}; DistilBERT's tokenizer and RoBERTa's have no token types."""
+    tokenizer, found = train_tokenizer([row["text"] for row in rows_of(texts, "train")], 200), {}
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 0,
+             "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
+    classes = [f"topic{number}" for number in range(len(COUNTS["train"]))]
+    names = {"id2label": dict(enumerate(classes)), "label2id": {name: number for number, name in enumerate(classes)}}
+    for family in FAMILIES:
+        sizes = {name: value for name, value in small.items() if hasattr(transformers.AutoConfig.for_model(family), name)}
+        config = transformers.AutoConfig.for_model(family, vocab_size=len(tokenizer), initializer_range=0.5, **names, **sizes)
+        tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"][::1 if family == "bert" else 2]
+        for task, head in HEADS.items():
+            folder = found[family, task] = tmp_path_factory.mktemp(f"{family}-{task}")
+            torch.manual_seed(0)
+            head.from_config(config).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    return found
+
+
+@pytest.fixture
+def build(world, texts, folders, tmp_path, monkeypatch):
+    """build(task, *words, family="bert"): a real task in a run of its own."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+
+    def built(task, *words, family="bert"):
+        folder = folders[family, task]
+        argv = ["--task", task, "--data", texts, "--model", folder, "--pretrained", "--max-length", "32", *words]
+        run = Run(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {}, True, print, {"start": 1, "cores_per_process": 1})
+        run.path.mkdir()
+        return load_task(task)(parse_command_line(list(map(str, argv)), {})[0], run, world)
+
+    return built
+
+
+def rows_of(texts, split):
+    with (texts / f"{split}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def batches_of(task, shares=SHARES, epoch=0):
+    return [task.collate([task.train_set[epoch, i] for i in share]) for share in shares]
+
+
+def our_gradients(task, model):
+    """The loss of one step, and all gradients, as train_one_epoch adds them up; without dropout, for the model is in eval mode."""
+    weight = task.weight(torch.tensor(GLOBAL_BATCH))
+    losses = [task.forward(model, batch).loss_sum / weight for batch in batches_of(task)]
+    for loss in losses:
+        loss.backward()
+    return sum(losses).item(), {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def plain_gradients(task_name, model, inputs, labels):
+    """The same from transformers alone, in one batch."""
+    plain = HEADS[task_name].from_config(model.config, dtype=torch.float64)
+    plain.load_state_dict(model.state_dict())
+    loss = plain.eval()(**inputs, labels=labels).loss
+    loss.backward()
+    return loss.item(), {name: parameter.grad for name, parameter in plain.named_parameters()}
+
+
+def assert_equal_steps(ours, theirs, tolerance):
+    """Losses, and gradients by the distance of all of them together."""
+    assert ours[0] == pytest.approx(theirs[0], rel=tolerance) and set(ours[1]) == set(theirs[1])
+    ours, theirs = (torch.cat([gradient.double().flatten() for _, gradient in sorted(found.items()) if gradient is not None])
+                    for _, found in (ours, theirs))
+    assert theirs.norm() > 0.01 and float((ours - theirs).norm() / theirs.norm()) < tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
+def test_a_step_of_classification_is_the_mean_over_its_samples_in_transformers(family, columns, build, texts, folders):
+    task = build("text-classification", "--text-column", ",".join(columns), family=family)
+    model = task.build_model(initial_weights=True).double().eval()
+    rows = [rows_of(texts, "train")[i] for i in GLOBAL_BATCH]
+    inputs = load_tokenizer(str(folders[family, "text-classification"]))(
+        *([row[name] for row in rows] for name in columns), truncation=True, max_length=32, padding=True, return_tensors="pt")
+    theirs = plain_gradients("text-classification", model, inputs, torch.tensor([task.classes.index(row["label"]) for row in rows]))
+    assert ("token_type_ids" in inputs) == (family == "bert")
+    assert_equal_steps(our_gradients(task, model), theirs, 1e-12)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_of_masked_lm_is_the_mean_over_its_predicted_tokens_in_transformers(family, build, folders):
+    task = build("masked-lm", family=family)
+    model = task.build_model(initial_weights=True).double().eval()
+    samples = [task.train_set[0, i] for i in GLOBAL_BATCH]
+    inputs = load_tokenizer(str(folders[family, "masked-lm"])).pad(
+        [{"input_ids": sample.text.ids.tolist()} for sample in samples], return_tensors="pt")
+    labels = torch.full_like(inputs["input_ids"], -100)
+    for row, sample in enumerate(samples):
+        labels[row, sample.positions] = torch.from_numpy(sample.targets)
+    theirs = plain_gradients("masked-lm", model, inputs, labels)
+    assert_equal_steps(our_gradients(task, model), theirs, 1e-6)  # transformers computes this loss in float32
+
+
+@pytest.mark.parametrize("task_name", TASKS)
+def test_labels_are_smoothed_in_training_and_not_in_evaluation(task_name, build):
+    task = build(task_name, "--label-smoothing", "0.1")
+    model = task.build_model(initial_weights=True)
+    for module in model.modules():
+        module.p = 0.0  # of dropout
+    for batch in batches_of(task):
+        for is_training, smoothing in ((True, 0.1), (False, 0.0)):
+            output = task.forward(model.train(is_training), batch)
+            expected = F.cross_entropy(output.logits, batch.labels, reduction="sum", label_smoothing=smoothing)
+            assert output.loss_sum.item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("task_name", TASKS)
+def test_padding_and_a_sample_of_weight_0_do_not_change_a_loss(task_name, build):
+    task = build(task_name)
+    model = task.build_model(initial_weights=True).double().eval()
+    short, long = (int(index) for index in (task.lengths.argmin(), task.lengths.argmax()))
+    [alone], [both] = batches_of(task, [[short]]), batches_of(task, [[short, long]])
+    assert both.inputs["input_ids"].shape[1] > alone.inputs["input_ids"].shape[1]
+    padded = task.forward(model, replace(both, weight=torch.tensor([1.0, 0.0]))).loss_sum
+    assert padded.item() == pytest.approx(task.forward(model, alone).loss_sum.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_weight_is_the_number_of_predicted_tokens_in_the_batches(epoch, build):
+    task = build("masked-lm", "--mask-probability", "0.3")
+    batches = batches_of(task, epoch=epoch)
+    assert task.weight(torch.tensor(GLOBAL_BATCH)) == sum(len(batch.labels) for batch in batches)
+
+
+def test_weight_is_the_number_of_samples_of_a_classifier(build):
+    assert build("text-classification").weight(torch.tensor(GLOBAL_BATCH)) == sum(map(len, SHARES))
+
+
+@pytest.mark.parametrize("task_name", TASKS)
+def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build, world):
+    task = build(task_name)
+    model = task.build_model(initial_weights=True).eval()
+    samples = MicroBatchDataset(task.train_set, task.collate)
+    stand_in, real = (samples[MicroBatch(0, number, (5,), is_stand_in=number == 1)] for number in (1, 0))
+    output = task.forward(model, stand_in)
+    output.loss_sum.backward()
+    totals = [Totals(task.metrics, 2) for _ in range(2)]
+    with torch.no_grad():
+        for figures in totals:
+            figures.add(0, task.forward(model, real), real)
+        totals[0].add(1, task.forward(model, stand_in), stand_in)
+    with_it, without = (figures.values(world) for figures in totals)
+    assert output.loss_sum.item() == 0 and not any(weight.grad.any() for weight in model.parameters() if weight.grad is not None)
+    assert repr(with_it) == repr(without)
+
+
+@pytest.mark.parametrize("task_name", TASKS)
+def test_the_example_is_as_wide_as_any_batch_and_has_as_many_samples_as_asked_for(task_name, build):
+    task = build(task_name)
+    shape = task.example(6).inputs["input_ids"].shape
+    assert shape == (6, max(batch.inputs["input_ids"].shape[1] for batch in batches_of(task, [[i] for i in range(len(task.train_set))])))
+    assert len(task.example(6).weight) == 6
+
+
+def evaluated(task, world):
+    """The figures of train.evaluate over all of val."""
+    strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world, 1)
+    loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), task.eval_batch, 0, 1), 0, world)
+    agreement = Agreement(world)
+    values = train.evaluate(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), agreement,
+                            SimpleNamespace(reason=None), world)
+    agreement.wait()
+    return values
+
+
+@pytest.mark.parametrize("task_name", TASKS)
+def test_evaluations_of_the_same_weights_give_the_same_digits_under_any_seed(task_name, build, world):
+    first, again, other = (repr(evaluated(build(task_name, "--seed", seed), world)) for seed in (0, 0, 1))
+    assert first == again == other
+
+
+def test_evaluation_of_a_classifier_is_that_of_transformers(build, world, texts, folders):
+    values, rows = evaluated(build("text-classification", "--text-column", "text,more"), world), rows_of(texts, "val")
+    folder = folders["bert", "text-classification"]
+    model, tokenizer = HEADS["text-classification"].from_pretrained(folder).eval(), load_tokenizer(str(folder))
+    inputs = tokenizer([row["text"] for row in rows], [row["more"] for row in rows], padding=True, return_tensors="pt")
+    labels = torch.tensor([model.config.label2id[row["label"]] for row in rows])
+    with torch.no_grad():
+        theirs = model(**inputs, labels=labels)
+    assert values["loss"] == pytest.approx(float(theirs.loss), rel=1e-6) and len(rows) == NUM_VAL
+    assert values["confusion"].tolist() == torch.bincount(3 * labels + theirs.logits.argmax(1), minlength=9).view(3, 3).tolist()
+
+
+def test_perplexity_is_e_to_the_loss_over_all_predicted_tokens(build, world):
+    task = build("masked-lm")
+    values = evaluated(task, world)
+    model = task.build_model(initial_weights=True).eval()
+    with torch.no_grad():
+        sums = [float(task.forward(model, task.collate([task.eval_set[0, i]])).loss_sum) for i in range(NUM_VAL)]
+    mean = sum(sums) / sum(len(task.eval_set[0, i].targets) for i in range(NUM_VAL))
+    assert values["loss"] == pytest.approx(mean, rel=1e-6)
+    assert values["perplexity"] == pytest.approx(math.exp(values["loss"]), rel=1e-12)
+
+
+def test_masks_of_the_evaluation_do_not_depend_on_the_seed_and_those_of_training_do(build):
+    def masked(samples):
+        return [sample.text.ids.tolist() for sample in samples]
+
+    first, second = (build("masked-lm", "--seed", seed) for seed in (0, 1))
+    assert masked(first.eval_set[0, i] for i in range(NUM_VAL)) == masked(second.eval_set[0, i] for i in range(NUM_VAL))
+    assert masked(first.train_set[0, i] for i in range(20)) != masked(second.train_set[0, i] for i in range(20))
+
+
+HEADER = "text,label\n"
+GOOD = "one two,x\nthree four,y\n" * 10
+
+
+@pytest.mark.parametrize(("task_name", "train_text", "val_text", "words", "code", "message"), [
+    ("text-classification", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA, "train.csv line 22: 3 fields, and the header names 2"),
+    ("masked-lm", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA, "train.csv line 22: 3 fields, and the header names 2"),
+    ("text-classification", HEADER + GOOD, HEADER + "five,z\n", (), Exit.BAD_DATA, "val.csv line 2: the label z does not occur in train"),
+    ("text-classification", HEADER + GOOD, HEADER + '" ",x\n', (), Exit.BAD_DATA, "val.csv line 2: text is empty; mend or remove the row"),
+    ("text-classification", "text,class\n" + GOOD, None, (), Exit.BAD_DATA, "there is no column label; it has text, class"),
+    ("text-classification", HEADER + "one,x\n" * 9, None, (), Exit.BAD_DATA, "there is only one class, x"),
+    ("text-classification", HEADER, None, (), Exit.BAD_DATA, "train.csv: there are no texts in it"),
+    ("text-classification", HEADER + GOOD, None, ("--split", "test"), Exit.NO_INPUT, "--split test: {root} has no such split; it has"),
+    ("masked-lm", HEADER + GOOD, None, ("--text-column", "text,label"), Exit.USAGE, "--text-column text,label: --task masked-lm reads one"),
+    ("masked-lm", HEADER + GOOD, None, ("--tokenizer", "{root}"), Exit.NO_INPUT, "{root} is no model folder")])
+def test_wrong_input_is_refused_before_there_is_a_model(task_name, train_text, val_text, words, code, message, build, tmp_path):
+    root = tmp_path / "data"
+    root.mkdir()
+    for split, text in (("train", train_text), ("val", val_text)):
+        if text is not None:
+            (root / f"{split}.csv").write_text(text)
+    with pytest.raises(UserError, match=re.escape(message.format(root=root))) as error:
+        build(task_name, "--data", root, *(word.format(root=root) for word in words))
+    assert error.value.code == code
+
+
+def test_a_tokenizer_without_a_mask_token_is_none_for_masked_lm(build, folders, tmp_path):
+    tokenizer = load_tokenizer(str(folders["bert", "masked-lm"]))
+    tokenizer.mask_token = None
+    tokenizer.save_pretrained(tmp_path / "maskless")
+    with pytest.raises(UserError, match="a tokenizer with a mask token") as error:
+        build("masked-lm", "--tokenizer", tmp_path / "maskless")
+    assert error.value.code == Exit.USAGE
