@@ -46,6 +46,8 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
     that holds such files directly, which then are all for training. Raises UserError (65, 66).
     """
     top = Path(root)
+    if not top.exists():
+        raise UserError(f"--data {root}: there is no such file or folder", Exit.NO_INPUT)
     if not top.is_dir():
         return {"train": [table_at(root)]}, []
     files, notes = {}, []

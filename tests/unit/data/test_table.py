@@ -175,7 +175,7 @@ def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_pa
 
 
 def test_a_path_that_is_not_there_is_66(tmp_path):
-    assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT, f"{tmp_path}/gone: there is no such file")
+    assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT, f"--data {tmp_path}/gone: there is no such file or folder")
 
 
 @pytest.mark.parametrize("name", ["reviews.parquet", "reviews", "reviews.csv.gz"])
