@@ -88,6 +88,7 @@ def main(config: Config, given: frozenset[str]) -> Exit:
             task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
                 note(text)
+            world.require_same(task.fingerprint, "the data set")  # Collective.
             run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, stop, world)

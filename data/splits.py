@@ -12,19 +12,22 @@ VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
 SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
 
 
-def hold_out(splits: dict[str, Any], root: str, fraction: float, seed: int) -> tuple[dict[str, Any], str]:
+def hold_out(
+    splits: dict[str, Any], root: str, fraction: float, seed: int, texts: np.ndarray | None = None
+) -> tuple[dict[str, Any], str]:
     """The splits with val taken out of train, and a note for the user. Raises UserError (64, 65).
 
-    A split has `labels` ([N] integers) and select(chosen: [N] bool). root: of the data, for messages.
+    A split has `labels` ([N] integers) and select(chosen: [N] bool). root: of the data, for messages. texts: [N] integers, the
+    text that each sample of train is cut from: whole texts are held out, whatever the labels.
     """
     if fraction <= 0:
         raise UserError(f"--val-fraction {fraction}: {root} has no val (nor {', '.join(VAL_NAMES[1:])}), so a share of train must be held"
                         " out; give more than 0, or add val")
     train = splits["train"]
-    held = held_out(train.labels, fraction, seed)
-    if not held.any():
-        raise UserError(f"--data {root}: every class has one sample, so none can be held out for validation; add samples, or val",
-                        Exit.BAD_DATA)
+    held = held_out(train.labels, fraction, seed) if texts is None else held_out(np.zeros(texts.max() + 1, int), fraction, seed)[texts]
+    if not held.any() or held.all():
+        found = "every class has one sample" if texts is None else "there are too few texts"
+        raise UserError(f"--data {root}: {found}, so none can be held out for validation; add samples, or val", Exit.BAD_DATA)
     note = f"there is no val: {held.sum()} of the {len(held)} training samples are held out (--val-fraction {fraction})"
     return splits | {"train": train.select(~held), "val": train.select(held)}, note
 

@@ -110,8 +110,8 @@ def choose_columns(path: Path, text_column: str, label_column: str | None) -> Co
         texts = tuple(name.strip() for name in text_column.split(","))
         if missing := [name for name in texts if name not in names]:
             raise UserError(f"{path}: there is no column {some(missing)}; {has}; see --text-column", Exit.BAD_DATA)
-        if len(texts) > 2:
-            raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair")
+        if len(texts) > 2 or len(set(texts)) < len(texts) or label_column in texts:
+            raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair, and not that of the label")
         return Columns(texts, label_column)
     others = [name for name in names if name != label_column]
     if "text" not in others and len(others) != 1:
@@ -120,13 +120,21 @@ def choose_columns(path: Path, text_column: str, label_column: str | None) -> Co
     return Columns(("text",) if "text" in others else (others[0],), label_column)
 
 
-def read_rows(path: Path, columns: Columns) -> Iterator[Row]:
-    """The rows of a file in their order, blank lines left out; a line of a text file holds a pair as A<tab>B.
+def require_columns(path: Path, columns: Columns) -> None:
+    """Raise UserError (65) if a table lacks one of the columns; the message names those that it has."""
+    names = _header(path) if path.suffix in (".csv", ".tsv", ".jsonl") else None
+    if names is not None and (missing := [name for name in columns.texts if name not in names]):
+        raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)}", Exit.BAD_DATA)
 
-    Raises UserError (65) with file, line and rule.
+
+def read_rows(path: Path, columns: Columns, keeps_blank: bool = False) -> Iterator[Row]:
+    """The rows of a file in their order, blank lines left out; those of a text file become empty texts if keeps_blank.
+
+    A line of a text file holds a pair as A<tab>B. Raises UserError (65) with file, line and rule.
     """
     if path.suffix not in (".csv", ".tsv", ".jsonl"):
-        yield from (_line_row(path, number, line, len(columns.texts)) for number, line in _lines(path) if line.strip())
+        yield from (_line_row(path, number, line, len(columns.texts)) for number, line in _lines(path)
+                   if keeps_blank or line.strip())
         return
     wanted = [*columns.texts, *filter(None, [columns.label])]
     for number, values in _objects(path):
@@ -219,7 +227,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _line_row(path: Path, number: int, line: str, num_texts: int) -> Row:
-    texts = tuple(text.strip() for text in line.split("\t")) if num_texts == 2 else (line.strip(),)
+    texts = tuple(text.strip() for text in line.split("\t")) if num_texts == 2 and line.strip() else (line.strip(),) * num_texts
     if len(texts) != num_texts:
         raise _wrong(path, number, f"{len(texts)} texts; a sentence pair is two, with a tab in between")
     return Row(texts, None, number)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from data.table import Row, choose_columns, find_tables, read_rows
-from data.tokenizer import is_special
+from data.tokenizer import is_special, without_ends
 from utils.errors import Exit, UserError, some
 
 CACHE_VERSION = 1
@@ -45,6 +45,12 @@ class TextSource:
     max_length: int  # tokens in a sample, special ones included
     cuts: bool  # a longer text becomes several samples; False: its end is left out
     skips_bad: bool  # an empty text or label is left out, with a note; False: it is an error
+    split: str = "val"  # what is read besides train and val: test need have no labels until it is evaluated
+
+    @property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split."""
+        return {split: files for split, files in find_tables(self.root)[0].items() if split in ("train", "val", self.split)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +62,7 @@ class TokenTable:
     spans: np.ndarray  # [N, 2] int64: begin and end of each sample in ids
     labels: np.ndarray  # [N] int32; 0 where there are no labels
     num_ordinary: np.ndarray  # [N] int32: tokens that are no special ones
+    texts: np.ndarray  # [N] int32: the number of the text that it is, or is cut from
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -72,10 +79,10 @@ class TokenTable:
 
     def select(self, chosen: np.ndarray) -> "TokenTable":
         """The samples that `chosen` says, a mask ([N] bool) or indices in the order wanted."""
-        return replace(self, spans=self.spans[chosen], labels=self.labels[chosen], num_ordinary=self.num_ordinary[chosen])
+        return replace(self, **{name: getattr(self, name)[chosen] for name in ("spans", "labels", "num_ordinary", "texts")})
 
 
-DTYPES = {"ids": np.uint32, "types": np.uint8, "spans": np.int64, "labels": np.int32, "num_ordinary": np.int32}
+DTYPES = {"ids": np.uint32, "types": np.uint8, "spans": np.int64, "labels": np.int32, "num_ordinary": np.int32, "texts": np.int32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +92,7 @@ class TextIndex:
     classes: tuple[str, ...]  # in label order; empty without labels
     text_columns: tuple[str, ...]
     splits: dict[str, TokenTable]
-    fingerprint: str  # sha256 over classes, tokens and labels
+    fingerprint: str  # sha256 over classes, tokens and labels of train and val
     notes: tuple[str, ...]  # for the user, a line each
 
 
@@ -110,9 +117,12 @@ class TextSet(Dataset):
         return self.table.sample(int(item[1]))
 
 
-def padded(samples: Sequence[TextSample], pad_id: int) -> dict[str, Tensor]:
-    """The samples as what an encoder takes: input_ids, attention_mask and, where there are types, token_type_ids; [B, T] int64."""
-    width = -(-max(len(sample.ids) for sample in samples) // PAD_TO) * PAD_TO
+def padded(samples: Sequence[TextSample], pad_id: int, max_length: int) -> dict[str, Tensor]:
+    """The samples as what an encoder takes: input_ids, attention_mask and, where there are types, token_type_ids; [B, T] int64.
+
+    T is a multiple of PAD_TO, or max_length.
+    """
+    width = min(max_length, -(-max(len(sample.ids) for sample in samples) // PAD_TO) * PAD_TO)
     ids, mask, types = torch.full((len(samples), width), pad_id), *torch.zeros(2, len(samples), width, dtype=torch.int64)
     for row, sample in enumerate(samples):
         ids[row, :len(sample.ids)] = torch.from_numpy(sample.ids)
@@ -160,14 +170,14 @@ def open_texts(source: TextSource, cache: Path) -> TextIndex:
 def _folder(source: TextSource, cache: Path) -> Path:
     """Its name holds all that decides what is in it: no need to compare."""
     files = [(split, str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
-             for split, paths in find_tables(source.root)[0].items() for path in paths]
+             for split, paths in source.files.items() for path in paths]
     content = [CACHE_VERSION, files, asdict(source)]
     return cache / f"texts-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}"
 
 
 def read_texts(source: TextSource) -> Iterator[str]:
     """The training texts, one by one."""
-    files = find_tables(source.root)[0]["train"]
+    files = source.files["train"]
     columns = choose_columns(files[0], source.text_column, source.label_column)
     return (text for path in files for row in read_rows(path, columns) for text in row.texts)
 
@@ -178,27 +188,27 @@ class _Writer:
     def __init__(self, source: TextSource, tokenizer: Any, folder: Path):
         self._source, self._folder = source, folder
         self._tokenizer = copy.deepcopy(tokenizer)  # it keeps the truncation that it is called with
-        self._files, self._notes = find_tables(source.root)
+        self._files, self._notes = source.files, find_tables(source.root)[1]
         self._columns = choose_columns(self._files["train"][0], source.text_column, source.label_column)
         self._special = is_special(tokenizer)
         self._dtypes = DTYPES | {"ids": np.uint16 if len(self._special) <= 2**16 else np.uint32}
         self._labels: dict[str, int] = {}  # of train, in the order in which they appear
-        self._bad: list[str] = []
-        self._num_texts = self._num_long = 0
+        self._first_bad = ""
+        self._num_texts = self._num_long = self._num_bad = 0
 
     def write(self) -> None:
         """All splits, train first, for it says which classes there are. Raises UserError."""
         for split in self._files:
             self._write_split(split)
         classes = self._sort_classes()
-        if self._bad:
-            self._notes.append(f"left out {len(self._bad)} samples ({self._bad[0]}, for one)")
+        if self._num_bad:
+            self._notes.append(f"left out {self._num_bad} samples ({self._first_bad}, for one)")
         if self._num_long:
             what = "cut into several samples" if self._source.cuts else "cut off there"
             self._notes.append(f"{self._num_long} of {self._num_texts} texts have more than --max-length {self._source.max_length}"
                                f" tokens and are {what}")
         digest = hashlib.sha256(json.dumps(classes).encode())
-        for split in self._files:
+        for split in [split for split in self._files if split != "test"]:  # a run is the same whether it is read or not
             for name in DTYPES:
                 with (self._folder / f"{split}.{name}").open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
@@ -221,24 +231,26 @@ class _Writer:
 
     def _encode(self, rows: list[Row]) -> dict[str, np.ndarray]:
         """The arrays of a TokenTable for these rows."""
-        texts = ([row.texts[i] for row in rows] for i in range(len(self._columns.texts)))
+        texts = [[row.texts[i] for row in rows] for i in range(len(self._columns.texts))]
+        if len(texts) == 2:
+            texts = [without_ends(self._tokenizer, column, self._source.max_length) for column in texts]
         encoded = self._tokenizer(*texts, truncation=True, max_length=self._source.max_length).encodings
+        pieces = [(piece, row, number) for number, (one, row) in enumerate(zip(encoded, rows, strict=True), self._num_texts)
+                  for piece in ([one, *one.overflowing] if self._source.cuts else [one])]
         self._num_texts += len(encoded)
         self._num_long += sum(bool(one.overflowing) for one in encoded)
-        samples = [(np.array(piece.ids), piece.type_ids, self._labels.get(row.label, 0))
-                   for one, row in zip(encoded, rows, strict=True)
-                   for piece in ([one, *one.overflowing] if self._source.cuts else [one])]
-        num_ordinary = [np.count_nonzero(~self._special[ids]) for ids, _, _ in samples]
+        num_ordinary = np.array([np.count_nonzero(~self._special[piece.ids]) for piece, _, _ in pieces])
         if self._source.label_column is None:  # of odd characters nothing is left, and nothing could be predicted
-            samples, num_ordinary = [s for s, n in zip(samples, num_ordinary, strict=True) if n], list(filter(None, num_ordinary))
-        ends = np.cumsum([len(ids) for ids, _, _ in samples], dtype=np.int64)
+            pieces, num_ordinary = [pieces[i] for i in np.flatnonzero(num_ordinary)], num_ordinary[num_ordinary > 0]
+        ends = np.cumsum([0, *(len(piece.ids) for piece, _, _ in pieces)], dtype=np.int64)
         has_types = "token_type_ids" in self._tokenizer.model_input_names
         return {
-            "ids": np.concatenate([ids for ids, _, _ in samples]) if samples else np.zeros(0),
-            "types": np.concatenate([types for _, types, _ in samples]) if samples and has_types else np.zeros(0),
-            "spans": np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1) if samples else np.zeros((0, 2), np.int64),
-            "labels": np.array([label for _, _, label in samples]),
-            "num_ordinary": np.array(num_ordinary)}
+            "ids": np.concatenate([[], *(piece.ids for piece, _, _ in pieces)]),
+            "types": np.concatenate([[], *(piece.type_ids for piece, _, _ in pieces if has_types)]),
+            "spans": np.stack([ends[:-1], ends[1:]], axis=1),
+            "labels": np.array([self._labels.get(row.label, 0) for _, row, _ in pieces]),
+            "num_ordinary": num_ordinary,
+            "texts": np.array([number for _, _, number in pieces])}
 
     def _rows(self, split: str) -> Iterator[Row]:
         for path in self._files[split]:
@@ -247,7 +259,8 @@ class _Writer:
                 if problem and not self._source.skips_bad:
                     raise UserError(f"{path} line {row.line}: {problem}; mend or remove the row, or pass --bad-samples skip", Exit.BAD_DATA)
                 if problem:
-                    self._bad.append(f"{path} line {row.line}: {problem}")
+                    self._first_bad = self._first_bad or f"{path} line {row.line}: {problem}"
+                    self._num_bad += 1
                 else:
                     yield row
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
-from data.tokenizer import is_special
+from data.tokenizer import is_special, without_ends
 from utils.config import TextModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError, some
@@ -40,13 +40,13 @@ def find_folder(name: str, world: World) -> str | None:
 
     Raises UserError (66) where there is none and it cannot be fetched.
     """
-    if name in SIZES:
-        return None
     if Path(name).is_dir():
         if not {"config.json", "tokenizer_config.json", "tokenizer.json"} & {path.name for path in Path(name).iterdir()}:
             raise UserError(f"{name} is no model folder: it needs a config.json with a model_type, as RUN/model of a text run has",
                             Exit.NO_INPUT)
         return name
+    if name in SIZES:
+        return None
     if Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
     world.once(lambda: _fetch(name, local_files_only=False), per_node=True)
@@ -89,7 +89,8 @@ def build_encoder(task: str, config: TextModelOptions, folder: str | None, token
         described.problem_type = "single_label_classification"
     try:
         loads = config.pretrained and initial_weights
-        model = _load(task, str(folder), described, same_classes) if loads else HEADS[task].from_config(described, dtype=torch.float32)
+        model = _load(task, config.model, str(folder), described, same_classes) if loads else (
+            HEADS[task].from_config(described, dtype=torch.float32))
     except UserError:
         raise
     except ValueError:
@@ -103,7 +104,7 @@ def _most_tokens(model: nn.Module) -> float:
     """The longest input: by the table of positions, whose first rows some models keep for padding, else by the config."""
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)]
     if not tables:
-        return getattr(model.config, "max_position_embeddings", None) or math.inf
+        return max(0, getattr(model.config, "max_position_embeddings", None) or 0) or math.inf  # XLNet says -1: no limit
     return min(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables)
 
 
@@ -118,7 +119,7 @@ def _describe(name: str, folder: str | None, tokenizer: Any, max_length: int) ->
         return _read_config(folder)
     layers, width = SIZES[name]
     return BertConfig(
-        vocab_size=len(tokenizer), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
+        vocab_size=len(is_special(tokenizer)), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64,
         intermediate_size=4 * width, max_position_embeddings=max(512, max_length), pad_token_id=tokenizer.pad_token_id)
 
 
@@ -130,15 +131,15 @@ def _read_config(folder: str) -> Any:
                         " a config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 
 
-def _load(task: str, folder: str, described: Any, same_classes: bool) -> nn.Module:
+def _load(task: str, name: str, folder: str, described: Any, same_classes: bool) -> nn.Module:
     """The model with the weights in `folder`; what only the head has may be missing there."""
     try:
         model, found = HEADS[task].from_pretrained(
             folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,
             ignore_mismatched_sizes=True, output_loading_info=True)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"--model {folder} holds no weights that can be read ({next(iter(str(error).splitlines()), '')[:200]}); it needs"
-                        " model.safetensors", Exit.NO_INPUT) from None
+        raise UserError(f"--model {name} has no weights that can be read ({next(iter(str(error).splitlines()), '')[:200]}); it needs"
+                        " model.safetensors (transformers' save_pretrained makes it of other formats)", Exit.NO_INPUT) from None
     encoder = f"{model.base_model_prefix}."
     wrong = sorted(key for key in {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
                    if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
@@ -196,5 +197,8 @@ def load_classifier(folder: Path) -> nn.Module:
 @torch.inference_mode()
 def classify_texts(model: nn.Module, tokenizer: Any, max_length: int, texts: Sequence[Sequence[str]]) -> np.ndarray:
     """Probabilities, [B, C] float64. texts: B tuples of one text, or of the two of a pair."""
-    encoded = tokenizer(*map(list, zip(*texts, strict=True)), truncation=True, max_length=max_length, padding=True, return_tensors="pt")
+    columns = [list(column) for column in zip(*texts, strict=True)]
+    if len(columns) == 2:
+        columns = [without_ends(tokenizer, column, max_length) for column in columns]
+    encoded = tokenizer(*columns, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     return model(**encoded.to(model.device)).logits.double().softmax(dim=1).cpu().numpy()

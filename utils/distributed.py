@@ -22,7 +22,8 @@ from torch import Tensor
 from utils.errors import Exit, RankError, UserError, record_exit
 
 MEET_TIMEOUT = timedelta(seconds=300)  # start-up, collectives
-SECTION_TIMEOUT = timedelta(seconds=1800)  # one rank works (scans, downloads) while the others wait
+SECTION_TIMEOUT = timedelta(seconds=1800)  # one rank works while the others wait
+DATA_TIMEOUT = timedelta(hours=12)  # one rank of each node works: scans, downloads, tokenizes
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class World:
             except Exception as error:  # told to all ranks, and raised again below
                 failure = error
                 answer = {"error": str(error) or repr(error), "code": int(getattr(error, "code", _code_of(error)))}
-        dist.monitored_barrier(self.control, timeout=SECTION_TIMEOUT, wait_all_ranks=True)
+        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node else SECTION_TIMEOUT, wait_all_ranks=True)
         answers = self.gather(answer)
         if failure is not None:
             raise failure
@@ -104,6 +105,12 @@ class World:
             if "error" in told:
                 raise UserError(told["error"], Exit(told["code"]))
         return answers[0]["value"]
+
+    def require_same(self, value: str, what: str) -> None:
+        """Raise UserError (65) on every rank if `value` differs between them. Collective."""
+        told = self.gather([value, socket.gethostname()])
+        if other := next((host for found, host in told if found != told[0][0]), None):
+            raise UserError(f"{what} on {other} differs from that on {told[0][1]}: all nodes need the same", Exit.BAD_DATA)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, by rank, on every rank. Collective. (JSON, for unpickling a peer's bytes would run its code.)"""

@@ -1,6 +1,5 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +8,10 @@ from torch import Tensor, nn
 
 from data import demo
 from data.splits import hold_out
-from data.text import TextSample, TextSource, TokenTable, open_texts, read_texts, tokenize
+from data.text import TextSource, TokenTable, open_texts, read_texts, tokenize
 from data.tokenizer import settle_tokenizer
 from models.bert import build_encoder, find_folder, save_model_folder, takes_types
+from models.tasks.base import Batch
 from utils.config import MaskedLMConfig, TextClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -29,7 +29,10 @@ class TextTask:
         root = demo.data_root(config.data.data, config.run.task, cache, world)
         self._folder = find_folder(config.model.model, world)
         tokenizer_folder = self._folder if text.tokenizer == "auto" else find_folder(text.tokenizer, world)
-        source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip")
+        if text.tokenizer != "auto" and tokenizer_folder is None:
+            raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out, and one is trained")
+        source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip",
+                            config.run.split)
         self._tokenizer = settle_tokenizer(tokenizer_folder, takes_types(self._folder), lambda: read_texts(source), text.vocab_size, run,
                                            world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
@@ -37,7 +40,8 @@ class TextTask:
         index = open_texts(source, cache)
         splits, self.notes = index.splits, index.notes
         if "val" not in splits:
-            splits, note = hold_out(splits, root, config.data.val_fraction, config.run.seed)
+            texts = splits["train"].texts if cuts else None
+            splits, note = hold_out(splits, root, config.data.val_fraction, config.run.seed, texts)
             self.notes = (*self.notes, note)
         if config.run.split not in splits:
             raise UserError(f"--split {config.run.split}: {root} has no such split; it has {', '.join(splits)}", Exit.NO_INPUT)
@@ -60,9 +64,9 @@ class TextTask:
         described = {"task": self._config.run.task, "text_columns": list(self._text_columns), "max_tokens": self._config.text.max_length}
         save_model_folder(weights, self._encoder_config, described, self._tokenizer, folder)
 
-    def _longest(self, size: int) -> Sequence[TextSample]:
+    def example(self, size: int) -> Batch:
         """The longest sample of train, `size` times."""
-        return [self._train.sample(int(self._train.lengths.argmax()))] * size
+        return self.collate([self.train_set[0, int(self._train.lengths.argmax())]] * size)
 
 
 def _by_length(table: TokenTable) -> TokenTable:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data.demo_text import linear_baseline
-from data.table import Columns, read_rows, table_at
+from data.table import Columns, read_rows, require_columns, table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
@@ -40,16 +40,12 @@ class TextClassification(TextTask):
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
-        return Batch(padded(samples, self._tokenizer.pad_token_id), torch.tensor([sample.label for sample in samples]),
-                     torch.ones(len(samples)))
+        inputs = padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length)
+        return Batch(inputs, torch.tensor([sample.label for sample in samples]), torch.ones(len(samples)))
 
     def weight(self, indices: Tensor) -> float:
         """Samples in the global batch."""
         return float(len(indices))
-
-    def example(self, size: int) -> Batch:
-        """The longest sample of train, `size` times."""
-        return self.collate(self._longest(size))
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy in float32."""
@@ -78,8 +74,10 @@ class TextClassification(TextTask):
         described = json.loads((folder / "config.json").read_text())
         if missing := {"text_columns", "max_tokens"} - set(described):
             raise UserError(f"{folder / 'config.json'} is not that of a text run: it lacks {', '.join(sorted(missing))}", Exit.NO_INPUT)
-        model, tokenizer = load_classifier(folder), load_tokenizer(str(folder))
         columns = Columns(tuple(described["text_columns"]), None)
+        for path in paths:
+            require_columns(path, columns)
+        model, tokenizer = load_classifier(folder), load_tokenizer(str(folder))
         classes = [model.config.id2label[number] for number in range(model.config.num_labels)]
         return classes, _predictions(model, tokenizer, described["max_tokens"], paths, columns)
 
@@ -90,7 +88,7 @@ BATCH = 64  # texts classified at once
 def _predictions(
     model: nn.Module, tokenizer: Any, max_tokens: int, paths: Sequence[Path], columns: Columns
 ) -> Iterator[list[Prediction]]:
-    rows = ((path, row) for path in paths for row in read_rows(path, columns))
+    rows = ((path, row) for path in paths for row in read_rows(path, columns, keeps_blank=True))
     while batch := list(islice(rows, BATCH)):
         good = [row.texts for _, row in batch if all(map(str.strip, row.texts))]
         found = iter(classify_texts(model, tokenizer, max_tokens, good) if good else ())

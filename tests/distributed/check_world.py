@@ -106,6 +106,12 @@ def once_tells_a_failing_disk(world: World, folder: Path) -> Any:
     return _error_of(lambda: world.once(lambda: Path("/nonexistent/file").read_text()))
 
 
+def what_differs_between_ranks(world: World, folder: Path) -> Any:
+    last = world.world_size - 1
+    world.require_same("a", "the data set")
+    return _error_of(lambda: world.require_same("b" if world.rank == last else "a", "the data set"))
+
+
 def gather_is_by_rank(world: World, folder: Path) -> Any:
     return world.gather({"rank": world.rank, "text": "ü" * 10 * world.rank})
 
@@ -269,7 +275,8 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 
 CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
-    a_flag_of_the_last_rank, a_flag_before_a_wait, gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
+    what_differs_between_ranks, a_flag_of_the_last_rank, a_flag_before_a_wait,
+    gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
 
 
 def work() -> int:

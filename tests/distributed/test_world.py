@@ -60,6 +60,13 @@ def test_gather_gives_every_ranks_value_by_rank_to_all(told, processes):
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
+def test_what_differs_between_ranks_is_refused_on_all(told, processes):
+    found = by_rank(told, processes, "what_differs_between_ranks")
+    assert [kind for kind, _, _ in found] == ["no error" if processes == 1 else "UserError"] * processes
+    assert processes == 1 or {(message[:15], code) for _, message, code in found} == {("the data set on", Exit.BAD_DATA)}
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
     nothing, said, after = [False, False, False], [True, True, True], [False, False, True]  # stop, save of the exchange; stop for good
     assert by_rank(told, processes, "a_flag_of_the_last_rank") == [[nothing, nothing, nothing, said, after, after]] * processes

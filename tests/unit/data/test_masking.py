@@ -25,7 +25,7 @@ def table_of(samples):
     spans = np.stack([np.concatenate([[0], ends[:-1]]), ends], axis=1)
     ordinary = np.array([np.isin(ids, ORDINARY).sum() for ids in samples], dtype=np.int32)
     ids = np.concatenate(samples).astype(np.uint16)
-    return TokenTable(ids, np.zeros(len(ids), np.uint8), spans, np.zeros(len(samples), np.int32), ordinary)
+    return TokenTable(ids, np.zeros(len(ids), np.uint8), spans, np.zeros(len(samples), np.int32), ordinary, np.arange(len(samples)))
 
 
 def some_samples(count, length, seed=0):

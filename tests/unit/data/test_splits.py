@@ -75,7 +75,8 @@ def test_a_label_without_samples_does_not_matter():
 def table_of(labels):
     """Sample i is the token i alone."""
     places = np.arange(len(labels))
-    return TokenTable(places.astype(np.uint16), np.zeros(0, np.uint8), np.stack([places, places + 1], axis=1), np.array(labels), places)
+    return TokenTable(places.astype(np.uint16), np.zeros(0, np.uint8), np.stack([places, places + 1], axis=1), np.array(labels), places,
+                      places)
 
 
 def tokens(table):
@@ -106,3 +107,16 @@ def test_where_none_can_be_held_out_the_way_out_is_named(labels, fraction, code,
     with pytest.raises(UserError) as error:
         hold_out({"train": table_of(labels)}, "reviews", fraction, 0)
     assert (error.value.code, str(error.value)) == (code, message)
+
+
+def test_the_pieces_of_a_text_are_held_out_together():
+    texts = np.repeat(np.arange(20), 3)  # three of each
+    splits, _ = hold_out({"train": table_of([0] * 60)}, "corpus.txt", 0.2, 0, texts)
+    held = splits["val"].num_ordinary // 3  # the text that a sample is cut from: table_of numbers the samples there
+    assert len(set(held)) == 4 and len(held) == 12 and not set(held) & set(splits["train"].num_ordinary // 3)
+
+
+def test_one_text_alone_cannot_be_held_out():
+    with pytest.raises(UserError, match="there are too few texts, so none can be held out") as error:
+        hold_out({"train": table_of([0] * 9)}, "corpus.txt", 0.2, 0, np.zeros(9, int))
+    assert error.value.code == 65

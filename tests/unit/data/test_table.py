@@ -229,7 +229,12 @@ def test_columns_that_are_not_there_are_refused_with_those_that_are(write, suffi
 def test_three_columns_of_text_are_refused_by_the_flag(write):
     path = write("t.csv", "a,b,c,label\n")
     assert refusal(choose_columns, path, "a,b,c", "label") == (
-        Exit.USAGE, "--text-column a,b,c: give one column, or two for a sentence pair")
+        Exit.USAGE, "--text-column a,b,c: give one column, or two for a sentence pair, and not that of the label")
+
+
+@pytest.mark.parametrize("columns", ["label", "a,label", "a,a"])
+def test_the_label_is_no_text_and_a_column_is_no_pair_with_itself(write, columns):
+    assert refusal(choose_columns, write("t.csv", "a,b,label\n"), columns, "label")[0] == Exit.USAGE
 
 
 def test_a_text_file_has_one_column_and_no_labels(write):

@@ -151,7 +151,7 @@ def test_numbers_of_tokens_may_have_gaps(write, opened):
 def test_a_tokenizer_without_types_gives_none(write, opened, tokenizer):
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     table = opened(write("train.csv", SMALL), tokenizer).splits["train"]
-    assert len(table.types) == 0 and set(padded([table.sample(0)], 0)) == {"input_ids", "attention_mask"}
+    assert len(table.types) == 0 and set(padded([table.sample(0)], 0, 64)) == {"input_ids", "attention_mask"}
 
 
 def test_tokenizing_leaves_the_tokenizer_as_it_was(write, opened, tokenizer):
@@ -184,7 +184,7 @@ def test_classes_are_sorted_as_numbers_if_all_are_and_else_as_words(write, opene
 def test_labels_of_all_splits_are_those_of_train(write, opened):
     write("test.csv", [("so", "c")])
     write("val.csv", [("so", "c"), ("so", "a"), ("so", "c")])
-    index = opened(write("train.csv", [("so", "b"), ("so", "c"), ("so", "a")]))
+    index = opened(write("train.csv", [("so", "b"), ("so", "c"), ("so", "a")]), split="test")
     assert [labels(index, split) for split in ("train", "val", "test")] == [["b", "c", "a"], ["c", "a", "c"], ["c"]]
 
 
@@ -192,8 +192,26 @@ def test_labels_of_all_splits_are_those_of_train(write, opened):
 def test_a_label_that_train_lacks_is_refused_with_those_there_are(write, opened, split):
     for name in ("train", "val", "test"):
         root = write(f"{name}.csv", [("so tall", "10"), ("red\nhill", "9"), ("so", "8" if name == split else "9")])
-    assert refusal(opened, root) == (Exit.BAD_DATA, f"{root}/{split}.csv line 5: the label 8 does not occur in train, which has 9, 10;"
-                                     " mend or remove the row, or pass --bad-samples skip")
+    assert refusal(opened, root, split=split) == (
+        Exit.BAD_DATA, f"{root}/{split}.csv line 5: the label 8 does not occur in train, which has 9, 10;"
+        " mend or remove the row, or pass --bad-samples skip")
+
+
+def test_test_is_read_for_its_evaluation_only_and_leaves_the_fingerprint_as_it_is(write, opened):
+    write("test.csv", [("so", "-1")])
+    write("val.csv", [("so", "a")])
+    root = write("train.csv", [("so", "a"), ("red", "b")])
+    without = opened(root)
+    write("test.csv", [("so", "b")])
+    assert (set(without.splits), opened(root, split="test").fingerprint) == ({"train", "val"}, without.fingerprint)
+
+
+def test_long_pairs_are_truncated_as_the_library_does_it_and_cost_no_more_than_their_length(write, opened, tokenizer):
+    long, short = " ".join(WORDS * 200), " ".join(WORDS)
+    pairs = [(long, long, "x"), (long, "so", "y"), ("red", long, "x"), (short, long, "y"), (long, short, "x")]
+    index = opened(write("train.csv", pairs, ("a", "b", "label")), **PAIR)
+    expected = [tokenizer(a[:2000], b[:2000], truncation=True, max_length=12)["input_ids"] for a, b, _ in pairs]
+    assert [index.splits["train"].sample(i).ids.tolist() for i in range(5)] == expected
 
 
 def test_one_class_alone_is_refused(write, opened):
@@ -351,7 +369,7 @@ def test_items_are_the_samples_in_every_epoch(write, opened):
 
 @pytest.mark.parametrize("longest, width", [(1, 8), (7, 8), (8, 8), (9, 16), (16, 16), (17, 24)])
 def test_batches_are_padded_to_a_multiple_of_8_at_least_their_longest(longest, width):
-    batch = padded([TextSample(np.full(length, 5), np.ones(length, np.uint8), 0) for length in (1, longest)], 7)
+    batch = padded([TextSample(np.full(length, 5), np.ones(length, np.uint8), 0) for length in (1, longest)], 7, 64)
     expected = {"input_ids": [[5] * n + [7] * (width - n) for n in (1, longest)],
                 "attention_mask": [[1] * n + [0] * (width - n) for n in (1, longest)],
                 "token_type_ids": [[1] * n + [0] * (width - n) for n in (1, longest)]}

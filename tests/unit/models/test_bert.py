@@ -204,7 +204,7 @@ def test_weights_that_are_missing_or_damaged_are_66_and_said_once(content, own):
     if content is not None:
         file.write_bytes(half if content == "half" else content)
     error = refused(own)
-    assert error.code == Exit.NO_INPUT and str(error).startswith(f"--model {own} holds no weights that can be read")
+    assert error.code == Exit.NO_INPUT and str(error).startswith(f"--model {own} has no weights that can be read")
 
 
 @pytest.mark.parametrize("weight", [None, torch.zeros(3, 3)])  # both fail today: the message blames the type
