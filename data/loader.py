@@ -33,7 +33,7 @@ def build_loader(
     samples: Any, collate: Callable, sampler: ElasticDistributedSampler | EvaluationSampler, workers: int, world: World
 ) -> DataLoader:
     """A DataLoader whose items are lists of Batch. Workers, if any, live for as many iterations as the loader."""
-    return DataLoader(
+    return _Loader(
         MicroBatchDataset(samples, collate),
         batch_sampler=sampler,
         collate_fn=_as_it_is,
@@ -87,7 +87,21 @@ def _as_it_is(batches: list[Any]) -> list[Any]:
     return batches
 
 
+# torchrun signals the whole process group; a worker that dies of it would take the process down before it can save.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+class _Loader(DataLoader):
+    """Holds the signals back while it forks workers, until these ignore them: what comes in between would end one."""
+
+    def __iter__(self) -> Any:
+        held_back = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            return super().__iter__()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
+
+
 def _leave_signals_to_the_parent(worker: int) -> None:
-    # torchrun signals the whole process group; a worker that dies of it would take the process down before it can save.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,5 +1,8 @@
 """data/loader.py: the same batches from any number of workers; what becomes of unreadable samples."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +19,7 @@ from models.tasks.base import Batch
 from utils.distributed import World
 from utils.errors import Exit, RankError
 
+ROOT = Path(__file__).parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
 
@@ -160,3 +164,37 @@ def test_the_end_of_a_run_tells_how_many_were_skipped(tmp_path):
     bad_samples.check(bad_share({3, 4}))
     bad_samples.report(notes.append)
     assert notes == [f"2 unreadable samples were skipped, see {Path(file)}"]
+
+
+STORM = """
+import os, signal, threading, time
+import torch
+from types import SimpleNamespace
+from data.loader import build_loader
+from data.sampler import EvaluationSampler
+from models.tasks.base import Batch
+
+class Numbers:
+    def __getitem__(self, item):
+        return item[1]
+
+def collate(samples):
+    return Batch({}, torch.tensor(samples), torch.ones(len(samples)))
+
+def storm():
+    while True:
+        os.killpg(0, signal.SIGTERM)
+        time.sleep(0.0005)
+
+signal.signal(signal.SIGTERM, lambda *_: None)  # as StopSignal: the process itself goes on
+threading.Thread(target=storm, daemon=True).start()
+for _ in range(4):
+    loader = build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 2, SimpleNamespace(device=torch.device("cpu")))
+    print([int(number) for [batch] in loader for number in batch.labels])
+"""
+
+
+def test_workers_live_through_signals_to_the_process_group_from_their_first_moment():
+    done = subprocess.run([sys.executable, "-c", STORM], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+                          capture_output=True, text=True, start_new_session=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, f"{list(range(9))}\n" * 4), done.stderr
