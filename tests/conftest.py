@@ -26,6 +26,8 @@ from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240  # of one launch
+for number in (signal.SIGINT, signal.SIGHUP):  # under nohup, or in a shell's background, launches would inherit that they are ignored
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
 COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
 
