@@ -140,7 +140,7 @@ def test_ddp_and_exact_agree_to_rounding_on_2_processes(exact, ddp):
     assert weights_sha256(ddp.straight(2)) != weights_sha256(exact.straight(2))
 
 
-@pytest.mark.parametrize("processes", [1, 3])  # on 2 and 4, as on all, val records are compared under exact above
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
 def test_evaluation_of_a_checkpoint_gives_the_digits_of_the_evaluation_in_training_on_any_number_of_processes(ddp, processes):
     run = ddp.straight(2)
     before = listing(run)

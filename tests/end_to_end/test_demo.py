@@ -27,16 +27,15 @@ def test_one_process_reaches_97_percent(session_dir, run_train):
 
 
 def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(run_torchrun, session_dir):
-    run = session_dir / "demo-docstrings"
-    result = run_torchrun(2, "--task", "text-classification", "--run-dir", run, "--workers", "0", "--epochs", "5")
+    result = run_torchrun(2, "--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0")
     assert result.returncode == 0, result.text
-    assert json.loads((run / "summary.json").read_text())["top1"] >= 0.7
+    assert json.loads((session_dir / "demo-docstrings" / "summary.json").read_text())["top1"] >= 0.75
     for part in ("always the most frequent class 17.", "a linear model on the tokens' counts 8", "echo 'a text' | "):
         assert part in result.out, result.text
 
 
 def test_masked_words_are_guessed_better_than_by_their_frequency(run_torchrun, session_dir):
-    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0", "--epochs", "3")
+    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0", "--epochs", "4")
     assert result.returncode == 0, result.text
     losses = [record["loss"] for record in records(session_dir / "demo-topics") if record["split"] == "val"]
     [frequency] = re.findall(r"guessing by the tokens' frequency (\d\.\d+)", result.out)

@@ -94,6 +94,13 @@ def test_the_lines_for_own_texts_train_on_tables_pairs_and_text_files(copy, shel
         assert "step 1/1 validation loss" in done.stdout
 
 
+def test_the_lines_for_the_built_in_texts_are_runs_of_their_own(copy, shell):
+    for line in block("python train.py --task text-classification\n".strip()):
+        done = shell(f"{line} --max-steps 1 --device cpu --run-dir runs/{line.split()[-1]}")
+        assert done.returncode == 0, done.stderr
+        assert "for comparison: " in done.stdout
+
+
 def test_the_files_that_the_readme_links_to_exist():
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links and all((ROOT / link).exists() for link in links)
