@@ -171,7 +171,7 @@ def _folder(source: TextSource, cache: Path) -> Path:
     """Its name holds all that decides what is in it: no need to compare."""
     files = [(split, str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
              for split, paths in source.files.items() for path in paths]
-    content = [CACHE_VERSION, files, asdict(source)]
+    content = [CACHE_VERSION, files, asdict(replace(source, split=""))]  # which is in the files
     return cache / f"texts-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}"
 
 
@@ -235,22 +235,23 @@ class _Writer:
         if len(texts) == 2:
             texts = [without_ends(self._tokenizer, column, self._source.max_length) for column in texts]
         encoded = self._tokenizer(*texts, truncation=True, max_length=self._source.max_length).encodings
-        pieces = [(piece, row, number) for number, (one, row) in enumerate(zip(encoded, rows, strict=True), self._num_texts)
-                  for piece in ([one, *one.overflowing] if self._source.cuts else [one])]
+        has_types = "token_type_ids" in self._tokenizer.model_input_names
+        samples = [(np.array(piece.ids, np.int64), piece.type_ids if has_types else [], self._labels.get(row.label, 0), number)
+                   for number, (one, row) in enumerate(zip(encoded, rows, strict=True), self._num_texts)
+                   for piece in ([one, *one.overflowing] if self._source.cuts else [one])]
         self._num_texts += len(encoded)
         self._num_long += sum(bool(one.overflowing) for one in encoded)
-        num_ordinary = np.array([np.count_nonzero(~self._special[piece.ids]) for piece, _, _ in pieces])
+        num_ordinary = np.array([np.count_nonzero(~self._special[ids]) for ids, *_ in samples])
         if self._source.label_column is None:  # of odd characters nothing is left, and nothing could be predicted
-            pieces, num_ordinary = [pieces[i] for i in np.flatnonzero(num_ordinary)], num_ordinary[num_ordinary > 0]
-        ends = np.cumsum([0, *(len(piece.ids) for piece, _, _ in pieces)], dtype=np.int64)
-        has_types = "token_type_ids" in self._tokenizer.model_input_names
+            samples, num_ordinary = [samples[i] for i in np.flatnonzero(num_ordinary)], num_ordinary[num_ordinary > 0]
+        ends = np.cumsum([0, *(len(ids) for ids, *_ in samples)], dtype=np.int64)
         return {
-            "ids": np.concatenate([[], *(piece.ids for piece, _, _ in pieces)]),
-            "types": np.concatenate([[], *(piece.type_ids for piece, _, _ in pieces if has_types)]),
+            "ids": np.concatenate([np.zeros(0, np.int64), *(ids for ids, *_ in samples)]),
+            "types": np.concatenate([np.zeros(0, np.uint8), *(np.array(types, np.uint8) for _, types, *_ in samples)]),
             "spans": np.stack([ends[:-1], ends[1:]], axis=1),
-            "labels": np.array([self._labels.get(row.label, 0) for _, row, _ in pieces]),
+            "labels": np.array([label for *_, label, _ in samples]),
             "num_ordinary": num_ordinary,
-            "texts": np.array([number for _, _, number in pieces])}
+            "texts": np.array([number for *_, number in samples])}
 
     def _rows(self, split: str) -> Iterator[Row]:
         for path in self._files[split]:

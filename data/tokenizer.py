@@ -92,7 +92,7 @@ def without_ends(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[
     The library makes every combination of what it leaves out of the two texts of a pair (tokenizers 0.23: 7 GB for 16,000 words in each).
     """
     most = 2 * max_length  # well behind the cut: the last word may come apart in another way
-    long = [i for i, text in enumerate(texts) if len(text) > most]  # a token has a character or more
+    long = [i for i, text in enumerate(texts) if len(text) > most]  # a shorter one has few tokens more
     encoded = tokenizer([texts[i] for i in long], add_special_tokens=False).encodings if long else []
     cut = {i: texts[i][:one.offsets[most - 1][1]] for i, one in zip(long, encoded, strict=True) if len(one) > most}
     return [cut.get(i, text) for i, text in enumerate(texts)]

@@ -206,8 +206,27 @@ def test_test_is_read_for_its_evaluation_only_and_leaves_the_fingerprint_as_it_i
     assert (set(without.splits), opened(root, split="test").fingerprint) == ({"train", "val"}, without.fingerprint)
 
 
-def test_long_pairs_are_truncated_as_the_library_does_it_and_cost_no_more_than_their_length(write, opened, tokenizer):
-    long, short = " ".join(WORDS * 200), " ".join(WORDS)
+def test_the_tokenizer_never_sees_a_long_pair_whole(write, opened, tokenizer, monkeypatch):
+    # It makes every combination of what it leaves out of both: memory by the product of their lengths.
+    seen, call = [], type(tokenizer).__call__
+
+    def noted(self, *texts, **options):
+        seen.extend(len(text) for column in texts for text in column if len(texts) == 2)
+        return call(self, *texts, **options)
+
+    monkeypatch.setattr(type(tokenizer), "__call__", noted)
+    opened(write("train.csv", [(" ".join(WORDS * 40), " ".join(WORDS * 40), label) for label in "xy"], ("a", "b", "label")), **PAIR)
+    assert len(seen) == 4 and max(seen) < 200
+
+
+def test_evaluating_train_or_val_makes_no_tokens_anew(write, opened, tmp_path):
+    root = write("train.csv", SMALL)
+    opened(root), opened(root, split="train")
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_long_pairs_are_truncated_as_the_library_does_it(write, opened, tokenizer):
+    long, short = " ".join(WORDS * 40), " ".join(WORDS)
     pairs = [(long, long, "x"), (long, "so", "y"), ("red", long, "x"), (short, long, "y"), (long, short, "x")]
     index = opened(write("train.csv", pairs, ("a", "b", "label")), **PAIR)
     expected = [tokenizer(a[:2000], b[:2000], truncation=True, max_length=12)["input_ids"] for a, b, _ in pairs]
