@@ -4,13 +4,19 @@ BIN := .venv/bin
 TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: train test lint prove accuracy benchmark size clean
+.PHONY: train test faults soak lint prove accuracy benchmark size clean
 
 train: .venv/ready                  ## train the built-in digits on two processes
 	@$(TORCHRUN) --nproc-per-node=2 train.py
 
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not slow"
+
+faults: .venv/ready-dev             ## every fault of docs/reliability.md; ten minutes
+	$(BIN)/python -m pytest tests/faults
+
+soak: .venv/ready                   ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
+	$(BIN)/python -m tests.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -25,8 +25,10 @@ from data import demo
 from utils.command_line import parse_command_line
 from utils.config import Config, duration_or_steps
 from utils.run import finish_early
+from utils.watchdog import Watchdog
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment
+    WATCHDOG = Watchdog()  # signals are its business from here on
     CONFIG, GIVEN = parse_command_line(sys.argv[1:], demo.SETTINGS)
     finish_early(CONFIG)
 
@@ -36,12 +38,13 @@ from torch.utils.data import DataLoader
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_plan
 from models.tasks import load_task
-from models.tasks.base import Task
+from models.tasks.base import Batch, Task
 from utils.checkpoint import Checkpoints, Progress, TrainState
-from utils.distributed import Agreement, StopSignal, World
-from utils.errors import Exit, UserError, exit_after
+from utils.distributed import Agreement, World
+from utils.errors import Exit, UserError, exit_after, some
 from utils.log import Log, SilentLog, figure, json_line, last_record, open_log
 from utils.metrics import Totals
+from utils.nonfinite import nonfinite_samples
 from utils.optim import build_optimizer, build_schedule, set_lr
 from utils.parallel import load_strategy
 from utils.parallel.base import Strategy
@@ -66,7 +69,7 @@ class Training:
     state: TrainState
     checkpoints: Checkpoints
     agreement: Agreement
-    stop: StopSignal
+    watchdog: Watchdog
     bad_samples: BadSamples
     throughput: Throughput
     train_loader: DataLoader
@@ -76,14 +79,13 @@ class Training:
     last_step: int  # of this start: total_steps, or earlier by --stop-after
 
 
-def main(config: Config, given: frozenset[str]) -> Exit:
+def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
     """Train, or evaluate, as `config` says. given: names of the settings that the user gave. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
-    stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after) if config.run.stop_after else (None, None)
-    stop = StopSignal(None if config.run.eval_only else stop_s)
-    with World.from_env(early_device(config)) as world:  # Collective. Leaving it ends the process group.
+    with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective. Leaving it ends the process group.
         note = partial(print, file=console, flush=True) if world.is_main else lambda text: None
         with open_run(config, world, note) as run:  # Collective.
+            watchdog.at_end = run.status
             precision = settle_arithmetic(config.device, run, world)
             task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
@@ -91,14 +93,14 @@ def main(config: Config, given: frozenset[str]) -> Exit:
             world.require_same(task.fingerprint, "the data set")  # Collective.
             run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
-                return evaluate_only(config, task, precision, run, stop, world)
-            training = prepare(config, given, task, precision, run, stop, stop_steps, world)
+                return evaluate_only(config, task, precision, run, watchdog, world)
+            training = prepare(config, given, task, precision, run, watchdog, world)
             with closing(training.log):
                 return train(training)
 
 
-def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, stop: StopSignal,
-            stop_steps: int | None, world: World) -> Training:
+def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, watchdog: Watchdog,
+            world: World) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     with seeded(derive_seed(config.run.seed, "initial weights")):
@@ -107,6 +109,7 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     strategy = load_strategy(config.device.strategy)(model, world, plan.num_micro_batches)
     state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
     run.where = lambda: state.progress
+    watchdog.where = lambda: f"step {state.progress.step}"
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_settled()
     if config.device.compile:
@@ -118,12 +121,14 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     workers = num_workers(config.data.workers, world)
     done = state.progress
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
-    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit)
+    stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after or f"{sys.maxsize}")
+    watchdog.stop_after(stop_s or math.inf)
+    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples, {config.model.model},"
              f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches}"
              f" micro-batches; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     return Training(
-        config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), stop,
+        config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), watchdog,
         bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
         throughput=Throughput(),
         train_loader=build_loader(task.train_set, task.collate, sampler, workers, world),
@@ -135,7 +140,9 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
 
 def train(t: Training) -> Exit:
     """The run from where it is to its end, or to a stop: 75. Collective."""
+    t.watchdog.expect("the first step", t.config.faults.start_timeout)
     warm_up(t)  # Collective.
+    t.watchdog.is_stoppable = False  # from here on there is something to save
     if is_evaluation_due(t):  # it was when the last start ended
         evaluate_and_save(t)  # Collective.
     while not t.agreement.stop and t.state.progress.step < t.last_step:
@@ -144,22 +151,26 @@ def train(t: Training) -> Exit:
     progress = t.state.progress
     if progress.step < t.total_steps or progress.evaluated_step < progress.step:
         save(t)  # Collective.
+        t.checkpoints.flush()  # Collective.
         t.bad_samples.report(t.log.note)
-        reason = t.stop.reason or ("--stop-after" if progress.step == t.last_step else "another process was stopped")
+        reason = t.watchdog.reason or ("--stop-after" if progress.step == t.last_step else "another process was stopped")
         t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
+    t.checkpoints.flush()  # Collective.
     t.world.once(lambda: close_run(t))  # Collective.
     return Exit.DONE
 
 
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample; leaves early on an agreed stop. Collective."""
-    optimizer, sampler = t.state.optimizer, t.train_loader.batch_sampler
+    optimizer, sampler, limits = t.state.optimizer, t.train_loader.batch_sampler, t.config.faults
     t.throughput.restart()
     sampler.set_position(t.state.progress.epoch, t.state.progress.sample_offset)  # what set_epoch is to DistributedSampler
     t.strategy.module.train()
-    for micro_batches in t.throughput.waiting(t.train_loader):  # one global batch = one optimizer step; this rank's micro-batches of it
+    loader = t.watchdog.each(t.throughput.waiting(t.train_loader), "training", limits.start_timeout, limits.step_timeout,
+                             t.train_loader.dataset.reading)
+    for micro_batches in loader:  # one global batch = one optimizer step; this rank's micro-batches of it
         step, start = t.state.progress.step, t.state.progress.sample_offset
         set_lr(optimizer, t.schedule(step))
         global_weight = t.task.weight(sampler.indices(start))  # of all ranks, by arithmetic
@@ -171,10 +182,14 @@ def train_one_epoch(t: Training) -> None:
                 output = t.task.forward(t.strategy.model, batch.to(t.world.device))
             losses[batch.number] = output.loss_sum.detach().double() / global_weight
             (output.loss_sum / global_weight * t.precision.scale).backward()
-        agreed = t.agreement.exchange(t.stop.reason is not None, t.checkpoints.is_due_by_clock())  # Collective; said one step ago
+        agreed = t.agreement.exchange(  # Collective; what was said one step ago
+            t.watchdog.wants_to_stop(), t.checkpoints.is_due_by_clock(), t.checkpoints.has_failed())
+        if agreed.error:
+            t.checkpoints.flush()  # Collective: raises on every rank.
         t.precision.unscale_(optimizer)
         grad_norm = t.strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
-        is_finite = t.precision.step(optimizer, step + 1, grad_norm)
+        check_last_step(t)  # Collective where it was not finite.
+        is_finite = t.precision.step(optimizer, t.state.progress, grad_norm)
         t.strategy.settle_buffers(is_finite)
         optimizer.zero_grad(set_to_none=True)
 
@@ -182,13 +197,15 @@ def train_one_epoch(t: Training) -> None:
         t.state.progress = progress = t.state.progress.advanced(end, t.plan.num_samples)
         t.throughput.step(samples=end - start, tokens=sampler.num_tokens(start))
         t.log.advance(progress.step)
+        if t.config.record.ledger:
+            record_samples(t, micro_batches, sampler.epoch)  # Collective.
         if progress.step in (1, t.total_steps) or progress.step % t.config.record.log_every == 0:
             record_step(t, losses, grad_norm)  # Collective.
         is_last = progress.step == t.last_step
         is_due, is_save_due = is_evaluation_due(t), agreed.save or t.checkpoints.is_due(progress.step)
         if is_due or is_save_due or is_last or t.agreement.stop:
             t.agreement.wait()  # Collective: nobody may be ahead of a stop that another rank knows of
-            t.precision.check()
+            check_last_step(t)  # Collective where it was not finite.
         if (t.agreement.stop or is_last) and progress.step < t.total_steps:
             return
         if is_due:
@@ -209,7 +226,8 @@ def is_evaluation_due(t: Training) -> bool:
 
 def evaluate_and_save(t: Training) -> None:
     """Evaluate; keep the model if it is the best; save. A stop abandons the evaluation: the next start does it first. Collective."""
-    values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.stop, t.world)
+    t.checkpoints.wait()  # the first evaluation forks data loading processes: better while no thread writes
+    values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.watchdog, t.world)
     if values is None:
         return
     progress, best = t.state.progress, t.state.best
@@ -219,40 +237,45 @@ def evaluate_and_save(t: Training) -> None:
     value = values[t.task.best]
     if math.isnan(value):
         raise UserError(f"no sample of the evaluation set could be read, see {t.run.path / 'bad_samples.txt'}", Exit.BAD_DATA)
-    if not best or (value > best["value"] if t.task.best_is_high else value < best["value"]):
+    is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])
+    if is_best:
         t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
-        weights = t.state.weights()
-        t.world.once(lambda: t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder)))
-    save(t)
+    save(t, is_best)
 
 
-def save(t: Training) -> None:
-    """Save; the records reach the disk first, so that a resume never finds fewer than its position has. Collective."""
-    t.log.flush()
-    t.checkpoints.save(t.state)
+def save(t: Training, is_best: bool = False) -> None:
+    """Start to save. What the checkpoint tells of reaches the disk before it: the records, RUN/model if it is the best. Collective."""
+
+    def beside(weights: dict[str, torch.Tensor]) -> None:
+        t.log.flush()
+        if is_best:
+            t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
+
+    t.watchdog.expect("saving", t.config.faults.section_timeout)
+    t.checkpoints.save(t.state, beside)
     t.throughput.restart()
 
 
 @torch.no_grad()
 def evaluate(task: Task, strategy: Strategy, precision: Precision, loader: DataLoader, bad_samples: BadSamples, agreement: Agreement,
-             stop: StopSignal, world: World) -> dict[str, Any] | None:
+             watchdog: Watchdog, world: World) -> dict[str, Any] | None:
     """The task's metrics, every sample once, the same digits on any number of processes; None if a stop was agreed. Collective."""
     strategy.broadcast_buffers()
     model = strategy.module.eval()
-    totals = Totals(task.metrics, loader.batch_sampler.num_batches)
-    for [batch] in loader:
+    totals, limit_s = Totals(task.metrics, loader.batch_sampler.num_batches), world.section_timeout.total_seconds()
+    for [batch] in watchdog.each(loader, "evaluation", limit_s, limit_s, loader.dataset.reading):
         bad_samples.check(batch)
         batch = batch.to(world.device)
         with precision.autocast():
             output = task.forward(model, batch)
         totals.add(batch.number, output, batch)
-        agreement.exchange(stop.reason is not None)
+        agreement.exchange(watchdog.wants_to_stop())
         if agreement.stop:
             return None
     return totals.values(world)
 
 
-def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, stop: StopSignal, world: World) -> Exit:
+def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, watchdog: Watchdog, world: World) -> Exit:
     """--eval-only: one JSON line with the best checkpoint's figures on standard output; writes nothing. Collective."""
     model = task.build_model(initial_weights=False).to(world.device)
     if config.device.compile:
@@ -263,11 +286,8 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, st
     sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
     loader = build_loader(task.eval_set, task.collate, sampler, num_workers(config.data.workers, world), world)
     bad_samples = BadSamples(config.data.bad_samples, None)
-    values = evaluate(task, strategy, precision, loader, bad_samples, agreement := Agreement(world), stop, world)  # Collective.
+    values = evaluate(task, strategy, precision, loader, bad_samples, agreement := Agreement(world), watchdog, world)  # Collective.
     agreement.wait()
-    if values is None:
-        run.note(f"stopped ({stop.reason or 'another process was'}) before the evaluation was done")
-        return Exit.STOPPED
     values.pop("confusion", None)
     if world.is_main:
         print(json_line(config.run.split, position(progress, len(task.train_set)) | values))
@@ -297,6 +317,46 @@ def warm_up(t: Training) -> None:
         t.strategy.setup()
 
 
+def check_last_step(t: Training) -> None:
+    """See that the last step's gradient was finite; if not, the step has changed nothing, and the run ends with 80.
+
+    The host asks one step late, so that no device waits for it. Collective where the gradient was not finite.
+    """
+    if (at := t.precision.take_nonfinite()) is None:
+        return
+    t.watchdog.expect("looking for what is not finite", t.config.faults.section_timeout)
+    named = {rank: names for rank, names in enumerate(t.world.gather(nonfinite_names(t, at))) if names}  # Collective.
+    t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
+    found = (f"the gradient of optimizer step {at.step + 1} is not finite (under exact: or beyond 2^12 / micro-batches); it comes from "
+             + "; ".join(f"rank {rank}, samples {some(names)}" for rank, names in named.items()))
+    if progress.skipped > t.config.faults.max_nonfinite:
+        raise UserError(f"{found}; the training diverged: weights and checkpoints are as they were before it; use a smaller --lr,"
+                        " --max-grad-norm 1, or --precision fp32, or go over a few such steps with --max-nonfinite", Exit.DIVERGED)
+    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {t.config.faults.max_nonfinite})")
+
+
+def nonfinite_names(t: Training, at: Progress) -> list[str]:
+    """The samples, among this rank's share of the step at `at`, that make its gradient non-finite. Computes the share anew."""
+    sampler = ElasticDistributedSampler(t.plan, t.world.rank, t.world.world_size, t.config.run.seed, t.task.lengths)
+    sampler.set_position(at.epoch, at.sample_offset)
+    global_weight, data = t.task.weight(sampler.indices(at.sample_offset)), t.train_loader.dataset
+
+    def loss_of(batch: Batch) -> torch.Tensor:
+        seed_micro_batch(t.config.run.seed, at.step, batch.number)
+        with t.precision.autocast():
+            return t.task.forward(t.strategy.module, batch.to(t.world.device)).loss_sum / global_weight
+
+    samples = nonfinite_samples(t.strategy.module, (data[wanted] for wanted in next(iter(sampler))), loss_of,
+                                lambda index: data.collated(at.epoch, [index]), t.strategy.largest)
+    return [f"{index} ({data.name(index)})" for index in samples]
+
+
+def record_samples(t: Training, micro_batches: list[Batch], epoch: int) -> None:
+    """--ledger: the samples that the last step was computed from, as they came. Collective."""
+    told = t.world.gather([[batch.number, batch.indices] for batch in micro_batches])
+    t.log.consumed(t.state.progress.step, epoch, [indices for _, indices in sorted(row for rank in told for row in rank)])
+
+
 def record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """One train record: figures of that step over all ranks, pure functions of the position, and timings. Collective."""
     table = torch.cat([losses.cpu(), torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
@@ -319,6 +379,7 @@ def close_run(t: Training) -> None:
     shown = partial(figure, best["metric"])
     baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
+    t.log.note(f"{t.checkpoints.count} checkpoints, for which the training waited {t.checkpoints.stall_s:.2f} s")
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
              **t.task.next_steps(str(t.run.path), command("python"))}
     t.log.note(f"""
@@ -329,4 +390,4 @@ for comparison: {baselines}
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, CONFIG, GIVEN))
+    exit_after(partial(main, CONFIG, GIVEN, WATCHDOG), WATCHDOG.silent_peers)

@@ -96,6 +96,10 @@ class ImageFolder(Dataset):
             side = self.transform.size
             return Sample(torch.full((side, side, 3), MID_GREY, dtype=torch.uint8), label, f"{path}: {error}")
 
+    def name(self, i: int) -> str:
+        """What sample i is called in messages."""
+        return self.index.path(i)
+
 
 def build_index(root: str, val_fraction: float, seed: int, cache: Path) -> FolderIndex:
     """The index of a data folder, from the cache if no directory of it has changed since.

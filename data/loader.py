@@ -1,5 +1,6 @@
 """Loading: one item is this rank's micro-batches of one global batch, ready to be computed."""
 
+import mmap
 import os
 import signal
 import sys
@@ -9,39 +10,61 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.sampler import ElasticDistributedSampler, EvaluationSampler, MicroBatch
 from utils.distributed import World
-from utils.errors import Exit, RankError
+from utils.errors import Exit, RankError, some
+from utils.watchdog import end_with_parent
 
 
 class MicroBatchDataset(Dataset):
     """A view of `samples` whose items are whole micro-batches, so that a worker collates what is computed together."""
 
-    def __init__(self, samples: Any, collate: Callable[[Sequence[Any]], Any]):
+    def __init__(self, samples: Any, collate: Callable[[Sequence[Any]], Any], workers: int):
         self._samples, self._collate = samples, collate
+        # 1 + the index of the sample that this process (place 0) or a worker is reading; memory that forked workers share
+        self._reading = memoryview(mmap.mmap(-1, 8 * (workers + 1))).cast("q")
 
     def __getitem__(self, wanted: MicroBatch) -> Any:
-        batch = self._collate([self._samples[wanted.epoch, index] for index in wanted.indices])
+        batch = self.collated(wanted.epoch, wanted.indices)
         if wanted.is_stand_in:  # whoever has the sample itself reports it
-            batch = replace(batch, weight=torch.zeros_like(batch.weight), bad=())
-        return replace(batch, number=wanted.number)
+            return replace(batch, number=wanted.number, weight=torch.zeros_like(batch.weight), bad=())
+        return replace(batch, number=wanted.number, indices=wanted.indices)
+
+    def collated(self, epoch: int, indices: Sequence[int]) -> Any:
+        """Samples as one batch."""
+        worker, samples = get_worker_info(), []
+        place = worker.id + 1 if worker else 0
+        for index in indices:
+            self._reading[place] = index + 1
+            samples.append(self._samples[epoch, index])
+        self._reading[place] = 0
+        return self._collate(samples)
+
+    def name(self, index: int) -> str:
+        """What a sample is called in messages."""
+        return self._samples.name(index)
+
+    def reading(self) -> str:
+        """What is being read at this moment, for a message; from any thread of the main process."""
+        names = [self.name(place - 1) for place in self._reading.tolist() if place]
+        return f" ({some(names)} is being read)" if names else ""
 
 
 def build_loader(
     samples: Any, collate: Callable, sampler: ElasticDistributedSampler | EvaluationSampler, workers: int, world: World
 ) -> DataLoader:
     """A DataLoader whose items are lists of Batch. Workers, if any, live for as many iterations as the loader."""
-    return _Loader(
-        MicroBatchDataset(samples, collate),
+    return DataLoader(
+        MicroBatchDataset(samples, collate, workers),
         batch_sampler=sampler,
         collate_fn=_as_it_is,
         num_workers=workers,
         persistent_workers=workers > 0,
         # fork is said explicitly: Python 3.14 changed the default, and workers share the index without a copy.
         multiprocessing_context="fork" if workers else None,
-        worker_init_fn=_leave_signals_to_the_parent,
+        worker_init_fn=_end_with_parent,
         generator=torch.Generator(),  # its own: making an iterator would draw from torch's otherwise
         pin_memory=world.device.type == "cuda")
 
@@ -87,21 +110,5 @@ def _as_it_is(batches: list[Any]) -> list[Any]:
     return batches
 
 
-# torchrun signals the whole process group; a worker that dies of it would take the process down before it can save.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
-
-
-class _Loader(DataLoader):
-    """Holds the signals back while it forks workers, until these ignore them: what comes in between would end one."""
-
-    def __iter__(self) -> Any:
-        held_back = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        try:
-            return super().__iter__()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
-
-
-def _leave_signals_to_the_parent(worker: int) -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def _end_with_parent(worker: int) -> None:
+    end_with_parent(signal.SIGKILL)  # torch's workers look after their parent every 5 s, and not at all while a read hangs

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
-from data.text import TextSample, TokenTable
+from data.text import TextSample, TextSet, TokenTable
 from data.tokenizer import is_special
 from utils.seed import derive_seed, seeded
 
@@ -28,17 +27,15 @@ class MaskedSample(NamedTuple):
     targets: np.ndarray  # [p] int64: what stood there
 
 
-class MaskedTextSet(Dataset):
+class MaskedTextSet(TextSet):
     """Items are asked for as (epoch, i); masks are a pure function of (seed, epoch, i)."""
 
     def __init__(self, table: TokenTable, tokenizer: Any, probability: float, seed: int):
-        self.table, self.num_predicted = table, num_predicted(table, probability)
+        super().__init__(table)
+        self.num_predicted = num_predicted(table, probability)
         self._seed, self._mask_id = seed, tokenizer.mask_token_id
         self._is_special = is_special(tokenizer)
         self._ordinary = np.flatnonzero(~self._is_special)
-
-    def __len__(self) -> int:
-        return len(self.table)
 
     def __getitem__(self, item: tuple[int, int]) -> MaskedSample:
         epoch, i = map(int, item)

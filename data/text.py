@@ -116,6 +116,10 @@ class TextSet(Dataset):
     def __getitem__(self, item: tuple[int, int]) -> TextSample:
         return self.table.sample(int(item[1]))
 
+    def name(self, i: int) -> str:
+        """What sample i is called in messages."""
+        return f"text {self.table.texts[i]}"
+
 
 def padded(samples: Sequence[TextSample], pad_id: int, max_length: int) -> dict[str, Tensor]:
     """The samples as what an encoder takes: input_ids, attention_mask and, where there are types, token_type_ids; [B, T] int64.

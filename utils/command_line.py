@@ -11,6 +11,7 @@ import io
 import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
@@ -22,6 +23,7 @@ import yaml
 
 from utils.config import CONFIGS, Config, RunOptions, duration_or_steps, flag, settings
 from utils.errors import Exit, UserError, record_exit
+from utils.watchdog import SIGNALS
 
 
 def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> tuple[Config, frozenset[str]]:
@@ -87,7 +89,8 @@ def _check(config: Config) -> None:
     at_least = {
         "epochs": 1, "max_steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "threads": 1, "workers": 0, "log_every": 1,
         "eval_every": 1, "keep": 1, "image_size": 1, "max_length": 8, "vocab_size": 64, "warmup_steps": 0, "lr": 0, "min_lr": 0,
-        "weight_decay": 0, "max_grad_norm": 0, "nproc_per_node": 1, "momentum": 0, "label_smoothing": 0, "seed": 0}
+        "weight_decay": 0, "max_grad_norm": 0, "nproc_per_node": 1, "momentum": 0, "label_smoothing": 0, "seed": 0,
+        "start_timeout": 1, "step_timeout": 1, "section_timeout": 1, "max_nonfinite": 0}
     values = settings(config)
     for name, least in at_least.items():
         value = values.get(name)
@@ -150,6 +153,7 @@ def _tokens(values: Mapping[str, Any]) -> list[str]:
 def _become_torchrun(processes: int, argv: list[str]) -> None:
     words = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}", sys.argv[0], *argv]
     sys.stdout.flush()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # which the watchdog had blocked
     os.execv(sys.executable, [sys.executable, *words])
 
 

@@ -158,7 +158,18 @@ class RecordOptions:
     log_every: int = option(10, "optimizer steps between train records", OPERATIONAL)
     eval_every: int | Literal["epoch"] = option("epoch", "optimizer steps between evaluations; epoch = at each epoch's end", OPERATIONAL)
     save_every: str = option("1000", "optimizer steps between checkpoints, or a duration (5min)", OPERATIONAL)
-    keep: int = option(3, "newest checkpoints kept; the best one is kept besides", OPERATIONAL)
+    keep: int = option(3, "newest checkpoints kept; the best one besides, and never fewer than two valid ones", OPERATIONAL)
+    ledger: bool = option(False, "write the samples of every optimizer step into RUN/ledger.jsonl", OPERATIONAL)
+
+
+@options
+class FaultOptions:
+    """Faults: seconds after which a process that does not get on leaves with 76, and what is tolerated"""
+
+    start_timeout: float = option(300, "for the processes to meet, and for the first step", OPERATIONAL)
+    step_timeout: float = option(100, "for an optimizer step, and for its data", OPERATIONAL)
+    section_timeout: float = option(300, "for a batch of an evaluation, for a checkpoint, for what rank 0 does alone", OPERATIONAL)
+    max_nonfinite: int = option(0, "optimizer steps whose gradient may be not finite; they change nothing (one more: 80)", OPERATIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +184,7 @@ class ImageClassificationConfig:
     optim: OptimOptions = OptimOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
+    faults: FaultOptions = FaultOptions()
 
 
 TEXT_OPTIM = OptimOptions(lr=5e-5, schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
@@ -191,6 +203,7 @@ class TextClassificationConfig:
     optim: OptimOptions = TEXT_OPTIM
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
+    faults: FaultOptions = FaultOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +219,7 @@ class MaskedLMConfig:
     optim: OptimOptions = replace(TEXT_OPTIM, lr=5e-4, betas=(0.9, 0.98))
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
+    faults: FaultOptions = FaultOptions()
 
 
 Config = ImageClassificationConfig | TextClassificationConfig | MaskedLMConfig

@@ -1,4 +1,4 @@
-"""The processes of a run: who they are, how they meet, the few collectives, and the stop they agree on.
+"""The processes of a run: who they are, how they meet, the few collectives, and what they agree on.
 
 torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR/PORT; one process alone is a process group of one, so that there
 is one code path. "Collective." in a docstring: all ranks must call it, in the same order, or none.
@@ -7,7 +7,6 @@ is one code path. "Collective." in a docstring: all ranks must call it, in the s
 import json
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -19,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.errors import Exit, RankError, UserError, record_exit
+from utils.config import FaultOptions
+from utils.errors import Exit, RankError, UserError
+from utils.watchdog import Watchdog
 
-MEET_TIMEOUT = timedelta(seconds=300)  # start-up, collectives
-SECTION_TIMEOUT = timedelta(seconds=1800)  # one rank works while the others wait
 DATA_TIMEOUT = timedelta(hours=12)  # one rank of each node works: scans, downloads, tokenizes
 
 
@@ -36,12 +35,14 @@ class World:
     local_world_size: int
     device: torch.device
     control: Any  # a gloo group over all ranks, for small facts in host memory
+    section_timeout: timedelta  # for what one rank does while the others wait
 
     @classmethod
-    def from_env(cls, device: str) -> Self:
+    def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
         """Join the process group: gloo on the CPU, nccl for CUDA tensors. device: "cpu", "cuda" or "auto". Collective.
 
-        Raises UserError (64) where there are fewer GPUs than processes.
+        timeouts: None = the defaults. watchdog: learns of the peers. Raises UserError: 64 where there are fewer GPUs than
+        processes, 76 where some do not come.
         """
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -54,12 +55,20 @@ class World:
         target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
         if use_cuda:
             torch.cuda.set_device(target)
-        store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size)
+        timeouts = timeouts or FaultOptions()
+        if world_size == local_world_size:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
+        start_timeout = timedelta(seconds=timeouts.start_timeout)
+        store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size, start_timeout)
+        if watchdog and world_size > 1:
+            watchdog.meet(store, rank, world_size)
+        # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
+        longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=MEET_TIMEOUT,
+            "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
             device_id=target if use_cuda else None)
-        control = dist.new_group(backend="gloo", timeout=MEET_TIMEOUT) if use_cuda else dist.group.WORLD
-        return cls(rank, local_rank, world_size, local_world_size, target, control)
+        control = dist.new_group(backend="gloo", timeout=longest) if use_cuda else dist.group.WORLD
+        return cls(rank, local_rank, world_size, local_world_size, target, control, timedelta(seconds=timeouts.section_timeout))
 
     @property
     def is_main(self) -> bool:
@@ -97,7 +106,7 @@ class World:
             except Exception as error:  # told to all ranks, and raised again below
                 failure = error
                 answer = {"error": str(error) or repr(error), "code": int(getattr(error, "code", _code_of(error)))}
-        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node else SECTION_TIMEOUT, wait_all_ranks=True)
+        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node else self.section_timeout, wait_all_ranks=True)
         answers = self.gather(answer)
         if failure is not None:
             raise failure
@@ -127,22 +136,22 @@ def _code_of(error: Exception) -> Exit:
     return Exit.IO if isinstance(error, OSError) else Exit.INTERNAL
 
 
-def _fresh_store(rank: int, world_size: int) -> dist.Store:
+def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """A store that no earlier start has written to. Collective.
 
     torchrun restarts workers on the same store with the same keys: a rank that comes early would read the address of a dead
     peer (2 of 3 plain restarts failed on torch 2.15). So the ranks agree on a fresh prefix first. Whatever lies in the store
     may be stale; only an answer to the token that this process has just drawn cannot be.
     """
-    store, _, _ = next(dist.rendezvous("env://", timeout=MEET_TIMEOUT))
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
     token = secrets.token_hex(8)
-    deadline = time.monotonic() + MEET_TIMEOUT.total_seconds()
+    deadline = time.monotonic() + timeout.total_seconds()
     if rank != 0:
         store.set(f"lockstep/request/{rank}", token)
         try:
             prefix = store.get(f"lockstep/reply/{token}").decode()
         except dist.DistStoreError:
-            raise UserError(f"rank {rank} on {socket.gethostname()} waited {MEET_TIMEOUT} for rank 0 in vain", Exit.LOST_PEERS) from None
+            raise UserError(f"rank {rank} on {socket.gethostname()} waited {timeout} for rank 0 in vain", Exit.LOST_PEERS) from None
         store.set(f"lockstep/received/{prefix}/{rank}", token)
     else:
         prefix, answered = token, {}
@@ -157,33 +166,9 @@ def _fresh_store(rank: int, world_size: int) -> dist.Store:
                 if store.check([f"lockstep/received/{prefix}/{peer}"]):
                     waiting.remove(peer)
             if time.monotonic() > deadline:
-                raise UserError(f"rank 0 waited {MEET_TIMEOUT} in vain for ranks {sorted(waiting)}", Exit.LOST_PEERS)
+                raise UserError(f"rank 0 waited {timeout} in vain for ranks {sorted(waiting)}", Exit.LOST_PEERS)
             time.sleep(0.005)
     return dist.PrefixStore(f"lockstep/{prefix}", store)
-
-
-class StopSignal:
-    """SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP as a wish to stop. The handler only sets a flag."""
-
-    def __init__(self, after_s: float | None = None):
-        self._signal: str | None = None
-        self._deadline = time.monotonic() + after_s if after_s else None
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, self._handle)
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if number == signal.SIGINT and self._signal == "SIGINT":
-            record_exit(130)
-            os._exit(130)  # the second Ctrl-C: leave at once; a repeated SIGTERM is ignored, for schedulers send it twice
-        self._signal = signal.Signals(number).name
-
-    @property
-    def reason(self) -> str | None:
-        """Why this rank wants to stop; None if it does not."""
-        if self._signal is None and self._deadline is not None and time.monotonic() > self._deadline:
-            return "--stop-after"
-        return self._signal
 
 
 @dataclass(frozen=True)
@@ -192,6 +177,7 @@ class Agreed:
 
     stop: bool = False
     save: bool = False
+    error: bool = False
 
 
 class Agreement:
@@ -199,14 +185,14 @@ class Agreement:
 
     def __init__(self, world: World):
         self._group = world.control
-        self._flags = torch.zeros(2, dtype=torch.int32)
+        self._flags = torch.zeros(3, dtype=torch.int32)
         self._pending: Any = None
         self.stop = False  # some rank wanted to stop, and all ranks know
 
-    def exchange(self, stop: bool, save: bool = False) -> Agreed:
+    def exchange(self, stop: bool, save: bool = False, error: bool = False) -> Agreed:
         """Say something to all ranks; returns what was said one exchange ago. Collective."""
         agreed = self.wait()
-        self._flags = torch.tensor([stop, save], dtype=torch.int32)
+        self._flags = torch.tensor([stop, save, error], dtype=torch.int32)
         self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 

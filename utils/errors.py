@@ -56,6 +56,9 @@ def explain(error: Exception) -> tuple[str, Exit]:
     first_line = next(iter(text.splitlines()), type(error).__name__)
     if isinstance(error, UserError):
         return text, error.code
+    if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
+        return (f"a data loading process (pid {found[1].strip()}) of rank {os.environ.get('RANK', 0)} was killed (out of memory?);"
+                " the same command continues; fewer --workers need less memory"), Exit.IO
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
     said_by_backend = "RuntimeError" in names and re.search(r"gloo|nccl|Connection (closed|reset|refused)|monitoredBarrier", text, re.I)
@@ -67,14 +70,19 @@ def explain(error: Exception) -> tuple[str, Exit]:
     return text, Exit.INTERNAL
 
 
-def exit_after(work: Callable[[], int]) -> NoReturn:
-    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
+def exit_after(work: Callable[[], int], silent_peers: Callable[[], list[int]] = lambda: []) -> NoReturn:
+    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code.
+
+    silent_peers: names, within 2 s, the ranks that show no sign of life.
+    """
     try:
         code = work()
     except Exception as error:
         message, code = explain(error)
         if code == Exit.LOST_PEERS:
-            time.sleep(2)  # the one that failed first shall be the one that is reported
+            began, silent = time.monotonic(), silent_peers()
+            message += f"; rank {', '.join(map(str, silent))} shows no sign of life" if silent else ""
+            time.sleep(max(0, 2 - (time.monotonic() - began)))  # the one that failed first shall be the one that is reported
         if code == Exit.INTERNAL:
             traceback.print_exc()
         elif os.environ.get("RANK", "0") == "0" or not isinstance(error, UserError) or isinstance(error, RankError):

@@ -1,6 +1,6 @@
 """What a run tells people: console, RUN/metrics.jsonl, TensorBoard. Rank 0 only; the other ranks hold a silent object.
 
-    log = open_log(run_dir, world.is_main, resume_step, evaluated_step, total_steps, unit="img")
+    log = open_log(run_dir, world.is_main, resume_step, evaluated_step, total_steps, unit="img", has_ledger=False)
 
 - metrics.jsonl has one JSON object a line, floats with all their digits, a non-finite one as null. After a resume it holds
   what an uninterrupted run would hold; of its fields only TIMING differ from one run of a command to the next.
@@ -31,13 +31,14 @@ _INK, _PALE = (32, 36, 44), (176, 184, 194)
 
 
 def open_log(run_dir: Path | None, is_main: bool, resume_step: int, evaluated_step: int, total_steps: int, unit: str,
-             stream: TextIO | None = None) -> "Log | SilentLog":
+             has_ledger: bool = False, stream: TextIO | None = None) -> "Log | SilentLog":
     """The run's log on rank 0, a silent one on the others.
 
     run_dir: None = console only. resume_step: optimizer steps done; later records of an earlier start are dropped, and val
-    records after evaluated_step. unit: what a sample is called ("img"). stream: the console; None = standard output.
+    records after evaluated_step. unit: what a sample is called ("img"). has_ledger: consumed() is called at every step.
+    stream: the console; None = standard output.
     """
-    return Log(run_dir, resume_step, evaluated_step, total_steps, unit, stream) if is_main else SilentLog()
+    return Log(run_dir, resume_step, evaluated_step, total_steps, unit, has_ledger, stream) if is_main else SilentLog()
 
 
 def json_line(split: str, record: Mapping[str, Any]) -> str:
@@ -65,6 +66,7 @@ class SilentLog:
     def train(self, record: Mapping[str, Any]) -> None: pass
     def evaluation(self, record: Mapping[str, Any], confusion: Tensor | None, class_names: Sequence[str]) -> None: pass
     def advance(self, step: int) -> None: pass
+    def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None: pass
     def flush(self) -> None: pass
     def close(self) -> None: pass
 
@@ -72,19 +74,18 @@ class SilentLog:
 class Log:
     """Rank 0's log. The other ranks wait at the next collective meanwhile, so nothing here is slow."""
 
-    def __init__(self, run_dir: Path | None, resume_step: int, evaluated_step: int, total_steps: int, unit: str, stream: TextIO | None):
+    def __init__(self, run_dir: Path | None, resume_step: int, evaluated_step: int, total_steps: int, unit: str,
+                 has_ledger: bool, stream: TextIO | None):
         self._resume_step, self._total_steps, self._unit = resume_step, total_steps, unit
         self._stream = stream or sys.stdout
         # A terminal without a window (`script`, `docker run -t` in CI) has 0 rows or columns, and tqdm would draw nothing there.
         self._is_terminal = self._stream.isatty() and min(os.get_terminal_size(self._stream.fileno())) > 0
-        self._bar = self._metrics = self._writer = None
+        self._bar = self._metrics = self._ledger = self._writer = None
         self._clock: tuple[float, int] | None = None  # (time, step) that the ETA counts from
         if run_dir is not None:
             from torch.utils.tensorboard import SummaryWriter
-            path = run_dir / "metrics.jsonl"
-            if path.exists():
-                _truncate(path, resume_step, evaluated_step)
-            self._metrics = path.open("a", encoding="utf-8")
+            self._metrics = _continued(run_dir / "metrics.jsonl", resume_step, evaluated_step)
+            self._ledger = _continued(run_dir / "ledger.jsonl", resume_step, evaluated_step) if has_ledger else None
             # The Python reader shows the points of both starts unless the new file says where it takes over.
             self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=resume_step + 1, max_queue=1000, flush_secs=30)
 
@@ -127,10 +128,16 @@ class Log:
             self._show_bar()
             self._bar.update(step - self._bar.n)
 
+    def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None:
+        """A line of RUN/ledger.jsonl: the samples that optimizer step `step` was computed from, by micro-batch."""
+        self._ledger.write(json.dumps({"split": "train", "step": step, "epoch": epoch, "samples": samples}) + "\n")
+        self._ledger.flush()
+
     def flush(self) -> None:
-        """Records on disk: called before a checkpoint, so that a resume never finds fewer than its position has."""
-        if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
+        """Records on disk: before a checkpoint is, so that a resume never finds fewer than its position has. From any thread."""
+        for file in filter(None, (self._metrics, self._ledger)):
+            os.fsync(file.fileno())
+        if self._writer is not None:
             self._writer.flush()
 
     def close(self) -> None:
@@ -138,10 +145,9 @@ class Log:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        if self._metrics is not None:
-            self._metrics.close()
-            self._writer.close()
-            self._metrics = self._writer = None
+        for file in filter(None, (self._metrics, self._ledger, self._writer)):
+            file.close()
+        self._metrics = self._ledger = self._writer = None
 
     def _write(self, split: str, record: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         if self._metrics is None:
@@ -166,10 +172,10 @@ class Log:
             self._bar = tqdm(initial=self._resume_step, total=self._total_steps, unit="step", file=self._stream, dynamic_ncols=True)
 
 
-def _truncate(path: Path, resume_step: int, evaluated_step: int) -> None:
-    """Drop what the resumed run writes again, and a line that a kill cut short. The file is complete at every moment."""
+def _continued(path: Path, resume_step: int, evaluated_step: int) -> TextIO:
+    """The file, to append to, without what the resumed run writes again or a kill cut short. It is complete at every moment."""
     kept = []
-    for line in path.read_bytes().splitlines():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
         except ValueError:
@@ -182,6 +188,7 @@ def _truncate(path: Path, resume_step: int, evaluated_step: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+    return path.open("a", encoding="utf-8")
 
 
 def _confusion_picture(confusion: Tensor, class_names: Sequence[str], title: str) -> Any:

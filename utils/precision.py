@@ -2,13 +2,13 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from utils.config import DeviceOptions
 from utils.distributed import World
-from utils.errors import Exit, UserError
 from utils.run import Run
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -43,7 +43,7 @@ class Precision:
         self.name, self._dtype, self._device = name, DTYPES.get(name), device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
-        self._last: tuple[int, Tensor] | None = None  # step, whether its gradient was finite: not yet looked at
+        self._last: tuple[Any, Tensor] | None = None  # a position, whether its step's gradient was finite: not yet looked at
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward."""
@@ -58,13 +58,12 @@ class Precision:
         """Divide the summed gradients by the scale, in place; before clipping."""
         self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer, step: int, grad_norm: Tensor) -> Tensor:
-        """Apply the update, unless the gradient is not finite. Returns whether it was: scalar bool on the device.
+    def step(self, optimizer: torch.optim.Optimizer, position: Any, grad_norm: Tensor) -> Tensor:
+        """Apply the update of the step at `position`, unless the gradient is not finite. Returns whether it was: scalar bool on the device.
 
         The summed gradient is the same on all ranks, so no collective is needed. The host reads the answer of one step before
-        it issues the next (check), so that the device never waits.
+        it issues the next (take_nonfinite), so that the device never waits.
         """
-        self.check()
         is_finite = torch.isfinite(grad_norm)
         if self.scaler.is_enabled():
             self.scaler.step(optimizer)
@@ -73,20 +72,13 @@ class Precision:
             # The fused optimizers' own protocol (GradScaler's too): found_inf = 1 leaves weights and state as they were.
             optimizer.grad_scale, optimizer.found_inf = None, (~is_finite).float()
             optimizer.step()
-        self._last = (step, is_finite)
+        self._last = (position, is_finite)
         return is_finite
 
-    def check(self) -> None:
-        """Look at the last step's answer; before the next step and before any save.
+    def take_nonfinite(self) -> Any | None:
+        """The position of the last step if its gradient was not finite, once; before the next step and before any save.
 
-        Raises UserError (80) if its gradient was not finite; with fp16 only once the scale has fallen below 1.
+        With fp16 that is how the scale finds its level, and tells nothing until the scale has fallen below 1.
         """
-        if self._last is None:
-            return
-        (step, is_finite), self._last = self._last, None
-        if not is_finite and (not self.scaler.is_enabled() or self.scaler.get_scale() < 1):
-            raise UserError(
-                f"the gradient of optimizer step {step} is not finite (under exact: or beyond 2^12 / micro-batches): the training diverged;"
-                " weights and checkpoints are as they were before it; use a smaller --lr, --max-grad-norm 1, or --precision fp32",
-                Exit.DIVERGED)
-
+        (position, is_finite), self._last = self._last or (None, True), None
+        return None if is_finite or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position

@@ -25,9 +25,10 @@ from typing import Any, Self
 import yaml
 
 from utils.config import DEFINING, NOT_KEPT, OPERATIONAL, TOLERATED, Config, kinds, settings
-from utils.errors import Exit, UserError, explain
+from utils.errors import Exit, UserError, explain, record_exit
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
+FINAL = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.CANNOT_CREATE, Exit.OTHER_RUN, Exit.DIVERGED, Exit.NO_CHECKPOINT)
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -61,6 +62,15 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
 
 
+def sync(path: Path) -> None:
+    """fsync a file or folder: what is renamed into place must have reached the disk before."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part."""
     partial = path.with_name(f".tmp-{path.name}")
@@ -78,10 +88,20 @@ def early_device(config: Config) -> str:
 
 
 def finish_early(config: Config) -> None:
-    """If this very run is finished already, say so and leave with 0, before torch is imported."""
+    """If this very run is finished already, say so and leave with 0, before torch is imported.
+
+    If torchrun restarts what no restart mends, leave with the same code as the start before: torchrun cannot be told not to.
+    """
     path = run_path(config)
     try:
-        if acts_fresh(config) or config.run.eval_only or read_json(path / "status.json").get("state") != "finished":
+        last = read_json(path / "status.json")
+        is_final = last.get("exit_code") in FINAL or (last.get("exit_code") == Exit.STOPPED and last.get("message") != "SIGTERM")
+        if _is_restart() and _is_same_launch(last) and is_final:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"train.py: no restart: {last['state']}, {last['message']}", file=sys.stderr)
+            record_exit(last["exit_code"])
+            raise SystemExit(last["exit_code"])
+        if acts_fresh(config) or config.run.eval_only or last.get("state") != "finished":
             return
         _compare(config, path)
         if yaml.safe_load((path / "config.yaml").read_text())["data"] != identity(config)["data"]:
@@ -138,6 +158,8 @@ class Run:
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         write(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
         if folder.exists():
             os.rename(folder, old)
         os.rename(partial, folder)
@@ -177,12 +199,12 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     def prepare() -> dict[str, Any]:
         is_fresh, old = acts_fresh(config), path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock.append(_acquire(path))
             if is_fresh:
                 old.parent.mkdir(exist_ok=True)
                 os.rename(path, old)
-                path.mkdir()
+                path.mkdir(mode=0o700)
                 lock.append(_acquire(path))
         except OSError as error:
             raise UserError(f"cannot make the run directory {path}: {error.strerror}; give another --run-dir", Exit.CANNOT_CREATE) from None
@@ -220,9 +242,16 @@ def _facts(last: Mapping[str, Any], world: Any) -> dict[str, Any]:
 def acts_fresh(config: Config) -> bool:
     """Whether --fresh clears the run directory at this start: at the first of a launch, not when torchrun restarts it."""
     path = run_path(config)
-    is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-    same_launch = _launch() is not None and read_json(path / "status.json").get("launch") == _launch()
-    return config.run.fresh and (path / "config.yaml").exists() and not is_restart and not same_launch
+    return (config.run.fresh and (path / "config.yaml").exists()
+            and not _is_restart() and not _is_same_launch(read_json(path / "status.json")))
+
+
+def _is_restart() -> bool:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def _is_same_launch(status: Mapping[str, Any]) -> bool:
+    return _launch() is not None and status.get("launch") == _launch()
 
 
 def _launch() -> str | None:

@@ -25,6 +25,7 @@ class Batch:
     labels: Tensor  # int64, [B] or, of predicted tokens, [P]
     weight: Tensor  # [B] float32, 0 or 1
     number: int = 0  # of the micro-batch in its global batch, or of the batch in its evaluation
+    indices: tuple[int, ...] = ()  # of its samples in their set; none of a stand-in
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
 
     def to(self, device: torch.device) -> Batch:
@@ -68,8 +69,8 @@ class Task(Protocol):
     What it learns from the data outside the optimizer (a vocabulary, say) is made once and kept in its run.
     """
 
-    train_set: Any  # map-style; items are asked for as (epoch, index), for workers persist and see no changed attribute
-    eval_set: Any  # map-style, likewise with epoch 0
+    train_set: Any  # map-style; items are asked for as (epoch, index), for workers persist and see no changed attribute ...
+    eval_set: Any  # map-style, likewise with epoch 0. Both have name(index), a path for one, for messages
     eval_batch: int  # samples per evaluation batch; a constant, so that digits do not depend on the number of processes
     metrics: tuple[Metric, ...]
     best: str  # the metric that decides which model is best ...

@@ -13,6 +13,8 @@ from utils.distributed import World
 class Strategy:
     """The contract, and what all strategies share. `module` is the plain model, `model` the one that a step calls."""
 
+    largest = torch.finfo(torch.float32).max  # of a micro-batch's gradient; beyond it the sum counts as non-finite
+
     def __init__(self, module: nn.Module, world: World, num_micro_batches: int):
         self.module, self.world, self.num_micro_batches = module, world, num_micro_batches
         self.model: nn.Module = module

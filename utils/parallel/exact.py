@@ -30,6 +30,7 @@ class Exact(Strategy):
         self._buckets: list[_Bucket] = []
         self._hooks: list = []
         self._is_last, self._scale = False, torch.ones(())
+        self.largest = LIMIT / num_micro_batches
 
     def setup(self) -> None:
         """Put a hook on every trainable weight, and rank 0's weights on every rank. Collective."""
@@ -43,8 +44,7 @@ class Exact(Strategy):
             if not groups or sum(map(nn.Parameter.numel, groups[-1])) + weight.numel() > BUCKET:
                 groups.append([])
             groups[-1].append(weight)
-        limit = LIMIT / self.num_micro_batches
-        self._buckets = [_Bucket(weights, limit) for weights in groups]
+        self._buckets = [_Bucket(weights, self.largest) for weights in groups]
         self._hooks = [
             weight.register_post_accumulate_grad_hook(lambda weight, bucket=bucket, place=place: self._add(bucket, place, weight))
             for bucket in self._buckets

@@ -1,0 +1,171 @@
+"""The files of a run's checkpoints: written so that any moment may be the last, checked to the byte when read.
+
+    RUN/checkpoints/step-0000000120-g1/  model.safetensors  state.pt  trainer.json  MANIFEST.json
+
+MANIFEST.json is written last and holds a sha256 of every chunk of every file (torch.load and safetensors accept flipped bits
+silently), and the folder is renamed into place last: nothing unfinished is ever named step-*. g counts the starts of the run.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from utils.errors import Exit, UserError
+from utils.run import sync
+
+FORMAT = 1
+CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s a core, and chunks run in parallel
+LEAST_KEPT = 2  # valid ones, whatever --keep says: one may be damaged tomorrow
+
+
+class CheckpointFolder:
+    """RUN/checkpoints. One process at a time writes."""
+
+    def __init__(self, path: Path, keep: int, note: Callable[[str], None]):
+        self.path, self._keep, self._note = path, keep, note
+        self._valid: set[str] = set()  # names of those that this process has checked, or written and read back
+
+    def names(self) -> list[str]:
+        """Names of finished checkpoints, the newest (step, then start) first."""
+        found = [path.name for path in self.path.glob("step-*") if re.fullmatch(r"step-\d+-g\d+", path.name)] if self.path.is_dir() else []
+        return sorted(found, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+
+    def write(self, step: int, start: int, files: Mapping[str, Callable[[Path], Any]], best_step: int | None) -> None:
+        """Write a checkpoint, then remove those that are no longer kept. files: {name: writes it}.
+
+        Raises UserError (74) if it cannot be written; the others are as they were.
+        """
+        name = f"step-{step:010d}-g{start}"
+        partial = self.path / f".tmp-{name}"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            for file, write in files.items():
+                write(partial / file)
+                sync(partial / file)
+            manifest = {"format": FORMAT, "chunk": CHUNK, "files": {file: _digest(partial / file) for file in files}}
+            manifest["sha256"] = _own_digest(manifest)
+            (partial / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
+            sync(partial / "MANIFEST.json")
+            sync(partial)
+            os.rename(partial, self.path / name)
+            sync(self.path)
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors wrap a full disk in types of their own
+            free = shutil.disk_usage(self.path).free >> 20 if self.path.is_dir() else 0
+            shutil.rmtree(partial, ignore_errors=True)
+            raise UserError(
+                f"cannot save {self.path / name}: {error} ({free} MiB free); earlier checkpoints are untouched:"
+                " make room and run the same command to continue", Exit.IO) from error
+        self._remove_old(best_step)
+
+    def newest_valid(self) -> str | None:
+        """The checkpoint to continue from; None if there has never been one. Unfinished ones are removed, damaged ones set aside.
+
+        Raises UserError (82) if there are some, damaged ones included, and none is valid.
+        """
+        for leftover in self.path.glob(".tmp-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        damaged = {}
+        for name in self.names():
+            problem = find_damage(self.path / name)
+            if problem is None:
+                self._valid.add(name)
+                break
+            os.rename(self.path / name, self.path / f"damaged-{name}")
+            damaged[name] = problem
+        else:
+            name = None
+        for other, problem in damaged.items():
+            lost = f"using {name}, {step_of(other) - step_of(name)} steps will be repeated" if name else "no older one is valid"
+            self._note(f"checkpoint {other} is damaged ({problem}) and set aside as damaged-{other}; {lost}")
+        aside = sorted(path.name for path in self.path.glob("damaged-*")) if self.path.is_dir() else []
+        if name is None and aside:
+            raise UserError(
+                f"{self.path} holds {len(aside)} checkpoints and none is valid ({aside[-1]} is the newest);"
+                " start over with --fresh, or restore the folder from a copy", Exit.NO_CHECKPOINT)
+        return name
+
+    def best(self) -> str:
+        """The checkpoint of the best evaluation, the newest if none was evaluated; valid. Changes nothing. Raises UserError (66)."""
+        names = self.names()
+        newest = next((name for name in names if find_damage(self.path / name) is None), None)
+        if newest is None:
+            raise UserError(f"{self.path} holds no valid checkpoint: train first", Exit.NO_INPUT)
+        best = json.loads((self.path / newest / "trainer.json").read_text())["best"]
+        is_best = (name for name in names if best and step_of(name) == best["step"] and find_damage(self.path / name) is None)
+        return next(is_best, newest)
+
+    def _remove_old(self, best_step: int | None) -> None:
+        names = self.names()
+        spared = [*names[: self._keep], *[name for name in names if step_of(name) == best_step][:1]]
+        doomed = [name for name in names if name not in spared]
+        # Each is read back once, before the first that it makes superfluous is removed.
+        while doomed and len(self._checked(spared)) < LEAST_KEPT:
+            spared.append(doomed.pop(0))
+        for name in doomed:
+            removed = self.path / f".tmp-removed-{name}"
+            os.rename(self.path / name, removed)  # a half-removed one must not look like a checkpoint
+            shutil.rmtree(removed)
+
+    def _checked(self, names: list[str]) -> set[str]:
+        self._valid |= {name for name in names if name not in self._valid and find_damage(self.path / name) is None}
+        return self._valid.intersection(names)
+
+
+def find_damage(folder: Path) -> str | None:
+    """What is wrong with the checkpoint in `folder`, in words; None if every byte is as it was written.
+
+    Raises UserError (78) if a newer version of this program wrote it.
+    """
+    try:
+        manifest = json.loads((folder / "MANIFEST.json").read_bytes())
+        if manifest.pop("sha256") != _own_digest(manifest):
+            return "MANIFEST.json: checksum differs"
+        if manifest["format"] > FORMAT:
+            raise UserError(f"{folder} has format {manifest['format']}, newer than this program's {FORMAT}", Exit.OTHER_RUN)
+        for file, expected in manifest["files"].items():
+            size = (folder / file).stat().st_size
+            if size != expected["bytes"]:
+                return f"{file}: {size} of {expected['bytes']} bytes"
+            if _digest(folder / file, manifest["chunk"]) != expected:
+                return f"{file}: checksum differs"
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def manifest_digest(folder: Path) -> str | None:
+    """sha256 over all that the checkpoint in `folder` holds: whether two hosts see the same one. None if it cannot be read."""
+    try:
+        return json.loads((folder / "MANIFEST.json").read_bytes())["sha256"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def step_of(name: str) -> int:
+    """The optimizer step of a checkpoint, by its name."""
+    return int(name.split("-")[1])
+
+
+def _digest(path: Path, chunk: int = CHUNK) -> dict[str, Any]:
+    size = path.stat().st_size
+
+    def hashed(start: int) -> str:
+        with path.open("rb") as file:
+            file.seek(start)
+            return hashlib.sha256(file.read(chunk)).hexdigest()
+
+    with ThreadPoolExecutor() as pool:
+        return {"bytes": size, "sha256": list(pool.map(hashed, range(0, size, chunk)))}
+
+
+def _own_digest(manifest: dict) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
