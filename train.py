@@ -15,20 +15,22 @@ of CIFAR-10's images 65.3 % in 10 epochs, 158 s; `exact` costs 1.07 times `ddp` 
 
 import math
 import sys
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from data import demo
-from utils.command_line import parse_command_line
-from utils.config import Config, duration_or_steps
-from utils.run import finish_early
 from utils.watchdog import Watchdog
 
+if __name__ == "__main__":
+    WATCHDOG = Watchdog()  # first of all: signals are its business from here on
+
+from data import demo
+from utils.command_line import parse_command_line
+from utils.config import Config
+from utils.run import finish_early
+
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment
-    WATCHDOG = Watchdog()  # signals are its business from here on
     CONFIG, GIVEN = parse_command_line(sys.argv[1:], demo.SETTINGS)
     finish_early(CONFIG)
 
@@ -36,47 +38,21 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.loader import BadSamples, build_loader, num_workers
-from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_plan
+from data.sampler import EvaluationSampler
 from models.tasks import load_task
-from models.tasks.base import Batch, Task
-from utils.checkpoint import Checkpoints, Progress, TrainState
+from models.tasks.base import Task
+from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
+from utils.checkpoint import Checkpoints
 from utils.distributed import Agreement, World
-from utils.errors import Exit, UserError, exit_after, some
-from utils.log import Log, SilentLog, figure, json_line, last_record, open_log
+from utils.errors import Exit, UserError, exit_after
+from utils.log import json_line
 from utils.metrics import Totals
-from utils.nonfinite import nonfinite_samples
-from utils.optim import build_optimizer, build_schedule, set_lr
+from utils.optim import set_lr
 from utils.parallel import load_strategy
 from utils.parallel.base import Strategy
 from utils.precision import Precision, settle_arithmetic
-from utils.run import Run, command, early_device, open_run
-from utils.seed import derive_seed, seed_micro_batch, seeded
-from utils.throughput import Throughput
-
-
-@dataclass(frozen=True)
-class Training:
-    """What the loop works with; built once."""
-
-    config: Config
-    world: World
-    run: Run
-    log: Log | SilentLog
-    task: Task
-    plan: BatchPlan
-    strategy: Strategy
-    precision: Precision
-    state: TrainState
-    checkpoints: Checkpoints
-    agreement: Agreement
-    watchdog: Watchdog
-    bad_samples: BadSamples
-    throughput: Throughput
-    train_loader: DataLoader
-    eval_loader: DataLoader
-    schedule: Callable[[int], float]
-    total_steps: int  # of the run
-    last_step: int  # of this start: total_steps, or earlier by --stop-after
+from utils.run import Run, early_device, open_run
+from utils.seed import seed_micro_batch
 
 
 def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
@@ -84,7 +60,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
     console = sys.stderr if config.run.eval_only else sys.stdout
     with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective. Leaving it ends the process group.
         note = partial(print, file=console, flush=True) if world.is_main else lambda text: None
-        with open_run(config, world, note) as run:  # Collective.
+        with open_run(config, world, note) as run, watchdog.telling_peers():  # Collective.
             watchdog.at_end = run.status
             precision = settle_arithmetic(config.device, run, world)
             task = load_task(config.run.task)(config, run, world)  # Collective.
@@ -97,45 +73,6 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
             training = prepare(config, given, task, precision, run, watchdog, world)
             with closing(training.log):
                 return train(training)
-
-
-def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, watchdog: Watchdog,
-            world: World) -> Training:
-    """Build what the loop works with, and load the newest checkpoint. Collective."""
-    checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
-    with seeded(derive_seed(config.run.seed, "initial weights")):
-        model = task.build_model(initial_weights=checkpoints.are_none()).to(world.device)  # Collective.
-    plan = settle_plan(config.batch, given, len(task.train_set), model, run, world)
-    strategy = load_strategy(config.device.strategy)(model, world, plan.num_micro_batches)
-    state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
-    run.where = lambda: state.progress
-    watchdog.where = lambda: f"step {state.progress.step}"
-    is_resumed = checkpoints.restore(state)  # Collective.
-    run.keep_settled()
-    if config.device.compile:
-        model.compile()
-    strategy.setup()  # Collective: wraps the model in DistributedDataParallel, say.
-
-    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
-    eval_sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
-    workers = num_workers(config.data.workers, world)
-    done = state.progress
-    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
-    stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after or f"{sys.maxsize}")
-    watchdog.stop_after(stop_s or math.inf)
-    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit, config.record.ledger)
-    log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples, {config.model.model},"
-             f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches}"
-             f" micro-batches; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
-    return Training(
-        config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), watchdog,
-        bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
-        throughput=Throughput(),
-        train_loader=build_loader(task.train_set, task.collate, sampler, workers, world),
-        eval_loader=build_loader(task.eval_set, task.collate, eval_sampler, workers, world),
-        schedule=build_schedule(config.optim, total_steps),
-        total_steps=total_steps,
-        last_step=min(total_steps, done.step + stop_steps) if stop_steps else total_steps)
 
 
 def train(t: Training) -> Exit:
@@ -153,7 +90,7 @@ def train(t: Training) -> Exit:
         save(t)  # Collective.
         t.checkpoints.flush()  # Collective.
         t.bad_samples.report(t.log.note)
-        reason = t.watchdog.reason or ("--stop-after" if progress.step == t.last_step else "another process was stopped")
+        reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.
         t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
@@ -184,8 +121,8 @@ def train_one_epoch(t: Training) -> None:
             (output.loss_sum / global_weight * t.precision.scale).backward()
         agreed = t.agreement.exchange(  # Collective; what was said one step ago
             t.watchdog.wants_to_stop(), t.checkpoints.is_due_by_clock(), t.checkpoints.has_failed())
-        if agreed.error:
-            t.checkpoints.flush()  # Collective: raises on every rank.
+        if t.agreement.error:
+            t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
         t.precision.unscale_(optimizer)
         grad_norm = t.strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
         check_last_step(t)  # Collective where it was not finite.
@@ -206,6 +143,8 @@ def train_one_epoch(t: Training) -> None:
         if is_due or is_save_due or is_last or t.agreement.stop:
             t.agreement.wait()  # Collective: nobody may be ahead of a stop that another rank knows of
             check_last_step(t)  # Collective where it was not finite.
+        if t.agreement.error:
+            t.checkpoints.flush()
         if (t.agreement.stop or is_last) and progress.step < t.total_steps:
             return
         if is_due:
@@ -294,100 +233,5 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, wa
     return Exit.DONE
 
 
-def warm_up(t: Training) -> None:
-    """One throw-away forward and backward of the largest micro-batch, before the first step, at every start. Collective.
-
-    It freezes weights that get no gradient, on all ranks alike; it lets DDP lay out its buckets anew, which it does after the
-    first backward (gloo's sums depend on offsets: a resumed run would differ in bits); and memory runs out here, if it does.
-    """
-    t.strategy.module.train()
-    while True:
-        for batch in t.strategy.share([t.task.example(t.plan.sizes[1])], t.precision.scale):
-            seed_micro_batch(t.config.run.seed, 0, 0)
-            with t.precision.autocast():
-                output = t.task.forward(t.strategy.model, batch.to(t.world.device))
-            (output.loss_sum / len(batch.weight) * t.precision.scale).backward()
-        unused = [name for name, weight in t.strategy.module.named_parameters() if weight.requires_grad and weight.grad is None]
-        t.state.optimizer.zero_grad(set_to_none=True)
-        if not unused:
-            return
-        t.log.note(f"{len(unused)} weights get no gradient and are frozen: {', '.join(unused[:5])}")
-        for name in unused:
-            t.strategy.module.get_parameter(name).requires_grad_(False)
-        t.strategy.setup()
-
-
-def check_last_step(t: Training) -> None:
-    """See that the last step's gradient was finite; if not, the step has changed nothing, and the run ends with 80.
-
-    The host asks one step late, so that no device waits for it. Collective where the gradient was not finite.
-    """
-    if (at := t.precision.take_nonfinite()) is None:
-        return
-    t.watchdog.expect("looking for what is not finite", t.config.faults.section_timeout)
-    named = {rank: names for rank, names in enumerate(t.world.gather(nonfinite_names(t, at))) if names}  # Collective.
-    t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
-    found = (f"the gradient of optimizer step {at.step + 1} is not finite (under exact: or beyond 2^12 / micro-batches); it comes from "
-             + "; ".join(f"rank {rank}, samples {some(names)}" for rank, names in named.items()))
-    if progress.skipped > t.config.faults.max_nonfinite:
-        raise UserError(f"{found}; the training diverged: weights and checkpoints are as they were before it; use a smaller --lr,"
-                        " --max-grad-norm 1, or --precision fp32, or go over a few such steps with --max-nonfinite", Exit.DIVERGED)
-    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {t.config.faults.max_nonfinite})")
-
-
-def nonfinite_names(t: Training, at: Progress) -> list[str]:
-    """The samples, among this rank's share of the step at `at`, that make its gradient non-finite. Computes the share anew."""
-    sampler = ElasticDistributedSampler(t.plan, t.world.rank, t.world.world_size, t.config.run.seed, t.task.lengths)
-    sampler.set_position(at.epoch, at.sample_offset)
-    global_weight, data = t.task.weight(sampler.indices(at.sample_offset)), t.train_loader.dataset
-
-    def loss_of(batch: Batch) -> torch.Tensor:
-        seed_micro_batch(t.config.run.seed, at.step, batch.number)
-        with t.precision.autocast():
-            return t.task.forward(t.strategy.module, batch.to(t.world.device)).loss_sum / global_weight
-
-    samples = nonfinite_samples(t.strategy.module, (data[wanted] for wanted in next(iter(sampler))), loss_of,
-                                lambda index: data.collated(at.epoch, [index]), t.strategy.largest)
-    return [f"{index} ({data.name(index)})" for index in samples]
-
-
-def record_samples(t: Training, micro_batches: list[Batch], epoch: int) -> None:
-    """--ledger: the samples that the last step was computed from, as they came. Collective."""
-    told = t.world.gather([[batch.number, batch.indices] for batch in micro_batches])
-    t.log.consumed(t.state.progress.step, epoch, [indices for _, indices in sorted(row for rank in told for row in rank)])
-
-
-def record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
-    """One train record: figures of that step over all ranks, pure functions of the position, and timings. Collective."""
-    table = torch.cat([losses.cpu(), torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
-    *by_number, wait_s = t.world.all_reduce_sum(table).tolist()  # one owner per row, zeros elsewhere; added in the order of v
-    figures = {"loss": sum(by_number), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
-    t.log.train(position(t.state.progress, t.plan.num_samples) | figures | t.throughput.record(wait_s))
-
-
-def position(progress: Progress, num_samples: int) -> dict[str, float]:
-    """Where in the run a record stands."""
-    samples = progress.epoch * num_samples + progress.sample_offset
-    return {"step": progress.step, "epoch": samples / num_samples, "samples": samples}
-
-
-def close_run(t: Training) -> None:
-    """The end of a finished run, on rank 0: RUN/summary.json, and what to do next."""
-    best = t.state.best
-    summary = last_record(t.run.path, "val") | {"best": best}
-    t.run.write_json("summary.json", summary)
-    shown = partial(figure, best["metric"])
-    baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
-    t.bad_samples.report(t.log.note)
-    t.log.note(f"{t.checkpoints.count} checkpoints, for which the training waited {t.checkpoints.stall_s:.2f} s")
-    steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
-             **t.task.next_steps(str(t.run.path), command("python"))}
-    t.log.note(f"""
-{best["metric"]} {shown(summary[best["metric"]])} on the validation set (best {shown(best["value"])}, at step {best["step"]});
-for comparison: {baselines}
-""" + "\n".join(f"{what:<15} {how}" for what, how in steps.items()))
-    t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
-
-
 if __name__ == "__main__":
-    exit_after(partial(main, CONFIG, GIVEN, WATCHDOG), WATCHDOG.silent_peers)
+    exit_after(partial(main, CONFIG, GIVEN, WATCHDOG))

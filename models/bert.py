@@ -179,7 +179,10 @@ def save_model_folder(weights: dict[str, Tensor], config: Any, described: dict[s
     """RUN/model in the Hugging Face format. described: what models.predict needs besides: task, text_columns, max_tokens."""
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config.to_dict() | described, indent=1, sort_keys=True))
-    tokenizer.save_pretrained(folder)
+    try:
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # tokenizers has no type of its own for a full disk
+        raise OSError(f"cannot write the tokenizer to {folder}: {error}") from error
 
 
 def load_classifier(folder: Path) -> nn.Module:

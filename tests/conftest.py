@@ -52,7 +52,7 @@ class Launch:
     """A live launch, and every process that it started."""
 
     def __init__(self, command: list[str], environment: dict[str, str], folder: Path):
-        self._exit_file, self._out, self._err = folder / "exit-code", folder / "out", folder / "err"
+        self.folder, self._exit_file, self._out, self._err = folder, folder / "exit-code", folder / "out", folder / "err"
         self._mark = f"LOCKSTEP_EXIT_FILE={self._exit_file}".encode()
         self._began = time.monotonic()
         with self._out.open("w") as out, self._err.open("w") as err:
@@ -82,10 +82,14 @@ class Launch:
                 pytest.fail(f"{what}: {'it ended before' if has_ended else f'not within {limit_s} s'}\n{self._result().text}")
             time.sleep(0.005)
 
+    def parents(self) -> dict[int, int]:
+        """{process: its parent} of all that live: torchrun, its ranks, their data loading processes."""
+        stats = {pid: _read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in self._processes()}
+        return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
+
     def rank(self, number: int) -> int:
         """Process id of a rank: a child of torchrun (data loading processes are grandchildren)."""
-        parents = {pid: _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1] for pid in self._processes()}
-        children = [pid for pid, parent in parents.items() if parent == str(self.process.pid).encode()]
+        children = [pid for pid, parent in self.parents().items() if parent == self.process.pid]
         return next(pid for pid in children if f"RANK={number}".encode() in _read(f"/proc/{pid}/environ").split(b"\0"))
 
     def kill_rank(self, number: int) -> None:
@@ -192,7 +196,11 @@ def photos(session_dir) -> Path:
 @pytest.fixture(scope="session")
 def texts(session_dir) -> Path:
     """train.csv and val.csv with the columns text, more and label: as many samples as photos, of 3 to 20 words each."""
-    root = session_dir / "texts"
+    return write_texts(session_dir / "texts")
+
+
+def write_texts(root: Path) -> Path:
+    """Write the texts under `root`, the same ones every time."""
     root.mkdir()
     generator = np.random.default_rng(0)
     words = ["".join(generator.choice(list("abcdefghij"), 4)) for _ in range(60)]

@@ -173,10 +173,11 @@ def test_a_function_that_calls_the_worlds_collectives_says_so(path):
 
 
 def test_a_step_of_the_application_that_takes_a_collective_one_says_so():
-    tree = MODULES["train.py"]
-    collective = {function.name for function, _ in functions_of(tree) if says_collective(function)}
-    silent = silent_callers(tree, lambda call: isinstance(call.func, ast.Name) and call.func.id in collective)
-    assert silent == [] and {"train_one_epoch", "evaluate"} <= collective
+    trees = [MODULES[path] for path in ("train.py", "models/training.py")]
+    collective = {function.name for tree in trees for function, _ in functions_of(tree) if says_collective(function)}
+    silent = [name for tree in trees
+              for name in silent_callers(tree, lambda call: isinstance(call.func, ast.Name) and call.func.id in collective)]
+    assert silent == [] and {"train_one_epoch", "evaluate", "check_last_step"} <= collective
 
 
 # --- the loop
@@ -221,8 +222,8 @@ def test_an_image_run_never_imports_transformers():
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "module", ["utils.config", "utils.command_line", "utils.run", "utils.errors", "data.demo", "utils.parallel", "models.tasks"])
+@pytest.mark.parametrize("module", [
+    "utils.config", "utils.command_line", "utils.run", "utils.errors", "utils.watchdog", "data.demo", "utils.parallel", "models.tasks"])
 def test_what_is_read_before_torch_does_not_import_it(module):
     program = f"import sys, {module}\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -149,7 +150,11 @@ class Checkpoints:
 
     def _write(self, weights: dict[str, Tensor], values: dict, trainer: dict, beside: Callable[[dict[str, Tensor]], None]) -> None:
         weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors knows no strides
-        beside(weights)
+        try:
+            beside(weights)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room and run the same command to continue",
+                            Exit.IO) from error
         self._folder.write(trainer["progress"]["step"], self._start, {
             "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
             "state.pt": lambda path: torch.save(values, path),

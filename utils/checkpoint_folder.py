@@ -6,6 +6,7 @@ MANIFEST.json is written last and holds a sha256 of every chunk of every file (t
 silently), and the folder is renamed into place last: nothing unfinished is ever named step-*. g counts the starts of the run.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -23,6 +24,7 @@ from utils.run import sync
 
 FORMAT = 1
 CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s a core, and chunks run in parallel
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # what a checkpoint that is not whole gives when it is read
 LEAST_KEPT = 2  # valid ones, whatever --keep says: one may be damaged tomorrow
 
 
@@ -47,7 +49,10 @@ class CheckpointFolder:
         partial = self.path / f".tmp-{name}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            if not self.path.exists():
+                self.path.mkdir(parents=True)
+                sync(self.path.parent)
+            partial.mkdir()
             for file, write in files.items():
                 write(partial / file)
                 sync(partial / file)
@@ -64,7 +69,10 @@ class CheckpointFolder:
             raise UserError(
                 f"cannot save {self.path / name}: {error} ({free} MiB free); earlier checkpoints are untouched:"
                 " make room and run the same command to continue", Exit.IO) from error
-        self._remove_old(best_step)
+        try:
+            self._remove_old(best_step)
+        except OSError as error:  # the new one is there
+            self._note(f"old checkpoints cannot be removed: {error}")
 
     def newest_valid(self) -> str | None:
         """The checkpoint to continue from; None if there has never been one. Unfinished ones are removed, damaged ones set aside.
@@ -79,7 +87,10 @@ class CheckpointFolder:
             if problem is None:
                 self._valid.add(name)
                 break
-            os.rename(self.path / name, self.path / f"damaged-{name}")
+            try:
+                os.rename(self.path / name, self.path / f"damaged-{name}")
+            except OSError as error:
+                raise UserError(f"{self.path / name} is damaged ({problem}) and cannot be set aside: {error}", Exit.IO) from error
             damaged[name] = problem
         else:
             name = None
@@ -126,18 +137,26 @@ def find_damage(folder: Path) -> str | None:
     Raises UserError (78) if a newer version of this program wrote it.
     """
     try:
-        manifest = json.loads((folder / "MANIFEST.json").read_bytes())
+        written = (folder / "MANIFEST.json").read_bytes()
+        manifest = json.loads(written)
+        rewritten = json.dumps(manifest, indent=1).encode()
         if manifest.pop("sha256") != _own_digest(manifest):
             return "MANIFEST.json: checksum differs"
         if manifest["format"] > FORMAT:
             raise UserError(f"{folder} has format {manifest['format']}, newer than this program's {FORMAT}", Exit.OTHER_RUN)
+        if written != rewritten:
+            return "MANIFEST.json: not as it was written"
         for file, expected in manifest["files"].items():
             size = (folder / file).stat().st_size
             if size != expected["bytes"]:
                 return f"{file}: {size} of {expected['bytes']} bytes"
             if _digest(folder / file, manifest["chunk"]) != expected:
                 return f"{file}: checksum differs"
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        if error.errno not in _DAMAGE:  # too many open files, a file server that does not answer: the checkpoint may be good
+            raise UserError(f"cannot read the checkpoint {folder}: {error}", Exit.IO) from error
+        return f"{type(error).__name__}: {error}"
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 

@@ -143,7 +143,13 @@ def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     peer (2 of 3 plain restarts failed on torch 2.15). So the ranks agree on a fresh prefix first. Whatever lies in the store
     may be stale; only an answer to the token that this process has just drawn cannot be.
     """
-    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    address, is_ours = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = dist.TCPStore(*address, is_master=is_ours and rank == 0, timeout=timeout, wait_for_workers=False)
+    except dist.DistError as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise RankError(f"rank {rank} on {socket.gethostname()} does not reach rank 0's store at {address[0]}:{address[1]} ({reason})",
+                        Exit.LOST_PEERS) from None
     token = secrets.token_hex(8)
     deadline = time.monotonic() + timeout.total_seconds()
     if rank != 0:
@@ -151,7 +157,7 @@ def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         try:
             prefix = store.get(f"lockstep/reply/{token}").decode()
         except dist.DistStoreError:
-            raise UserError(f"rank {rank} on {socket.gethostname()} waited {timeout} for rank 0 in vain", Exit.LOST_PEERS) from None
+            raise RankError(f"rank {rank} on {socket.gethostname()} waited {timeout} for rank 0 in vain", Exit.LOST_PEERS) from None
         store.set(f"lockstep/received/{prefix}/{rank}", token)
     else:
         prefix, answered = token, {}
@@ -166,7 +172,7 @@ def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
                 if store.check([f"lockstep/received/{prefix}/{peer}"]):
                     waiting.remove(peer)
             if time.monotonic() > deadline:
-                raise UserError(f"rank 0 waited {timeout} in vain for ranks {sorted(waiting)}", Exit.LOST_PEERS)
+                raise RankError(f"rank 0 waited {timeout} in vain for ranks {sorted(waiting)}", Exit.LOST_PEERS)
             time.sleep(0.005)
     return dist.PrefixStore(f"lockstep/{prefix}", store)
 
@@ -177,7 +183,7 @@ class Agreed:
 
     stop: bool = False
     save: bool = False
-    error: bool = False
+    error: bool = False  # of a save under way
 
 
 class Agreement:
@@ -187,7 +193,7 @@ class Agreement:
         self._group = world.control
         self._flags = torch.zeros(3, dtype=torch.int32)
         self._pending: Any = None
-        self.stop = False  # some rank wanted to stop, and all ranks know
+        self.stop = self.error = False  # some rank wanted to stop, or came to an error, and all ranks know
 
     def exchange(self, stop: bool, save: bool = False, error: bool = False) -> Agreed:
         """Say something to all ranks; returns what was said one exchange ago. Collective."""
@@ -203,5 +209,5 @@ class Agreement:
         self._pending.wait()
         self._pending = None
         agreed = Agreed(*map(bool, self._flags.tolist()))
-        self.stop = self.stop or agreed.stop
+        self.stop, self.error = self.stop or agreed.stop, self.error or agreed.error
         return agreed

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -44,10 +43,17 @@ class RankError(UserError):
     """A UserError that only this rank knows of (an unreadable sample, say), so this rank prints it."""
 
 
+class PeerError(UserError):
+    """A UserError of another rank, which has printed it."""
+
+
 def some(names: Iterable[str]) -> str:
     """A few of the names, for a message: "a, b, c, d, e and 7 more"."""
     names = list(names)
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
+
+
+_LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
 def explain(error: Exception) -> tuple[str, Exit]:
@@ -61,31 +67,26 @@ def explain(error: Exception) -> tuple[str, Exit]:
                 " the same command continues; fewer --workers need less memory"), Exit.IO
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
-    said_by_backend = "RuntimeError" in names and re.search(r"gloo|nccl|Connection (closed|reset|refused)|monitoredBarrier", text, re.I)
-    if "DistError" in names or said_by_backend:
+    is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
+    if "DistError" in names or is_of_backend:
+        found = re.search(_LOST, text, re.I)
         host = socket.gethostname()
-        return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({first_line[:200]})", Exit.LOST_PEERS
+        return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({found[0] if found else first_line[:100]})", Exit.LOST_PEERS
     if isinstance(error, OSError):
         return f"{type(error).__name__}: {text}", Exit.IO
     return text, Exit.INTERNAL
 
 
-def exit_after(work: Callable[[], int], silent_peers: Callable[[], list[int]] = lambda: []) -> NoReturn:
-    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code.
-
-    silent_peers: names, within 2 s, the ranks that show no sign of life.
-    """
+def exit_after(work: Callable[[], int]) -> NoReturn:
+    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
     try:
         code = work()
     except Exception as error:
         message, code = explain(error)
-        if code == Exit.LOST_PEERS:
-            began, silent = time.monotonic(), silent_peers()
-            message += f"; rank {', '.join(map(str, silent))} shows no sign of life" if silent else ""
-            time.sleep(max(0, 2 - (time.monotonic() - began)))  # the one that failed first shall be the one that is reported
         if code == Exit.INTERNAL:
             traceback.print_exc()
-        elif os.environ.get("RANK", "0") == "0" or not isinstance(error, UserError) or isinstance(error, RankError):
+        elif isinstance(error, RankError) or not isinstance(error, UserError) or (
+                os.environ.get("RANK", "0") == "0" and not isinstance(error, PeerError)):
             print(f"train.py: {message}", file=sys.stderr)
     record_exit(code)
     sys.stdout.flush()

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -90,12 +91,13 @@ def early_device(config: Config) -> str:
 def finish_early(config: Config) -> None:
     """If this very run is finished already, say so and leave with 0, before torch is imported.
 
-    If torchrun restarts what no restart mends, leave with the same code as the start before: torchrun cannot be told not to.
+    If torchrun restarts what no restart mends, leave with the same code as the start before: torchrun cannot be told not to. (After
+    a SIGTERM it restarts only if it sent that itself: another node came or went.)
     """
     path = run_path(config)
     try:
         last = read_json(path / "status.json")
-        is_final = last.get("exit_code") in FINAL or (last.get("exit_code") == Exit.STOPPED and last.get("message") != "SIGTERM")
+        is_final = last.get("exit_code") in FINAL or (last.get("exit_code") == Exit.STOPPED and "SIGTERM" not in last["message"])
         if _is_restart() and _is_same_launch(last) and is_final:
             if os.environ.get("RANK", "0") == "0":
                 print(f"train.py: no restart: {last['state']}, {last['message']}", file=sys.stderr)
@@ -156,13 +158,18 @@ class Run:
         folder, partial, old = (self.path / part for part in (name, f".tmp-{name}", f".tmp-old-{name}"))
         for leftover in (partial, old):
             shutil.rmtree(leftover, ignore_errors=True)
-        partial.mkdir()
-        write(partial)
-        for path in (*partial.rglob("*"), partial):
-            sync(path)
-        if folder.exists():
-            os.rename(folder, old)
-        os.rename(partial, folder)
+        try:
+            partial.mkdir()
+            write(partial)
+            for path in (*partial.rglob("*"), partial):
+                sync(path)
+            if folder.exists():
+                os.rename(folder, old)
+            os.rename(partial, folder)
+            sync(self.path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         shutil.rmtree(old, ignore_errors=True)
 
     def status(self, state: str, code: int | None = None, message: str = "") -> None:
@@ -179,7 +186,8 @@ class Run:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         if error is not None and not isinstance(error, SystemExit):
             message, code = explain(error)
-            self.status("failed", code, message=message or repr(error))
+            with suppress(OSError):  # a disk that is full is no reason to hide what is being told
+                self.status("stopped" if code == Exit.STOPPED else "failed", code, message=message or repr(error))
         if self._lock is not None:
             self._lock.close()
 

@@ -12,18 +12,22 @@ import ctypes
 import faulthandler
 import json
 import os
+import re
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from utils.errors import Exit, record_exit
+from utils.errors import Exit, PeerError, RankError, explain, record_exit, some
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 BEAT_S = 0.5  # between two signs of life
+LAST_WORDS_S = 5  # for a status file that cannot be written
+MARGIN_S = 5  # so much later than a rank that gets no data do those give up that wait for it
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -32,9 +36,10 @@ class Watchdog:
 
     def __init__(self) -> None:
         self.is_stoppable = True  # nothing would be lost: a signal ends the process at once. False = it sets `reason`
-        self.at_end: Callable[[str, Exit, str], None] = lambda state, code, message: None  # told before the process is ended from here
+        self.at_end: Callable[[str, int, str], None] = lambda state, code, message: None  # told before the process is ended from here
         self.where: Callable[[], str] = lambda: "starting"
         self.reason: str | None = None  # why this process wants to stop
+        self._received: set[str] = set()  # names of signals
         self._doing, self._detail, self._deadline = "", lambda: "", float("inf")
         self._began, self._stop_after_s = time.monotonic(), float("inf")
         self._rank, self._world_size, self._store, self._beat = int(os.environ.get("RANK", 0)), 1, None, 0
@@ -45,6 +50,8 @@ class Watchdog:
         faulthandler.enable()  # a crash in C shows its stack
         if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun, which may be killed: its workers stop then, as on a SIGTERM
             end_with_parent(signal.SIGTERM)
+            if _is_orphan():  # it was killed before that
+                os.kill(os.getpid(), signal.SIGTERM)
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def stop_after(self, seconds: float) -> None:
@@ -69,18 +76,35 @@ class Watchdog:
         """The items. Each may take so many seconds to come, and so many to be worked on. detail: what is being loaded."""
         iterator, limit_s = iter(items), first_s
         while True:
-            self.expect(f"{doing}, waiting for data", limit_s, detail)
+            self.expect(f"{doing}, waiting for data", self._drained(limit_s), detail)
             item = next(iterator, None)
             if item is None:
                 return
-            self.expect(doing, limit_s)
+            self.expect(doing, self._drained(limit_s + MARGIN_S))
             yield item
             limit_s = next_s
+
+    @contextmanager
+    def telling_peers(self) -> Iterator[None]:
+        """What ends this process is told to the peers; what ended a peer takes the place of having lost it."""
+        try:
+            yield
+        except Exception as error:
+            message, code = explain(error)
+            if code != Exit.LOST_PEERS:
+                self._say(f"left/{self._rank}", [code, message])
+                raise
+            silent = self.silent_peers()  # takes a while: the one that failed first has said so by then, and is the one that is reported
+            for rank, (code, told) in self._said("left").items():
+                raise PeerError(f"rank {rank}: {told}", Exit(code)) from error
+            raise RankError(message + (f"; rank {some(map(str, silent))} shows no sign of life" if silent else ""), code) from error
 
     def silent_peers(self) -> list[int]:
         """The ranks that show no sign of life for four beats; takes as long. Empty where the store is gone."""
         before = self._beats()
-        time.sleep(4 * BEAT_S)
+        for _ in range(4):
+            time.sleep(BEAT_S)
+            self._tell()  # it may be the watchdog itself that waits here
         after = self._beats()
         return [rank for rank in before if rank != self._rank and after.get(rank) == before[rank]]
 
@@ -94,55 +118,75 @@ class Watchdog:
             self._tell()
 
     def _receive(self, name: str) -> None:
-        if name == "SIGINT" and self.reason == "SIGINT":  # a repeated SIGTERM is ignored: schedulers send it twice
-            self._leave(f"rank {self._rank}: a second Ctrl-C, leaving without saving", 130)
+        # At a second Ctrl-C torchrun sends a SIGTERM. Else a repeated SIGTERM is ignored: schedulers send it twice.
+        if "SIGINT" in self._received and (name == "SIGINT" or (name == "SIGTERM" and "TORCHELASTIC_RUN_ID" in os.environ)):
+            self._leave("failed", f"rank {self._rank}: a second Ctrl-C, leaving without saving", 130)
+        self._received.add(name)
         self.reason = name
         if self.is_stoppable:
             message = f"stopped ({name}); there was nothing to save"
-            self.at_end("stopped", Exit.STOPPED, message)
-            self._leave(message if self._rank == 0 else "", Exit.STOPPED)
-        if name == "SIGTERM" and self._world_size > 1:
-            self._deadline = min(self._deadline, time.monotonic() + self._drain_s)
+            self._leave("stopped", message, Exit.STOPPED, is_said=self._rank == 0)
+        self._deadline = min(self._deadline, time.monotonic() + self._drained(float("inf")))
+
+    def _drained(self, limit_s: float) -> float:
+        """The limit, or the time that torchrun leaves to a process that it has told to end."""
+        return min(limit_s, self._drain_s) if self.reason == "SIGTERM" and self._world_size > 1 else limit_s
 
     def _time_out(self) -> None:
         message = f"rank {self._rank} on {socket.gethostname()} does not get on: {self._state()}"
-        silent, told = self.silent_peers(), self._told()
+        silent, told = self.silent_peers(), self._said("alive")
         peers = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
                  for rank in sorted(told) if rank != self._rank]
-        self.at_end("failed", Exit.LOST_PEERS, message)
         faulthandler.dump_traceback(all_threads=True)
-        self._leave("\n".join([message, *peers]), Exit.LOST_PEERS)
+        self._leave("failed", "\n".join([message, *peers]), Exit.LOST_PEERS)
 
-    def _leave(self, message: str, code: int) -> NoReturn:
-        if message:
+    def _leave(self, state: str, message: str, code: int, is_said: bool = True) -> NoReturn:
+        self._say(f"left/{self._rank}", [code, message])
+        if is_said:
             print(f"train.py: {message}", file=sys.stderr, flush=True)
         record_exit(code)
+
+        def end() -> None:
+            with suppress(OSError):
+                self.at_end(state, code, message)
+
+        last = threading.Thread(target=end, daemon=True)  # a disk that hangs or is full must not keep the process
+        last.start()
+        last.join(LAST_WORDS_S)
         os._exit(code)
 
     def _state(self) -> str:
         return f"{self.where()}, {self._doing}{self._detail()}"
 
     def _tell(self) -> None:
+        self._beat += 1
+        self._say(f"alive/{self._rank}", {"beat": self._beat, "host": socket.gethostname(), "state": self._state()})
+
+    def _say(self, name: str, value: Any) -> None:
         if self._store is None:
             return
-        self._beat += 1
-        told = json.dumps({"beat": self._beat, "host": socket.gethostname(), "state": self._state()})
         try:
-            self._store.set(f"alive/{self._rank}", told)
-        except RuntimeError:  # torchrun is gone, and the store with it: what to do is not for this thread to decide
+            self._store.set(name, json.dumps(value))
+        except RuntimeError:  # torchrun is gone, and the store with it: what to do is not decided here
             self._store = None
 
-    def _told(self) -> dict[int, dict[str, Any]]:
-        store, names = self._store, {rank: f"alive/{rank}" for rank in range(self._world_size)}
-        try:
+    def _said(self, name: str) -> dict[int, Any]:
+        """What the ranks, this one included, said under that name."""
+        store, names = self._store, {rank: f"{name}/{rank}" for rank in range(self._world_size)}
+        with suppress(RuntimeError):
             return {rank: json.loads(store.get(name)) for rank, name in names.items() if store.check([name])} if store else {}
-        except RuntimeError:
-            return {}
+        return {}
 
     def _beats(self) -> dict[int, int]:
-        return {rank: told["beat"] for rank, told in self._told().items()}
+        return {rank: told["beat"] for rank, told in self._said("alive").items()}
+
+
+def _is_orphan() -> bool:
+    """Whether process 1 has inherited this one; in a container torchrun may be process 1 itself."""
+    with open("/proc/1/cmdline", "rb") as file:
+        return os.getppid() == 1 and not re.search(rb"python|torch", file.read())
 
 
 def end_with_parent(number: int) -> None:
-    """Have the kernel send this process signal `number` when its parent dies (Linux)."""
+    """Have the kernel send this process signal `number` when its parent dies (Linux), or the thread of it that began this one."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))

@@ -6,6 +6,7 @@ reference of the others.
 
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,9 +27,14 @@ from data.sampler import BatchPlan, ElasticDistributedSampler
 from models.tasks import load_task
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
+from utils import checkpoint
+from utils.checkpoint_folder import CheckpointFolder
 from utils.command_line import parse_command_line
+from utils.config import OptimOptions, RecordOptions
 from utils.distributed import Agreement, World
 from utils.errors import Exit, UserError, exit_after
+from utils.nonfinite import nonfinite_samples
+from utils.optim import build_optimizer
 from utils.parallel import STRATEGIES, load_strategy
 from utils.precision import Precision
 from utils.run import Run
@@ -117,13 +123,24 @@ def gather_is_by_rank(world: World, folder: Path) -> Any:
 
 
 def a_flag_of_the_last_rank(world: World, folder: Path) -> Any:
-    """Which of six exchanges returned which flag, and after which `stop` was known; the last rank says both at the third."""
+    """Which of six exchanges returned which flag, and after which `stop` was known, and `error`; the last rank says all at the third."""
     agreement, seen = Agreement(world), []
     for number in range(6):
         says = world.rank == world.world_size - 1 and number == 2
-        agreed = agreement.exchange(says, save=says)
-        seen.append([agreed.stop, agreed.save, agreement.stop])
+        agreed = agreement.exchange(says, save=says, error=says)
+        seen.append([agreed.stop, agreed.save, agreed.error, agreement.stop, agreement.error])
     agreement.wait()
+    return seen
+
+
+def one_flag_at_a_time(world: World, folder: Path) -> Any:
+    """What came of [stop], [save] and [error] alone, each in an Agreement of its own, from the last rank."""
+    seen = []
+    for name in ("stop", "save", "error"):
+        agreement = Agreement(world)
+        agreement.exchange(**{"stop": False, name: world.rank == world.world_size - 1})
+        agreed = agreement.wait()
+        seen.append([agreed.stop, agreed.save, agreed.error, agreement.stop, agreement.error])
     return seen
 
 
@@ -132,6 +149,75 @@ def a_flag_before_a_wait(world: World, folder: Path) -> Any:
     agreement.exchange(world.rank == world.world_size - 1)
     before, agreed = agreement.stop, agreement.wait()
     return [before, agreed.stop, agreement.stop, agreement.wait().stop]
+
+
+def a_checkpoint_that_another_host_does_not_see(world: World, folder: Path) -> Any:
+    """What restore() comes to where the last rank has a disk of its own: without a checkpoint, with another one, with the same one."""
+    checkpoint.SEEN_WITHIN_S, seen_within_s = 0, checkpoint.SEEN_WITHIN_S
+    shared, own = (folder / f"{whose}-{world.world_size}" for whose in ("shared", "own"))
+    found = []
+    for value in (None, 0.2, 0.1):
+        for path, best, writer in ((shared, 0.1, 0), (own, value, world.world_size - 1)):
+            if world.rank == writer and best:
+                CheckpointFolder(path, 3, print).write(1, 1, {"trainer.json": partial(_write_text, text=str(best))}, None)
+        world.gather(None)  # it is there
+        path = own if world.rank == world.world_size - 1 else shared
+        found.append(_error_of(lambda path=path: _checkpoints(path, world)._chosen(lambda: "step-0000000001-g1").name))
+        if world.is_main:
+            shutil.rmtree(shared)
+            shutil.rmtree(own, ignore_errors=True)
+        world.gather(None)
+    checkpoint.SEEN_WITHIN_S = seen_within_s
+    return found
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def a_save_that_fails(world: World, folder: Path) -> Any:
+    """Whether each rank knows of the error by itself, and what flush() raises."""
+    state, checkpoints = _state(world), _checkpoints(folder / f"failing-{world.world_size}", world)
+    state.progress = checkpoint.Progress(step=1)
+    checkpoints.save(state, lambda weights: _refuse("the disk is full", Exit.IO))
+    checkpoints.wait()
+    return [checkpoints.has_failed(), _error_of(checkpoints.flush)]
+
+
+def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
+    return checkpoint.Checkpoints(path, world, RecordOptions(), 1, print)
+
+
+def _state(world: World) -> checkpoint.TrainState:
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    return checkpoint.TrainState(load_strategy("ddp")(model, world, M), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
+
+
+def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
+    """{strategy: what the last rank alone found, and every rank's norm of a step before and of the same one after}"""
+    return {kind: _looking(kind, world) for kind in STRATEGIES}
+
+
+def _looking(kind: str, world: World) -> dict[str, Any]:
+    def norm() -> float:
+        for batch in strategy.share(_shares(world), ONE):
+            strategy.model(batch.inputs["x"]).square().sum().backward()
+        value = float(strategy.clip_grad_norm_(0.0))
+        strategy.module.zero_grad(set_to_none=True)
+        return value
+
+    def loss_of(batch: Batch) -> Tensor:
+        return (strategy.module(batch.inputs["x"]) * (float("nan") if 7 in batch.indices else 1.0)).sum()
+
+    torch.manual_seed(0)
+    strategy, named = load_strategy(kind)(nn.Linear(5, 3), world, M), None
+    strategy.setup()
+    before = norm()
+    if world.rank == world.world_size - 1:  # no collective: the others do not take part
+        batches = [replace(_shares(world)[0], indices=indices) for indices in ((6, 2), (7, 4))]
+        named = nonfinite_samples(strategy.module, batches, loss_of, lambda index: replace(batches[0], indices=(index,)), strategy.largest)
+    return {"named": named, "norms": [before, norm()]}
 
 
 def gradients(world: World, folder: Path) -> Any:
@@ -275,7 +361,8 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 
 CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
-    what_differs_between_ranks, a_flag_of_the_last_rank, a_flag_before_a_wait,
+    what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
+    a_checkpoint_that_another_host_does_not_see, a_save_that_fails, looking_for_what_is_not_finite,
     gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
 
 

@@ -68,13 +68,43 @@ def test_what_differs_between_ranks_is_refused_on_all(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
-    nothing, said, after = [False, False, False], [True, True, True], [False, False, True]  # stop, save of the exchange; stop for good
+    # stop, save, error of the exchange; stop and error for good
+    nothing, said, after = [False] * 5, [True] * 5, [False, False, False, True, True]
     assert by_rank(told, processes, "a_flag_of_the_last_rank") == [[nothing, nothing, nothing, said, after, after]] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_wish_to_save_and_an_error_are_no_stop(told, processes):
+    stop, save, error = [True, False, False, True, False], [False, True, False, False, False], [False, False, True, False, True]
+    assert by_rank(told, processes, "one_flag_at_a_time") == [[stop, save, error]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_waiting_finishes_an_exchange_under_way_and_only_once(told, processes):
     assert by_rank(told, processes, "a_flag_before_a_wait") == [[False, True, True, False]] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS[1:])
+def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_74_on_all(told, processes):
+    found = by_rank(told, processes, "a_checkpoint_that_another_host_does_not_see")
+    for none, another, same in found:
+        assert same == ["no error", "step-0000000001-g1", None]
+        assert [(kind, code) for kind, _, code in (none, another)] == [("UserError", Exit.IO)] * 2
+        assert "the run directory must be shared" in none[1] and f"own-{processes}/step-0000000001-g1" in another[1]
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_save_that_failed_is_known_to_rank_0_and_74_on_all_by_flush(told, processes):
+    found = by_rank(told, processes, "a_save_that_fails")
+    assert found == [[rank == 0, ["UserError", "the disk is full", Exit.IO]] for rank in range(processes)]
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_one_rank_alone_finds_what_is_not_finite_and_the_next_step_is_as_before(told, processes):
+    found = by_rank(told, processes, "looking_for_what_is_not_finite")
+    for strategy in ("ddp", "exact"):
+        assert [rank[strategy]["named"] for rank in found] == [None] * (processes - 1) + [[7]]
+        assert {norm for rank in found for norm in rank[strategy]["norms"]} == {found[0][strategy]["norms"][0]} != {0.0}
 
 
 def test_a_steps_gradients_and_buffers_agree_on_1_2_3_and_4_processes(told):

@@ -9,6 +9,7 @@ from train import main
 from utils.command_line import parse_command_line
 from utils.errors import exit_after
 from utils.run import run_path
+from utils.watchdog import Watchdog
 
 read: list[tuple[int, int, int]] = []
 original = ImageFolder.__getitem__
@@ -26,7 +27,7 @@ def work() -> int:
 
     config, given = parse_command_line(sys.argv[1:], demo.SETTINGS)
     ImageFolder.__getitem__ = noted
-    code = main(config, given)
+    code = main(config, given, Watchdog())
     path = run_path(config)
     path.with_name(f"{path.name}-rank-{os.environ['RANK']}.json").write_text(json.dumps(read))
     return code

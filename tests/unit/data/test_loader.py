@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import pytest
@@ -49,7 +52,7 @@ def collate(items):
 
 
 def world_of(world_size=1, device=CPU):
-    return World(0, 0, world_size, world_size, device, control=None)
+    return World(0, 0, world_size, world_size, device, control=None, section_timeout=timedelta(0))
 
 
 def items_of(samples, plan, epochs=(0,), workers=0, rank=0, world_size=1, collate=collate):
@@ -97,6 +100,17 @@ def test_an_item_is_a_ranks_share_of_one_global_batch():
 def test_a_stand_in_has_weight_zero():
     [share] = items_of(Numbers(), BatchPlan(3, 8, num_micro_batches=5))
     assert [(len(batch.labels), batch.weight.sum().item()) for batch in share] == [(1, 1), (1, 1), (1, 1), (1, 0), (1, 0)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_names_its_samples_and_a_stand_in_none(workers):
+    [share] = items_of(Numbers(), BatchPlan(3, 8, num_micro_batches=5), workers=workers)
+    assert [batch.indices for batch in share] == [*((int(batch.labels),) for batch in share[:3]), (), ()]
+
+
+def test_a_batch_names_its_samples_in_the_order_of_its_rows():
+    items = items_of(Numbers(), cut(22, 8, 4), epochs=(0, 1))
+    assert [list(batch.indices) for share in items for batch in share] == [batch.labels.tolist() for share in items for batch in share]
 
 
 def test_the_weights_of_an_evaluation_over_all_ranks_are_those_of_the_samples():
@@ -173,6 +187,7 @@ from types import SimpleNamespace
 from data.loader import build_loader
 from data.sampler import EvaluationSampler
 from models.tasks.base import Batch
+from utils.watchdog import Watchdog
 
 class Numbers:
     def __getitem__(self, item):
@@ -186,11 +201,14 @@ def storm():
         os.killpg(0, signal.SIGTERM)
         time.sleep(0.0005)
 
-signal.signal(signal.SIGTERM, lambda *_: None)  # as StopSignal: the process itself goes on
+signal.alarm(100)
+watchdog = Watchdog()
+watchdog.is_stoppable = False  # the process itself goes on
 threading.Thread(target=storm, daemon=True).start()
 for _ in range(4):
     loader = build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 2, SimpleNamespace(device=torch.device("cpu")))
     print([int(number) for [batch] in loader for number in batch.labels], flush=True)
+print(watchdog.reason, flush=True)
 os._exit(0)  # as train.py leaves
 """
 
@@ -198,4 +216,92 @@ os._exit(0)  # as train.py leaves
 def test_workers_live_through_signals_to_the_process_group_from_their_first_moment():
     done = subprocess.run([sys.executable, "-c", STORM], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                           capture_output=True, text=True, start_new_session=True, timeout=120)
-    assert (done.returncode, done.stdout) == (0, f"{list(range(9))}\n" * 4), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"{list(range(9))}\n" * 4 + "SIGTERM\n"), done.stderr
+
+
+# --- a read that does not come back
+
+
+LIMIT_S = 60
+
+
+class Pipes(Numbers):
+    """Sample i is what is written to the named pipe i, so whoever reads it waits."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+        for index in range(4):
+            os.mkfifo(folder / str(index))
+
+    def __getitem__(self, position):
+        (self.folder / self.name(position[1])).read_bytes()
+        return super().__getitem__(position)
+
+    def name(self, index):
+        return str(index)
+
+
+def becomes(answer, expected):
+    """The answer once it is the expected one, or whatever it is after so long."""
+    deadline = time.monotonic() + LIMIT_S
+    while (found := answer()) != expected and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_what_is_being_read_can_be_asked_of_the_process_and_its_workers(tmp_path, workers):
+    loader = build_loader(Pipes(tmp_path), collate, EvaluationSampler(4, 2, 0, 1), workers, world_of())  # batches of 0, 1 and of 2, 3
+    reading, batches = loader.dataset.reading, []
+    names = ["0, 2", "1, 2", "2", "3"] if workers == 2 else ["0", "1", "2", "3"]
+    expected, seen = ["", *(f" ({name} is being read)" for name in names), ""], [reading()]
+    iterator = iter(loader)  # workers begin here, and end with this thread
+    reader = Thread(target=lambda: batches.extend(batch.indices for [batch] in iterator))
+    reader.start()
+    for index in range(4):
+        seen.append(becomes(reading, expected[index + 1]))
+        (tmp_path / str(index)).write_bytes(b"")
+    seen.append(becomes(reading, ""))
+    reader.join(LIMIT_S)
+    assert (seen, batches) == (expected, [(0, 1), (2, 3)])
+
+
+ORPHANS = """
+import os, sys, time
+import torch
+from pathlib import Path
+from types import SimpleNamespace
+from data.loader import build_loader
+from data.sampler import EvaluationSampler
+
+class Pipes:
+    def __getitem__(self, item):
+        return (Path(sys.argv[1]) / self.name(item[1])).read_bytes()
+
+    def name(self, index):
+        return str(index)
+
+loader = build_loader(Pipes(), list, EvaluationSampler(2, 1, 0, 1), 2, SimpleNamespace(device=torch.device("cpu")))
+iterator = iter(loader)
+while loader.dataset.reading() != " (0, 1 is being read)":
+    time.sleep(0.001)
+print("reading", flush=True)
+next(iterator)
+"""
+
+
+def test_workers_end_with_their_killed_parent_even_in_the_middle_of_a_read(tmp_path):
+    for index in range(2):
+        os.mkfifo(tmp_path / str(index))
+    process = subprocess.Popen([sys.executable, "-c", ORPHANS, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True,
+                               env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    said, ends = process.stdout.readline(), []
+    process.kill()
+    rest = Thread(target=lambda: ends.append(process.stdout.read()), daemon=True)  # ends when the last worker, which could write, does
+    rest.start()
+    rest.join(4)  # torch's workers look after their parent every 5 s, and not at all in a read
+    for index in range(2):  # whoever lives may go
+        os.close(os.open(tmp_path / str(index), os.O_RDWR | os.O_NONBLOCK))
+    process.wait()
+    assert (said, ends) == ("reading\n", [""])

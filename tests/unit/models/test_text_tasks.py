@@ -173,7 +173,7 @@ def test_weight_is_the_number_of_samples_of_a_classifier(build):
 def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build, world):
     task = build(task_name)
     model = task.build_model(initial_weights=True).eval()
-    samples = MicroBatchDataset(task.train_set, task.collate)
+    samples = MicroBatchDataset(task.train_set, task.collate, workers=0)
     stand_in, real = (samples[MicroBatch(0, number, (5,), is_stand_in=number == 1)] for number in (1, 0))
     output = task.forward(model, stand_in)
     output.loss_sum.backward()
@@ -199,9 +199,8 @@ def evaluated(task, world):
     """The figures of train.evaluate over all of val."""
     strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world, 1)
     loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), task.eval_batch, 0, 1), 0, world)
-    agreement = Agreement(world)
-    values = train.evaluate(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), agreement,
-                            SimpleNamespace(reason=None), world)
+    agreement, watchdog = Agreement(world), SimpleNamespace(each=lambda items, *limits: items, wants_to_stop=lambda: False)
+    values = train.evaluate(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), agreement, watchdog, world)
     agreement.wait()
     return values
 

@@ -1,20 +1,28 @@
-"""utils/checkpoint.py: what was saved comes back bit for bit, or is not taken."""
+"""utils/checkpoint.py, utils/checkpoint_folder.py: what was saved comes back bit for bit, or is not taken; saving waits for nothing."""
 
 import hashlib
 import json
+import os
 import resource
 import struct
+from contextlib import contextmanager
+from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from utils.checkpoint import CHUNK, Checkpoints, Progress, TrainState, find_damage
+from utils import checkpoint_folder
+from utils.checkpoint import Checkpoints, Progress, TrainState
+from utils.checkpoint_folder import CHUNK, find_damage
 from utils.config import OptimOptions, RecordOptions
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, explain
 from utils.optim import build_optimizer
 from utils.parallel.ddp import DDP
 
+LIMIT_S = 60  # of whatever another thread does
 FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")
 
 
@@ -33,6 +41,12 @@ def train_step(state):
     state.optimizer.step()
     state.optimizer.zero_grad()
     state.progress = state.progress.advanced(8 * (state.progress.step + 1), 800)
+
+
+def save(checkpoints, state, beside=lambda weights: None):
+    """Save, and wait until it is on disk."""
+    checkpoints.save(state, beside)
+    checkpoints.flush()
 
 
 @pytest.fixture
@@ -56,7 +70,7 @@ def saved(world, checkpoints_of, folder):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     for _ in range(3):
         train_step(state)
-        checkpoints.save(state)
+        save(checkpoints, state)
     return [folder / f"step-{step:010d}-g1" for step in (1, 2, 3)]
 
 
@@ -66,12 +80,17 @@ def everything(state):
         return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
 
     optimizer = {name: {key: plain(value) for key, value in values.items()} for name, values in state.state_dict()["optimizer"].items()}
-    weights = {name: plain(tensor) for name, tensor in state.weights().items()}
+    weights = {name: plain(tensor) for name, tensor in state.strategy.model_state().items()}
     return weights, optimizer, state.scaler.state_dict(), state.progress, state.best
 
 
 def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def names_of(folder):
+    """Of its checkpoints, where there may be none yet."""
+    return sorted(path.name for path in folder.glob("step-*"))
 
 
 def contents(folder):
@@ -95,7 +114,7 @@ def test_a_state_comes_back_bit_for_bit(world, checkpoints_of, optimizer):
     state.scaler.scale(torch.ones(()))  # so that it has a scale to keep
     state.scaler.update(128.0)
     state.best = {"step": 2, "metric": "top1", "value": 0.1 + 0.2}
-    checkpoints.save(state)
+    save(checkpoints, state)
     other = build_state(world, optimizer)
     assert (checkpoints_of()[0].restore(other), everything(other)) == (True, everything(state))
 
@@ -104,7 +123,7 @@ def test_a_state_comes_back_bit_for_bit(world, checkpoints_of, optimizer):
 def test_a_state_that_came_back_goes_on_as_one_that_never_left(world, checkpoints_of, optimizer):
     state = build_state(world, optimizer)
     train_step(state)
-    checkpoints_of()[0].save(state)
+    save(checkpoints_of()[0], state)
     other = build_state(world, optimizer)
     checkpoints_of()[0].restore(other)
     for each in (state, other):
@@ -116,7 +135,7 @@ def test_a_state_that_came_back_goes_on_as_one_that_never_left(world, checkpoint
 def test_optimizer_state_is_kept_by_the_weights_names(world, checkpoints_of, folder):
     state = build_state(world)
     train_step(state)
-    checkpoints_of()[0].save(state)
+    save(checkpoints_of()[0], state)
     values = torch.load(folder / "step-0000000001-g1" / "state.pt", weights_only=True)
     assert set(values["optimizer"]) == {name for name, _ in state.strategy.module.named_parameters()}
 
@@ -124,7 +143,7 @@ def test_optimizer_state_is_kept_by_the_weights_names(world, checkpoints_of, fol
 def test_optimizer_state_finds_its_weight_in_an_optimizer_of_another_order(world, checkpoints_of):
     state = build_state(world, "adamw")
     train_step(state)
-    checkpoints_of()[0].save(state)
+    save(checkpoints_of()[0], state)
     other = build_state(world, "adamw")
     other.optimizer = torch.optim.AdamW(reversed(list(other.strategy.module.named_parameters())))
     checkpoints_of()[0].restore(other)
@@ -135,7 +154,7 @@ def test_the_restored_state_keeps_this_starts_group_settings(world, checkpoints_
     state = build_state(world)
     train_step(state)
     state.optimizer.param_groups[0]["lr"] = 123.0  # a function of config and step: not state
-    checkpoints_of()[0].save(state)
+    save(checkpoints_of()[0], state)
     other = build_state(world)
     checkpoints_of()[0].restore(other)
     assert [group["lr"] for group in other.optimizer.param_groups] == [OptimOptions().lr] * 2
@@ -148,19 +167,19 @@ def test_without_a_checkpoint_nothing_is_restored(world, checkpoints_of):
 
 
 def test_nothing_is_saved_before_the_first_step(world, checkpoints_of, folder):
-    checkpoints_of()[0].save(build_state(world))
+    save(checkpoints_of()[0], build_state(world))
     assert not folder.exists()
 
 
 def test_nothing_is_saved_twice(world, checkpoints_of, folder):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
-    checkpoints.save(state)
+    save(checkpoints, state)
     before = contents(folder)
-    checkpoints.save(state)
+    save(checkpoints, state)
     again = checkpoints_of(start=2)[0]
     again.restore(state)
-    again.save(state)  # nothing happened since it was loaded
+    save(again, state)  # nothing happened since it was loaded
     assert contents(folder) == before
 
 
@@ -170,12 +189,12 @@ def test_nothing_is_saved_twice(world, checkpoints_of, folder):
 def test_the_bytes_of_the_weights_are_a_pure_function_of_the_weights(world, checkpoints_of, folder):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
-    checkpoints.save(state)
+    save(checkpoints, state)
     model = build_net()
     model.load_state_dict(state.strategy.module.state_dict())
     other = build_state(world, "adamw", model)  # contiguous weights, another optimizer, another step
     other.progress = Progress(step=2)
-    checkpoints_of(start=2)[0].save(other)
+    save(checkpoints_of(start=2)[0], other)
     files = [(folder / name / "model.safetensors").read_bytes() for name in names_in(folder)]
     assert len(files) == 2 and files[0] == files[1]
 
@@ -188,6 +207,152 @@ def test_the_header_of_the_weights_holds_no_more_than_their_format(saved):
 
 def test_a_checkpoint_holds_its_four_files_and_nothing_else(saved):
     assert {name: names_in(saved[0].parent / name) for name in names_in(saved[0].parent)} == {path.name: sorted(FILES) for path in saved}
+
+
+# --- beside the training
+
+
+@pytest.fixture
+def writer():
+    """beside(weights) of a save: says `came` and waits until it `may_go` on. Whatever a test does, no writer waits in the end."""
+    class Writer:
+        def __init__(self):
+            self.came, self.may_go, self.weights = Event(), Event(), None
+
+        def __call__(self, weights):
+            self.weights = weights
+            self.came.set()
+            assert self.may_go.wait(LIMIT_S)
+
+    writer = Writer()
+    yield writer
+    writer.may_go.set()
+
+
+def test_the_training_does_not_wait_for_a_save_and_flush_does(world, checkpoints_of, folder, writer):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    checkpoints.save(state, writer)
+    is_under_way = writer.came.wait(LIMIT_S)
+    seen = names_of(folder)
+    flushing = Thread(target=lambda: (checkpoints.flush(), seen.append("flushed")))
+    flushing.start()
+    flushing.join(0.1)  # if it did not wait, it would have its moment
+    seen.append("held")
+    writer.may_go.set()
+    flushing.join(LIMIT_S)
+    assert (is_under_way, seen, names_in(folder)) == (True, ["held", "flushed"], ["step-0000000001-g1"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_what_is_saved_is_the_state_at_that_moment_whatever_the_training_does_meanwhile(world, checkpoints_of, writer, optimizer):
+    state, (checkpoints, _) = build_state(world, optimizer), checkpoints_of()
+    state.scaler.scale(torch.ones(()))  # so that it has a scale to keep
+    train_step(state)
+    state.best = {"step": 1, "metric": "top1", "value": 0.5}
+    at_that_moment = everything(state)
+    checkpoints.save(state, writer)
+    assert writer.came.wait(LIMIT_S)
+    train_step(state)
+    state.scaler.update(128.0)
+    state.best = {"step": 2, "metric": "top1", "value": 0.6}
+    writer.may_go.set()
+    checkpoints.flush()
+    other = build_state(world, optimizer)
+    checkpoints_of(start=2)[0].restore(other)
+    assert everything(other) == at_that_moment != everything(state)
+
+
+def test_what_is_written_beside_gets_the_weights_of_that_moment_and_comes_before_the_checkpoint(world, checkpoints_of, folder, writer):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    expected = {name: weight.tolist() for name, weight in state.strategy.model_state().items()}
+    checkpoints.save(state, writer)
+    assert writer.came.wait(LIMIT_S)
+    train_step(state)
+    before = names_of(folder)
+    writer.may_go.set()
+    checkpoints.flush()
+    assert (before, {name: weight.tolist() for name, weight in writer.weights.items()}) == ([], expected)
+
+
+def test_one_save_is_under_way_at_a_time(world, checkpoints_of, folder, writer):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    checkpoints.save(state, writer)
+    assert writer.came.wait(LIMIT_S)
+    train_step(state)
+    found = []
+    second = Thread(target=lambda: (checkpoints.save(state, lambda weights: found.extend(names_of(folder))), found.append("returned")))
+    second.start()
+    second.join(0.1)  # if it did not wait, it would have its moment
+    found.append("the first is held")
+    writer.may_go.set()
+    second.join(LIMIT_S)
+    checkpoints.flush()
+    assert (sorted(found[1:]), found[0]) == (["returned", "step-0000000001-g1"], "the first is held")
+
+
+@pytest.mark.parametrize("error, code", [
+    (UserError("the disk is full", Exit.IO), Exit.IO), (OSError(28, "No space left on device"), Exit.IO),
+    (SafetensorError("I/O error: No space left on device"), Exit.IO), (KeyError("a bug"), Exit.INTERNAL)])
+def test_an_error_of_what_is_written_beside_has_its_code_and_no_checkpoint_tells_of_it(world, checkpoints_of, saved, folder, error, code):
+    def fail(weights):
+        raise error
+
+    before = contents(folder)
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    train_step(state)
+    with pytest.raises(Exception) as refused:
+        save(checkpoints, state, fail)
+    assert (explain(refused.value)[1], contents(folder)) == (code, before)
+
+
+def test_an_error_of_the_writer_is_known_before_anybody_waits_for_it_and_ends_the_saving(world, checkpoints_of, saved, folder, writer):
+    def fail(weights):
+        writer(weights)
+        raise UserError("the disk is full", Exit.IO)
+
+    before = contents(folder)
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    train_step(state)
+    checkpoints.save(state, fail)
+    known = [checkpoints.has_failed()]
+    writer.may_go.set()
+    known += [checkpoints.wait(), checkpoints.has_failed()]
+    train_step(state)
+    checkpoints.save(state, lambda weights: None)  # all ranks are about to leave
+    codes = []
+    for _ in range(2):
+        with pytest.raises(UserError, match="the disk is full") as refused:
+            checkpoints.flush()
+        codes.append(refused.value.code)
+    assert (known, codes, contents(folder)) == ([False, True, True], [Exit.IO] * 2, before)
+
+
+def test_a_save_that_came_through_is_no_error(world, checkpoints_of):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    save(checkpoints, state)
+    assert (checkpoints.wait(), checkpoints.has_failed()) == (False, False)
+
+
+def test_where_nothing_was_saved_there_is_nothing_to_wait_for(checkpoints_of):
+    checkpoints, _ = checkpoints_of()
+    assert (checkpoints.wait(), checkpoints.has_failed(), checkpoints.flush()) == (False, False, None)
+
+
+def test_the_seconds_that_the_training_waited_are_counted(world, checkpoints_of, writer, monkeypatch):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    now = iter(range(0, 1000, 10))
+    monkeypatch.setattr("utils.checkpoint.time", SimpleNamespace(monotonic=lambda: next(now)))  # 10 s from one look to the next
+    train_step(state)
+    checkpoints.save(state, lambda weights: None)
+    in_save = checkpoints.stall_s
+    checkpoints.flush()
+    assert (in_save > 0, checkpoints.stall_s > in_save, checkpoints.count) == (True, True, 1)
 
 
 # --- damage
@@ -233,7 +398,7 @@ def test_a_file_that_lost_or_gained_bytes_is_found(saved, file, damage):
 def test_a_file_larger_than_a_chunk_is_hashed_to_its_end(world, checkpoints_of, folder):
     state = build_state(world, model=nn.Linear(CHUNK // 4 // 1000, 1001))
     state.progress = Progress(step=1)
-    checkpoints_of()[0].save(state)
+    save(checkpoints_of()[0], state)
     [path] = folder.iterdir()
     chunks = json.loads((path / "MANIFEST.json").read_text())["files"]["model.safetensors"]["sha256"]
     flip(path / "model.safetensors", -1)
@@ -253,7 +418,7 @@ def test_a_run_that_fell_back_saves_the_same_step_again(world, checkpoints_of, s
     state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
     checkpoints.restore(state)
     train_step(state)
-    checkpoints.save(state)
+    save(checkpoints, state)
     assert checkpoints_of(start=3)[0].restore(build_state(world)) and "step-0000000003-g2" in names_in(folder)
 
 
@@ -262,7 +427,7 @@ def test_of_two_starts_at_the_same_step_the_later_one_is_taken(world, checkpoint
     train_step(state)
     for checkpoints, value in ((first, 0.1), (later, 0.2)):
         state.progress, state.best = Progress(step=7), {"step": 7, "metric": "top1", "value": value}
-        checkpoints.save(state)
+        save(checkpoints, state)
     other = build_state(world)
     checkpoints_of(start=11)[0].restore(other)
     assert other.best["value"] == 0.2
@@ -298,6 +463,18 @@ def test_a_checkpoint_of_a_newer_program_is_78_and_stays(world, checkpoints_of, 
     assert (refused.value.code, names_in(folder)) == (Exit.OTHER_RUN, [path.name for path in saved])
 
 
+def test_of_several_damaged_ones_each_is_named_with_the_steps_to_be_repeated_and_what_is_used(world, checkpoints_of, saved, folder):
+    flip(saved[2] / "state.pt", 100)
+    (saved[1] / "trainer.json").unlink()
+    (state, (checkpoints, notes)) = build_state(world), checkpoints_of(start=2)
+    checkpoints.restore(state)
+    missing = f"FileNotFoundError: [Errno 2] No such file or directory: '{saved[1] / 'trainer.json'}'"
+    assert (state.progress.step, notes) == (1, [
+        f"checkpoint {path.name} is damaged ({problem}) and set aside as damaged-{path.name}; using {saved[0].name},"
+        f" {steps} steps will be repeated"
+        for path, problem, steps in ((saved[2], "state.pt: checksum differs", 2), (saved[1], missing, 1))])
+
+
 @pytest.mark.parametrize("model", [build_net(channels=3), nn.Sequential(nn.Conv2d(3, 4, 3)), nn.Linear(2, 2)])
 def test_a_checkpoint_of_another_model_is_78(world, checkpoints_of, saved, model):
     with pytest.raises(UserError, match="holds another model") as refused:
@@ -315,8 +492,58 @@ def test_the_newest_are_kept_and_the_best_besides(world, checkpoints_of, folder,
     for step in range(1, 6):
         train_step(state)
         state.best = {"step": best, "metric": "top1", "value": 1.0} if best and step >= best else {}
-        checkpoints.save(state)
+        save(checkpoints, state)
     assert names_in(folder) == [f"step-{step:010d}-g1" for step in expected]
+
+
+def test_of_keep_1_two_valid_ones_remain(world, checkpoints_of, folder):
+    state, (checkpoints, _) = build_state(world), checkpoints_of(keep=1)
+    for _ in range(4):
+        train_step(state)
+        save(checkpoints, state)
+    assert names_in(folder) == ["step-0000000003-g1", "step-0000000004-g1"]
+
+
+def test_a_newest_one_that_the_disk_spoiled_does_not_count_and_takes_no_other_ones_place(world, checkpoints_of, folder, monkeypatch):
+    def spoil(path):
+        if path == folder and names_in(folder)[-1] == "step-0000000004-g1":  # the last sync of a save: it has just been renamed
+            flip(folder / "step-0000000004-g1" / "state.pt", 100)
+
+    state, (checkpoints, _) = build_state(world), checkpoints_of(keep=2)
+    monkeypatch.setattr(checkpoint_folder, "sync", spoil)
+    kept = []
+    for _ in range(6):
+        train_step(state)
+        save(checkpoints, state)
+        kept.append([int(name[5:15]) for name in names_in(folder)])
+    assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [3, 4, 5], [5, 6]]
+
+
+def test_an_old_one_that_was_spoiled_since_it_was_written_counts_for_nothing_in_the_next_start(world, checkpoints_of, saved, folder):
+    flip(saved[1] / "state.pt", 100)
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2, keep=1)
+    checkpoints.restore(state)
+    train_step(state)
+    flip(saved[2] / "state.pt", 100)  # read and found valid by this start: it is trusted; the next one looks anew
+    save(checkpoints, state)
+    again = checkpoints_of(start=3, keep=1)[0]
+    again.restore(state)
+    train_step(state)
+    save(again, state)
+    valid = [name for name in names_in(folder) if find_damage(folder / name) is None]
+    assert valid == ["step-0000000004-g2", "step-0000000005-g3"]
+
+
+def test_an_older_one_is_removed_only_after_the_newer_ones_were_read_back(world, checkpoints_of, saved, folder, monkeypatch):
+    events, rename, find = [], os.rename, checkpoint_folder.find_damage
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2, keep=2)
+    checkpoints.restore(state)
+    train_step(state)
+    monkeypatch.setattr(checkpoint_folder, "find_damage", lambda path: (events.append(("reads", path.name)), find(path))[1])
+    monkeypatch.setattr(os, "rename", lambda old, new: (events.append(("renames", old.name)), rename(old, new))[1])
+    save(checkpoints, state)
+    removals = [events.index(("renames", path.name)) for path in saved[:2]]
+    assert events.index(("reads", "step-0000000004-g2")) < min(removals)
 
 
 def test_the_steps_between_checkpoints_are_counted_from_the_runs_beginning(checkpoints_of):
@@ -338,7 +565,7 @@ def test_the_best_checkpoint_is_loaded_and_the_newest_where_none_was_evaluated(w
     checkpoints.restore(state)
     train_step(state)
     state.best = {"step": 2, "metric": "top1", "value": 0.9}
-    checkpoints.save(state)
+    save(checkpoints, state)
     strategy = DDP(build_net(), world, 1)
     best = checkpoints_of()[0].load_best(strategy).step
     assert (newest, best) == (3, 2)
@@ -361,6 +588,17 @@ def test_where_nothing_was_saved_there_is_no_best_66(world, checkpoints_of):
 # --- a full disk
 
 
+@contextmanager
+def files_of_at_most(size):
+    """Writing beyond it fails as on a full disk (EFBIG for ENOSPC), in every thread."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 @pytest.mark.parametrize("file, share", [("model.safetensors", 0.5), ("state.pt", 0.9)])
 def test_a_disk_that_fills_up_is_74_and_earlier_checkpoints_stay_as_they_were(world, checkpoints_of, saved, folder, file, share):
     before, limit = contents(folder), int(share * (saved[0] / file).stat().st_size)
@@ -368,29 +606,19 @@ def test_a_disk_that_fills_up_is_74_and_earlier_checkpoints_stay_as_they_were(wo
     state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
     checkpoints.restore(state)
     train_step(state)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))  # writing beyond it fails as on a full disk (EFBIG for ENOSPC)
-    try:
-        with pytest.raises(UserError, match="earlier checkpoints are untouched") as refused:
-            checkpoints.save(state)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(limit), pytest.raises(UserError, match="earlier checkpoints are untouched") as refused:
+        save(checkpoints, state)
     assert (refused.value.code, contents(folder), names_in(folder)) == (Exit.IO, before, [path.name for path in saved])
 
 
-def test_once_there_is_room_again_the_same_state_is_saved(world, checkpoints_of, saved, folder):
+def test_once_there_is_room_again_the_next_start_saves_the_same_state(world, checkpoints_of, saved, folder):
     state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
     checkpoints.restore(state)
     train_step(state)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    try:
-        with pytest.raises(UserError):
-            checkpoints.save(state)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    checkpoints.save(state)
-    assert find_damage(folder / "step-0000000004-g2") is None
+    with files_of_at_most(100), pytest.raises(UserError):
+        save(checkpoints, state)
+    save(checkpoints_of(start=3)[0], state)
+    assert find_damage(folder / "step-0000000004-g3") is None
 
 
 # --- Progress
@@ -414,8 +642,8 @@ def test_a_tied_weight_is_saved_under_one_name_and_comes_back_under_both(world, 
     state.strategy.module(torch.arange(6)).square().sum().backward()
     state.optimizer.step()
     state.progress = state.progress.advanced(6, 60)
-    checkpoints.save(state)
-    assert set(state.weights()) == {"0.weight"}
+    save(checkpoints, state)
+    assert set(state.strategy.model_state()) == {"0.weight"}
 
     other = build_tied()
     assert checkpoints_of(start=2)[0].restore(other)

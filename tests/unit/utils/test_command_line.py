@@ -138,7 +138,8 @@ def test_an_unknown_task_exits_64_with_a_suggestion(capsys):
     ["--label-smoothing", "1"], ["--momentum", "1"], ["--betas", "1.5", "0.9"], ["--split", "dev"], ["--precision", "int8"],
     ["--strategy", "fsdp"], ["--eval-every", "0"], ["--eval-every", "never"], ["--save-every", "5weeks"], ["--save-every", "0"],
     ["--stop-after", "soon"], ["--keep", "0"], ["--threads", "0"], ["--workers", "-1"], ["--max-steps", "0"], ["--seed", "-1"],
-    ["--task"], ["--lr"], ["--no-lr"], ["stray"], ["--fresh=maybe"]])
+    ["--start-timeout", "0"], ["--step-timeout", "0.5"], ["--section-timeout", "nan"], ["--max-nonfinite", "-1"],
+    ["--max-nonfinite", "1.5"], ["--task"], ["--lr"], ["--no-lr"], ["stray"], ["--fresh=maybe"]])
 def test_a_bad_value_exits_64(words):
     assert code_of(*words) == 64
 
@@ -269,6 +270,19 @@ def test_nproc_per_node_starts_the_same_command_under_torchrun(tmp_path):
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.4 ['lr', 'nproc_per_node']"] * 2
 
 
+def test_torchrun_hears_the_signals_that_the_watchdog_had_blocked_before_it(tmp_path):
+    folder = tmp_path / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder / "run.py").write_text("import signal\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))")  # in the place of torchrun
+    program = ("import sys\nfrom utils.command_line import parse_command_line\nfrom utils.watchdog import Watchdog\n"
+               "Watchdog()\nparse_command_line(sys.argv[1:], {})")
+    done = subprocess.run([sys.executable, "-c", program, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=60,
+                          env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert done.stdout == "set()\n", done.stderr
+
+
 # --- what was given
 
 
@@ -308,7 +322,7 @@ def test_the_kinds_are_those_of_the_design(task):
     found = kinds(CONFIGS[task]())
     tolerated = {"precision", "compile", "deterministic", "strategy", "micro_batch_size", "threads", "device"}
     operational = {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep", "eval_every",
-                   "log_every", "stop_after", "bad_samples"}
+                   "log_every", "stop_after", "bad_samples", "ledger", "start_timeout", "step_timeout", "section_timeout", "max_nonfinite"}
     expected = {name: TOLERATED if name in tolerated else OPERATIONAL if name in operational else DEFINING for name in found}
     assert found == expected and tolerated | operational <= set(found)
 

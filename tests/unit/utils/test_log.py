@@ -32,14 +32,14 @@ def val_record(step, **changed):
     return {"step": step, "epoch": step / 10, "samples": 8 * step, "loss": 0.5, "top1": 0.9783, "macro_f1": 0.97} | changed
 
 
-def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None):
+def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, has_ledger=False):
     if run_dir is not None:
         run_dir.mkdir(exist_ok=True)
-    return open_log(run_dir, True, resume_step, evaluated_step, total_steps=40, unit="img", stream=stream or io.StringIO())
+    return open_log(run_dir, True, resume_step, evaluated_step, 40, "img", has_ledger, stream=stream or io.StringIO())
 
 
-def lines_of(run_dir):
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+def lines_of(run_dir, name="metrics.jsonl"):
+    return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
 
 
 def events_of(run_dir):
@@ -109,6 +109,43 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
     assert killed == whole
     points = [(event.step, event.value) for event in events_of(tmp_path / "killed").Scalars("train/loss")]
     assert points == [(event.step, event.value) for event in events_of(tmp_path / "whole").Scalars("train/loss")]
+
+
+def test_the_ledger_holds_the_samples_of_every_step_by_micro_batch(tmp_path):
+    log = open_here(tmp_path, has_ledger=True)
+    log.consumed(1, 0, [(3, 1), (2,)])
+    log.consumed(2, 1, [(0, 4), ()])
+    lines = lines_of(tmp_path, "ledger.jsonl")  # before close: every line is flushed
+    log.close()
+    assert lines == [{"split": "train", "step": 1, "epoch": 0, "samples": [[3, 1], [2]]},
+                     {"split": "train", "step": 2, "epoch": 1, "samples": [[0, 4], []]}]
+
+
+def test_the_ledger_of_a_resumed_run_goes_on_after_the_step_that_it_resumes_at(tmp_path):
+    log = open_here(tmp_path, has_ledger=True)
+    for step in (1, 2, 3):
+        log.consumed(step, 0, [[step]])
+    log.close()
+    path = tmp_path / "ledger.jsonl"
+    before = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + b'{"split": "train", "st')
+    log = open_here(tmp_path, resume_step=2, evaluated_step=1, has_ledger=True)
+    log.consumed(3, 0, [[30]])
+    log.close()
+    assert path.read_bytes() == b"".join(before[:2]) + before[2].replace(b"[[3]]", b"[[30]]")
+
+
+def test_there_is_no_ledger_unless_it_was_asked_for(tmp_path):
+    open_here(tmp_path).close()
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_flush_brings_both_records_to_the_disk(tmp_path, monkeypatch):
+    log, synced = open_here(tmp_path, has_ledger=True), []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    log.flush()
+    log.close()
+    assert sorted(synced) == [str(tmp_path / "ledger.jsonl"), str(tmp_path / "metrics.jsonl")]
 
 
 def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
@@ -221,9 +258,10 @@ def test_the_silent_log_has_the_methods_of_the_log_with_the_same_arguments():
 
 
 def test_the_log_of_another_rank_writes_and_prints_nothing(tmp_path, capsys):
-    log = open_log(tmp_path, False, 0, 0, 40, "img")
+    log = open_log(tmp_path, False, 0, 0, 40, "img", has_ledger=True)
     log.train(train_record(1))
     log.evaluation(val_record(1), torch.eye(2).long(), NAMES)
+    log.consumed(1, 0, [[1]])
     log.note("hello")
     log.close()
     assert (list(tmp_path.iterdir()), *capsys.readouterr()) == ([], "", "")

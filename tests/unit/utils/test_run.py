@@ -17,7 +17,7 @@ from utils import run as run_module
 from utils.checkpoint import Progress
 from utils.command_line import parse_command_line
 from utils.config import OPERATIONAL, kinds, settings
-from utils.errors import Exit, UserError
+from utils.errors import Exit, PeerError, UserError
 from utils.run import Run, acts_fresh, cache_path, early_device, finish_early, open_run, run_path, write_atomically
 
 ROOT = Path(__file__).parents[3]
@@ -367,6 +367,12 @@ def test_an_error_is_a_failed_status_with_its_code(world, error, code):
     assert (status()["state"], status()["exit_code"]) == ("failed", code)
 
 
+def test_a_stop_by_another_rank_is_a_stopped_status(world):
+    with pytest.raises(PeerError), open_run(config_of("--run-dir=run"), world, print):
+        raise PeerError("rank 1: stopped (SIGTERM); there was nothing to save", Exit.STOPPED)
+    assert (status()["state"], status()["exit_code"]) == ("stopped", 75)
+
+
 def test_a_status_that_was_written_stays_after_leaving(world):
     with open_run(config_of("--run-dir=run"), world, print) as run:
         run.where = lambda: Progress(step=7, epoch=1)
@@ -421,6 +427,30 @@ def test_a_folder_is_replaced_whole_or_not_at_all(world):
     assert (first, Path("run/model/weights").read_text(), names) == ("first", "second", ["model"])
 
 
+def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world, monkeypatch):
+    def write(folder):
+        (folder / "vocabulary").mkdir()
+        (folder / "vocabulary" / "words").write_text("a b c")
+        (folder / "weights").write_text("1 2 3")
+
+    events, sync, rename = [], run_module.sync, os.rename
+    monkeypatch.setattr(run_module, "sync", lambda path: (events.append(f"sync {path}"), sync(path)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (events.append(f"rename {old} {new}"), rename(old, new)))
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.replace_folder("model", write)
+    *synced, renamed, last = events
+    parts = ("", "/vocabulary", "/vocabulary/words", "/weights")
+    assert (sorted(synced), renamed, last) == (
+        [f"sync run/.tmp-model{part}" for part in parts], "rename run/.tmp-model run/model", "sync run")
+
+
+def test_a_run_directory_is_its_owners_alone_also_after_fresh(world):
+    start(world, "--run-dir=run")
+    first = Path("run").stat().st_mode & 0o777
+    start(world, "--run-dir=run", "--fresh")
+    assert (first, Path("run").stat().st_mode & 0o777) == (0o700, 0o700)
+
+
 def test_a_small_file_is_written_whole(tmp_path):
     for text in ("a long first content", "short"):
         write_atomically(tmp_path / "file", text)
@@ -466,6 +496,58 @@ def test_a_run_that_is_not_finished_goes_on(world):
     assert finish_early(config_of("--run-dir=run")) is None
 
 
+# --- a restart by torchrun
+
+
+RESTART = """
+import sys
+from utils.command_line import parse_command_line
+from utils.run import finish_early
+finish_early(parse_command_line(sys.argv[1:], {})[0])
+print("goes on")
+"""
+
+
+def restart(world, monkeypatch, exit_code, message, restarts=1, launch="a", rank="0"):
+    """What a start does that torchrun makes after one that ended so: (code, out, err), and the code that launch.sh would see."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # on one node the launch has torchrun's process id in it, which is not this test's
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.keep_settled()
+        run.status("failed", exit_code, message)
+    exit_file, torch_is_not_there = Path("exit").resolve(), Path("torch.py")
+    torch_is_not_there.write_text("raise ImportError('no torch here')")
+    done = subprocess.run(
+        [sys.executable, "-c", RESTART, "--run-dir=run"], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"TORCHELASTIC_RUN_ID": launch, "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank, "WORLD_SIZE": "2",
+                          "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file), "PYTHONPATH": f".:{ROOT}"})
+    return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
+
+
+@pytest.mark.parametrize("exit_code, message", [
+    (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"), (75, "SIGUSR1"),
+    (75, "SIGINT"), (75, "--stop-after")])
+def test_a_restart_after_what_no_restart_mends_leaves_with_the_same_code_and_without_torch(world, monkeypatch, exit_code, message):
+    assert restart(world, monkeypatch, exit_code, message) == (
+        exit_code, "", f"train.py: no restart: failed, {message}\n", f"{exit_code}\n")
+
+
+def test_of_a_restart_that_is_none_only_rank_0_speaks(world, monkeypatch):
+    assert restart(world, monkeypatch, 80, "it diverged", rank="1") == (80, "", "", "80\n")
+
+
+@pytest.mark.parametrize("exit_code, message", [
+    (None, ""), (75, "SIGTERM"), (76, "m"), (70, "m"), (74, "m"),
+    (75, "stopped (SIGTERM); there was nothing to save")])
+def test_a_restart_after_what_may_be_mended_goes_on(world, monkeypatch, exit_code, message):
+    assert restart(world, monkeypatch, exit_code, message) == (0, "goes on\n", "", "")
+
+
+@pytest.mark.parametrize("restarts, launch", [(0, "a"), (1, "b")])
+def test_a_new_launch_goes_on_whatever_the_last_one_came_to(world, monkeypatch, restarts, launch):
+    assert restart(world, monkeypatch, 80, "it diverged", restarts, launch) == (0, "goes on\n", "", "")
+
+
 # --- leaving
 
 
@@ -481,6 +563,7 @@ def leave(work, **environment):
     ("fail(UserError('no such', Exit.NO_INPUT))", "0", 66, "train.py: no such\n"),
     ("fail(UserError('no such', Exit.NO_INPUT))", "1", 66, ""),  # rank 0 says what all know
     ("fail(RankError('unreadable', Exit.BAD_DATA))", "1", 65, "train.py: unreadable\n"),
+    ("fail(PeerError('rank 1: it ended', Exit.STOPPED))", "0", 75, ""),  # which has said so itself
     ("fail(OSError(28, 'No space left'))", "1", 74, "train.py: OSError: [Errno 28] No space left\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
     assert leave(work, RANK=rank) == (code, message)

@@ -1,0 +1,94 @@
+"""Data that change under a run, and two runs in one directory."""
+
+import os
+
+import pytest
+
+from tests.faults.launches import (
+    EPOCHS,
+    NUM_TRAIN,
+    WORDS,
+    HeldImage,
+    assert_as_undisturbed,
+    assert_failed,
+    assert_gone,
+    image_of,
+    ledger,
+    sample_of,
+    undisturbed_run,
+)
+from tests.run_directory import outcome, status
+from utils.errors import Exit
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session_dir, run_torchrun, photos):
+    return undisturbed_run(session_dir, run_torchrun, photos)
+
+
+@pytest.fixture
+def words(own_photos, run_dir):
+    return [*WORDS, "--data", own_photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
+
+
+def test_a_vanished_image_ends_the_run_and_the_next_start_wants_it_back(
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    gone = image_of(own_photos, "train", sample_of(rank=0, step=3))
+    live = start_torchrun(2, *words)
+    live.wait_for(held.is_wanted, "the second step's data")
+    gone.rename(run_dir.parent / "elsewhere.png")
+    held.give()
+    assert_failed(live, run_dir, Exit.BAD_DATA, f"cannot read {gone}: ", "No such file", "--bad-samples skip")
+
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.OTHER_RUN, f"the data set changed since {run_dir} began", "--fresh")
+
+    (run_dir.parent / "elsewhere.png").rename(gone)
+    assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_vanished_image_that_is_skipped_is_listed_and_counts_as_done(words, own_photos, run_dir, start_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    gone = image_of(own_photos, "train", sample_of(rank=0, step=3))
+    live = start_torchrun(2, *words, "--bad-samples", "skip")
+    live.wait_for(held.is_wanted, "the second step's data")
+    gone.unlink()
+    held.give()
+    result = assert_gone(live, run_dir)
+    assert (result.returncode, status(run_dir)["state"]) == (0, "finished"), result.text
+    [line] = (run_dir / "bad_samples.txt").read_text().splitlines()
+    assert line.startswith(f"{gone}: ") and "No such file" in line
+    assert f"1 unreadable samples were skipped, see {run_dir / 'bad_samples.txt'}" in result.out, result.text
+    assert sum(len(samples) for line in ledger(run_dir) for samples in line["samples"]) == EPOCHS * NUM_TRAIN
+    assert outcome(run_dir)["records"][:2] == outcome(undisturbed)["records"][:2]
+    assert outcome(run_dir)["weights"] != outcome(undisturbed)["weights"]
+
+
+@pytest.mark.slow
+def test_a_start_that_waits_for_the_run_directory_takes_over_when_its_holder_is_killed(
+        words, own_photos, run_dir, start_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    holder = start_torchrun(2, *words)
+    holder.wait_for(held.is_wanted, "the second step's data")
+    holder.wait_for(lambda: any(run_dir.glob("checkpoints/step-*")), "a checkpoint")
+    heir = start_torchrun(2, *words)
+    heir.wait_for(lambda: is_open(run_dir / ".lock", heir._processes()), "that it waits for the lock")
+    holder.kill_all()
+    held.give()
+    result = heir.wait()
+    assert "resumed at step 1" in result.out, result.text
+    assert status(run_dir)["start"] == 2
+    assert_as_undisturbed(result, run_dir, undisturbed)
+
+
+def is_open(file, processes):
+    """Whether one of the processes has opened the file."""
+    for pid in processes:
+        try:
+            links = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+        except OSError:
+            continue
+        if str(file) in links:
+            return True
+    return False

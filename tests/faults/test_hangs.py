@@ -1,0 +1,99 @@
+"""Processes and data that hang: the run ends in time with 76, and says who hangs and where."""
+
+import os
+import re
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.conftest import LIMIT_S
+from tests.faults.launches import (
+    WORDS,
+    HeldImage,
+    assert_as_undisturbed,
+    assert_failed,
+    assert_gone,
+    image_of,
+    messages,
+    sample_of,
+    undisturbed_run,
+)
+from tests.run_directory import trained_steps
+from utils.errors import Exit
+from utils.watchdog import BEAT_S, MARGIN_S
+
+TIMEOUT_S = 5
+SHORT = ["--step-timeout", TIMEOUT_S]
+SILENCE_S = 4 * BEAT_S  # in which peers are listened to
+
+
+@pytest.fixture(scope="module")
+def undisturbed(session_dir, run_torchrun, photos):
+    return undisturbed_run(session_dir, run_torchrun, photos)
+
+
+@pytest.fixture
+def words(own_photos, run_dir):
+    return [*WORDS, "--data", own_photos, "--run-dir", run_dir, "--save-every", 1]
+
+
+@pytest.mark.slow  # torchrun gives the frozen one 30 s
+def test_a_frozen_rank_is_named_with_the_place_where_it_fell_silent(words, run_dir, start_torchrun, run_torchrun, undisturbed):
+    live = start_torchrun(2, *words, *SHORT)
+    live.wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+    os.kill(live.rank(1), signal.SIGSTOP)
+    began = time.monotonic()
+    live.wait_for(lambda: live._exit_file.exists(), "that rank 0 gives up")
+    assert time.monotonic() - began < TIMEOUT_S + MARGIN_S + SILENCE_S + 3
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on: step ", "training", has_stacks=True)
+    assert re.search(r"\n  rank 1 on \S+: step \d, .*training.*, silent since then\n", result.err), result.text
+    assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_stop_because_a_peer_is_frozen_says_so_before_torchrun_kills_it(
+        words, run_dir, start_torchrun, run_torchrun, undisturbed):
+    live = start_torchrun(2, *words, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"})
+    live.wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+    os.kill(live.rank(1), signal.SIGSTOP)
+    live.process.send_signal(signal.SIGTERM)
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on: step ", has_stacks=True, within_s=LIMIT_S)
+    assert "silent since then" in result.err, result.text
+    assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_image_whose_reading_hangs_is_named(workers, words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    live = start_torchrun(2, *words, "--workers", workers, *SHORT)
+    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on: step 1, training, waiting for data",
+                  f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
+    held.give()
+    assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+@pytest.mark.slow
+def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "val", 64))  # the first of rank 1
+    live = start_torchrun(2, *words, "--workers", 1, "--section-timeout", TIMEOUT_S)
+    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on: step 3, evaluation, waiting for data",
+                  f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
+    held.give()
+    assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+@pytest.mark.parametrize(("present", "said"), [(0, "rank 0 waited 0:00:03 in vain for ranks [1]"), (1, "rank 1 on ")])
+def test_a_rank_that_never_comes_to_the_meeting_is_missed(present, said, words, run_dir, start_torchrun):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    numbers = {"RANK": present, "LOCAL_RANK": present, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    environment = {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
+    live = start_torchrun(None, *words, "--start-timeout", 3, env=environment)
+    result = assert_gone(live, run_dir)
+    assert (result.returncode, result.code) == (Exit.LOST_PEERS, Exit.LOST_PEERS), result.text
+    assert [said in message for message in messages(result)] == [True], result.text
+    assert "Traceback" not in result.err
+    assert not run_dir.exists()

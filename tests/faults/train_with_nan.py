@@ -1,0 +1,29 @@
+"""train.py with training images that are not numbers: NAN_SAMPLES=17,40 torchrun ... train_with_nan.py SETTINGS of train.py."""
+
+import os
+import sys
+from functools import partial
+
+from data import demo
+from data.image_folder import ImageFolder
+from train import main
+from utils.command_line import parse_command_line
+from utils.errors import exit_after
+from utils.watchdog import Watchdog
+
+NUM_TRAIN = 57
+SPOILED = {int(index) for index in os.environ["NAN_SAMPLES"].split(",")}
+original = ImageFolder.__getitem__
+
+
+def spoiled(self, item):
+    """The sample; its image NaN in all pixels if it is one of SPOILED and to be trained on."""
+    sample = original(self, item)
+    is_spoiled = len(self) == NUM_TRAIN and int(item[1]) in SPOILED
+    return sample._replace(image=sample.image.float() * float("nan")) if is_spoiled else sample
+
+
+if __name__ == "__main__":
+    watchdog = Watchdog()
+    ImageFolder.__getitem__ = spoiled
+    exit_after(partial(main, *parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
