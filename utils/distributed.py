@@ -35,7 +35,7 @@ class World:
     local_world_size: int
     device: torch.device
     control: Any  # a gloo group over all ranks, for small facts in host memory
-    section_timeout: timedelta  # for what one rank does while the others wait
+    section_timeout: timedelta = timedelta(seconds=300)  # for what one rank does while the others wait
 
     @classmethod
     def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:

@@ -97,7 +97,8 @@ def finish_early(config: Config) -> None:
     path = run_path(config)
     try:
         last = read_json(path / "status.json")
-        is_final = last.get("exit_code") in FINAL or (last.get("exit_code") == Exit.STOPPED and "SIGTERM" not in last["message"])
+        is_final = last.get("exit_code") in FINAL or (
+            last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
         if _is_restart() and _is_same_launch(last) and is_final:
             if os.environ.get("RANK", "0") == "0":
                 print(f"train.py: no restart: {last['state']}, {last['message']}", file=sys.stderr)

@@ -48,7 +48,8 @@ class Watchdog:
         self._signals = {number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         faulthandler.enable()  # a crash in C shows its stack
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun, which may be killed: its workers stop then, as on a SIGTERM
+        self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+        if self._torchrun:  # it may be killed: its workers stop then, as on a SIGTERM
             end_with_parent(signal.SIGTERM)
             if _is_orphan():  # it was killed before that
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -112,25 +113,26 @@ class Watchdog:
         while True:
             found = signal.sigtimedwait(self._signals, BEAT_S)
             if found is not None:
-                self._receive(signal.Signals(found.si_signo).name)
+                self._receive(signal.Signals(found.si_signo).name, found.si_pid)
             elif time.monotonic() > self._deadline:
                 self._time_out()
             self._tell()
 
-    def _receive(self, name: str) -> None:
+    def _receive(self, name: str, sender: int) -> None:
         # At a second Ctrl-C torchrun sends a SIGTERM. Else a repeated SIGTERM is ignored: schedulers send it twice.
-        if "SIGINT" in self._received and (name == "SIGINT" or (name == "SIGTERM" and "TORCHELASTIC_RUN_ID" in os.environ)):
+        if "SIGINT" in self._received and (name == "SIGINT" or (name == "SIGTERM" and self._torchrun)):
             self._leave("failed", f"rank {self._rank}: a second Ctrl-C, leaving without saving", 130)
         self._received.add(name)
-        self.reason = name
+        is_from_torchrun = sender in (0, self._torchrun)  # 0: the kernel, at its death
+        self.reason = name if is_from_torchrun or not self._torchrun else f"{name} to rank {self._rank}"
         if self.is_stoppable:
-            message = f"stopped ({name}); there was nothing to save"
+            message = f"stopped ({self.reason}); there was nothing to save"
             self._leave("stopped", message, Exit.STOPPED, is_said=self._rank == 0)
         self._deadline = min(self._deadline, time.monotonic() + self._drained(float("inf")))
 
     def _drained(self, limit_s: float) -> float:
         """The limit, or the time that torchrun leaves to a process that it has told to end."""
-        return min(limit_s, self._drain_s) if self.reason == "SIGTERM" and self._world_size > 1 else limit_s
+        return min(limit_s, self._drain_s) if "SIGTERM" in self._received and self._world_size > 1 else limit_s
 
     def _time_out(self) -> None:
         message = f"rank {self._rank} on {socket.gethostname()} does not get on: {self._state()}"

@@ -102,13 +102,13 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
     live = start_torchrun(2, *own_words)
     reach(live, run_dir, status(run_dir)["step"] + 1)
     os.kill(live.rank(1), signal.SIGTERM)
-    assert assert_stopped(live, run_dir, "another process was stopped") < STEPS
+    assert assert_stopped(live, run_dir, "SIGTERM to rank 1") < STEPS
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank", "reason"), [
-    ("SIGTERM", 1, "another process was stopped"), ("SIGUSR1", 0, "SIGUSR1"), ("SIGHUP", 1, "another process was stopped")])
+    ("SIGTERM", 1, "SIGTERM to rank 1"), ("SIGUSR1", 0, "SIGUSR1 to rank 0"), ("SIGHUP", 1, "SIGHUP to rank 1")])
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_restart_trains_on(
         name, rank, reason, words, run_dir, start_torchrun, run_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
