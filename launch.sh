@@ -12,7 +12,7 @@ trap 'rm -f "$LOCKSTEP_EXIT_FILE" "$store"' EXIT
 "$python" -m torch.distributed.run --nnodes=1 --rdzv-backend=c10d --rdzv-conf=store_type=file --rdzv-endpoint="$store" \
   --rdzv-id="$$-$RANDOM" --local-addr=127.0.0.1 --nproc-per-node="$processes" train.py "$@" &
 agent=$!
-trap 'kill -TERM $agent 2>/dev/null' TERM; trap : INT  # the terminal sends it to torchrun too
+trap 'kill -TERM $agent 2>/dev/null' TERM HUP USR1; trap : INT  # the terminal sends it to torchrun too
 code=0; wait "$agent" || code=$?
 while kill -0 "$agent" 2>/dev/null; do code=0; wait "$agent" || code=$?; done  # a signal ends a wait, not the agent
 [ ! -s "$LOCKSTEP_EXIT_FILE" ] || code=$(cat "$LOCKSTEP_EXIT_FILE")  # torchrun makes every failure 1

@@ -44,7 +44,7 @@ from models.tasks.base import Task
 from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
 from utils.checkpoint import Checkpoints
 from utils.distributed import Agreement, World
-from utils.errors import Exit, UserError, exit_after
+from utils.errors import Exit, UserError, exit_after, say
 from utils.log import json_line
 from utils.metrics import Totals
 from utils.optim import set_lr
@@ -59,7 +59,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
     """Train, or evaluate, as `config` says. given: names of the settings that the user gave. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective. Leaving it ends the process group.
-        note = partial(print, file=console, flush=True) if world.is_main else lambda text: None
+        note = partial(say, stream=console) if world.is_main else lambda text: None
         with open_run(config, world, note) as run, watchdog.telling_peers():  # Collective.
             watchdog.at_end = run.status
             precision = settle_arithmetic(config.device, run, world)
@@ -82,6 +82,7 @@ def train(t: Training) -> Exit:
     t.watchdog.is_stoppable = False  # from here on there is something to save
     if is_evaluation_due(t):  # it was when the last start ended
         evaluate_and_save(t)  # Collective.
+        t.checkpoints.flush()  # Collective: data loading processes are forked next, better while no thread writes
     while not t.agreement.stop and t.state.progress.step < t.last_step:
         train_one_epoch(t)  # Collective.
     t.agreement.wait()  # Collective.
@@ -91,7 +92,7 @@ def train(t: Training) -> Exit:
         t.checkpoints.flush()  # Collective.
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.
-        t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues")
+        t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues ({t.checkpoints.cost()})")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
     t.checkpoints.flush()  # Collective.
@@ -114,6 +115,7 @@ def train_one_epoch(t: Training) -> None:
         losses = torch.zeros(t.plan.num_micro_batches, dtype=torch.float64, device=t.world.device)
         for batch in t.strategy.share(micro_batches, t.precision.scale):  # gradients are summed over ranks with the last one
             t.bad_samples.check(batch)
+            t.watchdog.got_on()
             seed_micro_batch(t.config.run.seed, step, batch.number)  # what it computes does not depend on who computes it
             with t.precision.autocast():
                 output = t.task.forward(t.strategy.model, batch.to(t.world.device))
@@ -165,7 +167,8 @@ def is_evaluation_due(t: Training) -> bool:
 
 def evaluate_and_save(t: Training) -> None:
     """Evaluate; keep the model if it is the best; save. A stop abandons the evaluation: the next start does it first. Collective."""
-    t.checkpoints.wait()  # the first evaluation forks data loading processes: better while no thread writes
+    t.watchdog.expect("waiting for the last save", t.config.faults.section_timeout)
+    t.checkpoints.flush()  # Collective: the first evaluation forks data loading processes, better while no thread writes
     values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.watchdog, t.world)
     if values is None:
         return
@@ -227,6 +230,8 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, wa
     bad_samples = BadSamples(config.data.bad_samples, None)
     values = evaluate(task, strategy, precision, loader, bad_samples, agreement := Agreement(world), watchdog, world)  # Collective.
     agreement.wait()
+    if values is None:  # a signal has just come, and ends the process
+        return Exit.STOPPED
     values.pop("confusion", None)
     if world.is_main:
         print(json_line(config.run.split, position(progress, len(task.train_set)) | values))

@@ -178,7 +178,7 @@ def close_run(t: Training) -> None:
     shown = partial(figure, best["metric"])
     baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
-    t.log.note(f"{t.checkpoints.count} checkpoints, for which the training waited {t.checkpoints.stall_s:.2f} s")
+    t.log.note(t.checkpoints.cost())
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
              **t.task.next_steps(str(t.run.path), command("python"))}
     t.log.note(f"""

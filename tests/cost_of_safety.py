@@ -42,6 +42,8 @@ class NoWatchdog:
     def expect(self, *ignored: Any) -> None:
         """Nothing."""
 
+    got_on = expect
+
 
 class NoAgreement:
     """Nothing is said and nothing is heard."""
@@ -98,7 +100,7 @@ def compare(safe: train.Training, bare: train.Training, watchdog: Watchdog, worl
             dist.barrier()
             began = time.perf_counter()
             train.train_one_epoch(t)
-            safe.checkpoints.wait()
+            safe.checkpoints.flush()
             dist.barrier()
             if i:
                 found.append(time.perf_counter() - began)

@@ -1,7 +1,7 @@
 """Checkpoints: what a run is, saved beside the training, the newest valid one wins.
 
 A save copies the state (the training waits for that) and writes in a thread of rank 0 (it does not wait). One is under way at a
-time; its error is told to all ranks with the next step (Agreement), and a stop or the end waits for it (flush).
+time; its error is told to all ranks with the next step (Agreement); the next save, an evaluation, a stop and the end wait for it (flush).
 The files: utils/checkpoint_folder.py.
 """
 
@@ -97,18 +97,15 @@ class Checkpoints:
         """
         if state.progress == self._saved:
             return
+        self.flush()  # one at a time
         began = time.monotonic()
         weights, values = state.strategy.model_state(), state.state_dict()
-        if self._world.is_main and not self.wait():  # after an error all ranks are about to leave
+        if self._world.is_main:
             trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best, "processes": self._world.world_size}
             self._pending = self._writer.submit(self._write, _copied(weights), _copied(values), trainer, beside)
         self._saved, self._saved_at = state.progress, time.monotonic()
         self.count += 1
         self.stall_s += time.monotonic() - began
-
-    def wait(self) -> bool:
-        """Wait for the save under way, if this rank is the one that writes; whether it came to an error."""
-        return self._pending is not None and self._pending.exception() is not None
 
     def has_failed(self) -> bool:
         """Whether the last save came to an error; known on rank 0."""
@@ -119,6 +116,10 @@ class Checkpoints:
         began = time.monotonic()
         self._world.once(lambda: self._pending and self._pending.result())
         self.stall_s += time.monotonic() - began
+
+    def cost(self) -> str:
+        """What the saves of this start have cost, in words."""
+        return f"{self.count} checkpoints, for which the training waited {self.stall_s:.2f} s"
 
     def restore(self, state: TrainState) -> bool:
         """Load the newest valid checkpoint into `state`; False if there is none. Collective.

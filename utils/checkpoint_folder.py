@@ -111,8 +111,10 @@ class CheckpointFolder:
         if newest is None:
             raise UserError(f"{self.path} holds no valid checkpoint: train first", Exit.NO_INPUT)
         best = json.loads((self.path / newest / "trainer.json").read_text())["best"]
-        is_best = (name for name in names if best and step_of(name) == best["step"] and find_damage(self.path / name) is None)
-        return next(is_best, newest)
+        found = next((name for name in names if best and step_of(name) == best["step"] and find_damage(self.path / name) is None), newest)
+        if best and step_of(found) != best["step"]:
+            self._note(f"the checkpoint of the best evaluation, at step {best['step']}, is damaged or gone; {found} takes its place")
+        return found
 
     def _remove_old(self, best_step: int | None) -> None:
         names = self.names()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
-from utils.errors import Exit, RankError, UserError
+from utils.errors import Exit, PeerError, RankError, UserError
 from utils.watchdog import Watchdog
 
 DATA_TIMEOUT = timedelta(hours=12)  # one rank of each node works: scans, downloads, tokenizes
@@ -80,7 +80,7 @@ class World:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
-        if error is None or (isinstance(error, UserError) and not isinstance(error, RankError)):
+        if error is None or (isinstance(error, UserError) and not isinstance(error, RankError | PeerError)):
             dist.destroy_process_group()
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import IntEnum
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 
 class Exit(IntEnum):
@@ -47,6 +47,12 @@ class PeerError(UserError):
     """A UserError of another rank, which has printed it."""
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line, by default to standard error. A terminal that was closed, or a pipe, must end no run."""
+    with suppress(OSError):
+        print(text, file=stream or sys.stderr, flush=True)
+
+
 def some(names: Iterable[str]) -> str:
     """A few of the names, for a message: "a, b, c, d, e and 7 more"."""
     names = list(names)
@@ -80,17 +86,18 @@ def explain(error: Exception) -> tuple[str, Exit]:
 def exit_after(work: Callable[[], int]) -> NoReturn:
     """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
     try:
-        code = work()
-    except Exception as error:
+        code, error = work(), None
+    except Exception as caught:
+        error = caught
         message, code = explain(error)
-        if code == Exit.INTERNAL:
-            traceback.print_exc()
-        elif isinstance(error, RankError) or not isinstance(error, UserError) or (
-                os.environ.get("RANK", "0") == "0" and not isinstance(error, PeerError)):
-            print(f"train.py: {message}", file=sys.stderr)
     record_exit(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if error is not None and code == Exit.INTERNAL:
+        say("".join(traceback.format_exception(error)))
+    elif isinstance(error, RankError) or (error is not None and not isinstance(error, UserError)) or (
+            isinstance(error, UserError) and not isinstance(error, PeerError) and os.environ.get("RANK", "0") == "0"):
+        say(f"train.py: {message}")
+    with suppress(OSError):
+        sys.stdout.flush()
     # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
     # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.
     os._exit(int(code))
@@ -100,5 +107,5 @@ def record_exit(code: int) -> None:
     """Tell launch.sh the code of the first process of this node to end abnormally (torchrun makes every failure 1)."""
     path = os.environ.get("LOCKSTEP_EXIT_FILE")
     if path and code:
-        with suppress(FileExistsError), open(path, "x") as file:  # another process of this node may have been first
+        with suppress(OSError), open(path, "x") as file:  # another process of this node may have been first
             file.write(f"{int(code)}\n")

@@ -14,12 +14,15 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 from torch import Tensor
+
+from utils.errors import say
 
 TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory", "time")  # the rest are pure functions of the position
 _TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch", "samples": "progress/samples",
@@ -92,9 +95,10 @@ class Log:
     def note(self, text: str) -> None:
         """One line to the console; above the progress bar if there is one."""
         if self._bar is not None:
-            self._bar.write(text, file=self._stream)
+            with suppress(OSError):  # as in say
+                self._bar.write(text, file=self._stream)
         else:
-            print(text, file=self._stream, flush=True)
+            say(text, self._stream)
 
     def train(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1), tokens_per_s and memory where known."""

@@ -43,7 +43,7 @@ class Precision:
         self.name, self._dtype, self._device = name, DTYPES.get(name), device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
-        self._last: tuple[Any, Tensor] | None = None  # a position, whether its step's gradient was finite: not yet looked at
+        self._last: tuple[Any, _Answer] | None = None  # a position, whether its step's gradient was finite: not yet looked at
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward."""
@@ -72,7 +72,7 @@ class Precision:
             # The fused optimizers' own protocol (GradScaler's too): found_inf = 1 leaves weights and state as they were.
             optimizer.grad_scale, optimizer.found_inf = None, (~is_finite).float()
             optimizer.step()
-        self._last = (position, is_finite)
+        self._last = (position, _Answer(is_finite))
         return is_finite
 
     def take_nonfinite(self) -> Any | None:
@@ -82,3 +82,19 @@ class Precision:
         """
         (position, is_finite), self._last = self._last or (None, True), None
         return None if is_finite or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position
+
+
+class _Answer:
+    """A bool of the device, on its way to the host: asking waits for what was computed before it, not for what came after."""
+
+    def __init__(self, value: Tensor):
+        self._value, self._event = value, None
+        if value.device.type == "cuda":
+            self._value = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(value, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def __bool__(self) -> bool:
+        if self._event is not None:
+            self._event.synchronize()
+        return bool(self._value)

@@ -1,4 +1,4 @@
-"""The watchdog of a process: one thread that waits for signals, and for the main thread to get on.
+"""The watchdog of a process: it waits for signals, and for the main thread to get on, in threads of its own.
 
     watchdog = Watchdog()                                  # the first thing that a process does
     for batch in watchdog.each(loader, "training", first_s=300, next_s=100): ...
@@ -15,17 +15,20 @@ import os
 import re
 import signal
 import socket
-import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any, NoReturn
 
-from utils.errors import Exit, PeerError, RankError, explain, record_exit, some
+from utils.errors import Exit, PeerError, RankError, explain, record_exit, say, some
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 BEAT_S = 0.5  # between two signs of life
+STORE_S = 2  # for an answer of the store, whose host may be gone
 LAST_WORDS_S = 5  # for a status file that cannot be written
 MARGIN_S = 5  # so much later than a rank that gets no data do those give up that wait for it
 _PR_SET_PDEATHSIG = 1  # prctl(2)
@@ -40,11 +43,12 @@ class Watchdog:
         self.where: Callable[[], str] = lambda: "starting"
         self.reason: str | None = None  # why this process wants to stop
         self._received: set[str] = set()  # names of signals
-        self._doing, self._detail, self._deadline = "", lambda: "", float("inf")
+        self._doing, self._detail, self._limit_s, self._deadline = "", lambda: "", float("inf"), float("inf")
         self._began, self._stop_after_s = time.monotonic(), float("inf")
         self._rank, self._world_size, self._store, self._beat = int(os.environ.get("RANK", 0)), 1, None, 0
-        # torchrun kills its workers 30 s (or so many) after a SIGTERM; a process that is stuck says where before that.
-        self._drain_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)) - 5
+        # torchrun kills its workers 30 s (or so many) after it has told them to end; a process that is stuck says where before that.
+        grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
+        self._drain_s, self._is_draining = max(grace_s / 2, grace_s - 5), False
         self._signals = {number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         faulthandler.enable()  # a crash in C shows its stack
@@ -53,7 +57,8 @@ class Watchdog:
             end_with_parent(signal.SIGTERM)
             if _is_orphan():  # it was killed before that
                 os.kill(os.getpid(), signal.SIGTERM)
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        for work in (self._listen, self._watch):
+            threading.Thread(target=_for_ever, args=(work,), name="watchdog", daemon=True).start()
 
     def stop_after(self, seconds: float) -> None:
         """Want to stop so many seconds after the process began."""
@@ -67,21 +72,28 @@ class Watchdog:
 
     def meet(self, store: Any, rank: int, world_size: int) -> None:
         """Tell the peers, through `store`, what this process is doing; from now on."""
-        self._rank, self._world_size, self._store = rank, world_size, store.clone()  # a store is not for two threads
+        self._rank, self._world_size, self._store = rank, world_size, store.clone()  # the caller's may be waiting for something
+        self._store.set_timeout(timedelta(seconds=STORE_S))
 
     def expect(self, doing: str, within_s: float, detail: Callable[[], str] = lambda: "") -> None:
         """The main thread got on; the next call will come within so many seconds. detail: more words on what it does."""
-        self._doing, self._detail, self._deadline = doing, detail, time.monotonic() + within_s
+        self._doing, self._detail, self._limit_s = doing, detail, within_s
+        self.got_on()
+
+    def got_on(self) -> None:
+        """The same again: what is expected takes several steps, and one of them is done."""
+        self._limit_s = min(self._limit_s, self._drain_s) if self._is_draining else self._limit_s
+        self._deadline = time.monotonic() + self._limit_s
 
     def each(self, items: Iterable[Any], doing: str, first_s: float, next_s: float, detail: Callable[[], str]) -> Iterator[Any]:
         """The items. Each may take so many seconds to come, and so many to be worked on. detail: what is being loaded."""
         iterator, limit_s = iter(items), first_s
         while True:
-            self.expect(f"{doing}, waiting for data", self._drained(limit_s), detail)
+            self.expect(f"{doing}, waiting for data", limit_s, detail)
             item = next(iterator, None)
             if item is None:
                 return
-            self.expect(doing, self._drained(limit_s + MARGIN_S))
+            self.expect(doing, limit_s + MARGIN_S)
             yield item
             limit_s = next_s
 
@@ -97,8 +109,8 @@ class Watchdog:
                 raise
             silent = self.silent_peers()  # takes a while: the one that failed first has said so by then, and is the one that is reported
             for rank, (code, told) in self._said("left").items():
-                raise PeerError(f"rank {rank}: {told}", Exit(code)) from error
-            raise RankError(message + (f"; rank {some(map(str, silent))} shows no sign of life" if silent else ""), code) from error
+                raise PeerError(f"rank {rank}: {told}", code) from error
+            raise RankError(message + _silence(silent), code) from error
 
     def silent_peers(self) -> list[int]:
         """The ranks that show no sign of life for four beats; takes as long. Empty where the store is gone."""
@@ -109,44 +121,53 @@ class Watchdog:
         after = self._beats()
         return [rank for rank in before if rank != self._rank and after.get(rank) == before[rank]]
 
-    def _watch(self) -> None:
-        while True:
-            found = signal.sigtimedwait(self._signals, BEAT_S)
-            if found is not None:
-                self._receive(signal.Signals(found.si_signo).name, found.si_pid)
-            elif time.monotonic() > self._deadline:
-                self._time_out()
-            self._tell()
-
-    def _receive(self, name: str, sender: int) -> None:
+    def _listen(self) -> None:
+        found = signal.sigwaitinfo(self._signals)  # sigtimedwait gives garbage after a SIGCONT (Python 3.11)
+        name, is_from_torchrun = signal.Signals(found.si_signo).name, found.si_pid in (0, self._torchrun)  # 0: the kernel, at its death
         # At a second Ctrl-C torchrun sends a SIGTERM. Else a repeated SIGTERM is ignored: schedulers send it twice.
         if "SIGINT" in self._received and (name == "SIGINT" or (name == "SIGTERM" and self._torchrun)):
             self._leave("failed", f"rank {self._rank}: a second Ctrl-C, leaving without saving", 130)
         self._received.add(name)
-        is_from_torchrun = sender in (0, self._torchrun)  # 0: the kernel, at its death
-        self.reason = name if is_from_torchrun or not self._torchrun else f"{name} to rank {self._rank}"
+        reason = name if is_from_torchrun or not self._torchrun else f"{name} to rank {self._rank}"
         if self.is_stoppable:
-            message = f"stopped ({self.reason}); there was nothing to save"
-            self._leave("stopped", message, Exit.STOPPED, is_said=self._rank == 0)
-        self._deadline = min(self._deadline, time.monotonic() + self._drained(float("inf")))
+            self._stop_at_once(reason, name == "SIGTERM" and is_from_torchrun)
+        if self.reason is None or is_from_torchrun or not self._torchrun:
+            self.reason = reason
+        if self._torchrun and is_from_torchrun:
+            self._is_draining, self._limit_s = True, min(self._limit_s, self._drain_s)
+            self._deadline = min(self._deadline, time.monotonic() + self._drain_s)
 
-    def _drained(self, limit_s: float) -> float:
-        """The limit, or the time that torchrun leaves to a process that it has told to end."""
-        return min(limit_s, self._drain_s) if "SIGTERM" in self._received and self._world_size > 1 else limit_s
+    def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> NoReturn:
+        silent = self.silent_peers() if may_be_for_a_peer else []  # torchrun ends the others, too, when one has died
+        left = self._said("left")
+        for rank, (code, told) in left.items():
+            if code != Exit.STOPPED:
+                self._leave("failed", f"rank {rank}: {told}", code, is_said=False)
+        if silent := [rank for rank in silent if rank not in left]:
+            self._leave("failed", f"rank {self._rank} lost its peers{_silence(silent)}", Exit.LOST_PEERS)
+        self._leave("stopped", f"stopped ({reason}); there was nothing to save", Exit.STOPPED, is_said=self._rank == 0)
+
+    def _watch(self) -> None:
+        time.sleep(BEAT_S)
+        if time.monotonic() > self._deadline:
+            self._time_out()
+        self._tell()
 
     def _time_out(self) -> None:
-        message = f"rank {self._rank} on {socket.gethostname()} does not get on: {self._state()}"
-        silent, told = self.silent_peers(), self._said("alive")
-        peers = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
-                 for rank in sorted(told) if rank != self._rank]
+        message = (f"rank {self._rank} on {socket.gethostname()} does not get on for {self._limit_s:g} s: {self._state()}"
+                   " (--start-timeout, --step-timeout and --section-timeout are the limits)")
+        say(f"train.py: {message}")
         faulthandler.dump_traceback(all_threads=True)
-        self._leave("failed", "\n".join([message, *peers]), Exit.LOST_PEERS)
+        silent, told = self.silent_peers(), self._said("alive")
+        for rank in sorted(set(told) - {self._rank}):
+            say(f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}")
+        self._leave("failed", message, Exit.LOST_PEERS, is_said=False)
 
     def _leave(self, state: str, message: str, code: int, is_said: bool = True) -> NoReturn:
         self._say(f"left/{self._rank}", [code, message])
-        if is_said:
-            print(f"train.py: {message}", file=sys.stderr, flush=True)
         record_exit(code)
+        if is_said:
+            say(f"train.py: {message}")
 
         def end() -> None:
             with suppress(OSError):
@@ -165,22 +186,48 @@ class Watchdog:
         self._say(f"alive/{self._rank}", {"beat": self._beat, "host": socket.gethostname(), "state": self._state()})
 
     def _say(self, name: str, value: Any) -> None:
-        if self._store is None:
-            return
-        try:
-            self._store.set(name, json.dumps(value))
-        except RuntimeError:  # torchrun is gone, and the store with it: what to do is not decided here
-            self._store = None
+        self._ask(lambda store: store.set(name, json.dumps(value)))
 
     def _said(self, name: str) -> dict[int, Any]:
-        """What the ranks, this one included, said under that name."""
-        store, names = self._store, {rank: f"{name}/{rank}" for rank in range(self._world_size)}
-        with suppress(RuntimeError):
-            return {rank: json.loads(store.get(name)) for rank, name in names.items() if store.check([name])} if store else {}
-        return {}
+        """What the ranks, this one included, said under that name; nothing where the store does not answer."""
+        names = {rank: f"{name}/{rank}" for rank in range(self._world_size)}
+        return self._ask(lambda store: {rank: json.loads(store.get(name)) for rank, name in names.items() if store.check([name])}) or {}
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        """The store's answer; None where it gives none in time: torchrun is gone, or its host. Nobody asks it again then."""
+        store, answer = self._store, Future()
+        if store is None:
+            return None
+
+        def ask() -> None:
+            try:
+                answer.set_result(question(store))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True).start()  # not even check() and get() keep to the store's own time-out
+        try:
+            return answer.result(STORE_S)
+        except (RuntimeError, TimeoutError):  # what to do is not decided here
+            self._store = None
+            return None
 
     def _beats(self) -> dict[int, int]:
         return {rank: told["beat"] for rank, told in self._said("alive").items()}
+
+
+def _for_ever(work: Callable[[], None]) -> NoReturn:
+    try:
+        while True:
+            work()
+    except BaseException:  # a process that nobody watches could be stopped by nothing but a SIGKILL
+        record_exit(Exit.INTERNAL)
+        say(traceback.format_exc())
+        os._exit(Exit.INTERNAL)
+
+
+def _silence(ranks: list[int]) -> str:
+    return f"; rank {some(map(str, ranks))} shows no sign of life" if ranks else ""
 
 
 def _is_orphan() -> bool:

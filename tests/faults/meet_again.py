@@ -1,7 +1,7 @@
-"""Forked workers that meet and crash, start after start, on one store: meet_again.py STARTS. Prints the seconds that each took.
+"""Forked workers that meet and crash, start after start, on one store: meet_again.py STARTS PORT. Prints the seconds that each took.
 
-The store is torchrun's: it outlives the workers, and each start finds what all before have left in it. With the imports of each
-start, under torchrun: restart.py.
+The store at PORT outlives the workers, as torchrun's does, and each start finds what all before have left in it. With the imports of
+each start, under torchrun: restart.py.
 """
 
 import json
@@ -11,8 +11,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
-import torch.distributed as dist
 
 from utils.distributed import World
 
@@ -36,13 +34,13 @@ def meet_in_a_fork(rank: int, world_size: int, port: int, late_s: float, file: P
         os._exit(code)
 
 
-store, draw, took_s = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), random.Random(0), []
+draw, took_s = random.Random(0), []
 with tempfile.TemporaryDirectory() as folder:
     for start in range(int(sys.argv[1])):
         world_size = draw.choice((2, 3, 4))
         late_s = [draw.choice((0, 0, draw.uniform(0, 0.2))) for _ in range(world_size)]
         files = [Path(folder) / f"{start}-{rank}" for rank in range(world_size)]
-        workers = [meet_in_a_fork(rank, world_size, store.port, late_s[rank], files[rank]) for rank in range(world_size)]
+        workers = [meet_in_a_fork(rank, world_size, int(sys.argv[2]), late_s[rank], files[rank]) for rank in range(world_size)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
         if codes != [13] * world_size:
             sys.exit(f"start {start} on {world_size}: {codes}")

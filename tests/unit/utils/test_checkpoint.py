@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import struct
+import time
 from contextlib import contextmanager
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -321,27 +323,29 @@ def test_an_error_of_the_writer_is_known_before_anybody_waits_for_it_and_ends_th
     checkpoints.save(state, fail)
     known = [checkpoints.has_failed()]
     writer.may_go.set()
-    known += [checkpoints.wait(), checkpoints.has_failed()]
+    deadline = time.monotonic() + LIMIT_S
+    while not checkpoints.has_failed() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    known.append(checkpoints.has_failed())
     train_step(state)
-    checkpoints.save(state, lambda weights: None)  # all ranks are about to leave
-    codes = []
-    for _ in range(2):
+    codes, written = [], []
+    for wait in (lambda: checkpoints.save(state, written.append), checkpoints.flush, checkpoints.flush):
         with pytest.raises(UserError, match="the disk is full") as refused:
-            checkpoints.flush()
+            wait()
         codes.append(refused.value.code)
-    assert (known, codes, contents(folder)) == ([False, True, True], [Exit.IO] * 2, before)
+    assert (known, codes, written, contents(folder)) == ([False, True], [Exit.IO] * 3, [], before)
 
 
 def test_a_save_that_came_through_is_no_error(world, checkpoints_of):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
     save(checkpoints, state)
-    assert (checkpoints.wait(), checkpoints.has_failed()) == (False, False)
+    assert (checkpoints.flush(), checkpoints.has_failed()) == (None, False)
 
 
 def test_where_nothing_was_saved_there_is_nothing_to_wait_for(checkpoints_of):
     checkpoints, _ = checkpoints_of()
-    assert (checkpoints.wait(), checkpoints.has_failed(), checkpoints.flush()) == (False, False, None)
+    assert (checkpoints.flush(), checkpoints.has_failed()) == (None, False)
 
 
 def test_the_seconds_that_the_training_waited_are_counted(world, checkpoints_of, writer, monkeypatch):
@@ -569,6 +573,24 @@ def test_the_best_checkpoint_is_loaded_and_the_newest_where_none_was_evaluated(w
     strategy = DDP(build_net(), world, 1)
     best = checkpoints_of()[0].load_best(strategy).step
     assert (newest, best) == (3, 2)
+
+
+@pytest.mark.parametrize("best, how_lost, found", [(2, None, 2), (2, "damaged", 3), (2, "gone", 3), (None, None, 3), (None, "damaged", 3)])
+def test_where_another_checkpoint_takes_the_place_of_the_best_one_a_note_says_so(world, checkpoints_of, folder, best, how_lost, found):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    for step in (1, 2, 3):
+        train_step(state)
+        state.best = {"step": 2, "metric": "top1", "value": 0.9} if best and step >= 2 else {}
+        save(checkpoints, state)
+    second = folder / "step-0000000002-g1"
+    if how_lost == "damaged":
+        flip(second / "model.safetensors", -1)
+    elif how_lost == "gone":
+        shutil.rmtree(second)
+    reader, notes = checkpoints_of(start=2)
+    step = reader.load_best(DDP(build_net(), world, 1)).step
+    note = "the checkpoint of the best evaluation, at step 2, is damaged or gone; step-0000000003-g1 takes its place"
+    assert (step, notes) == (found, [note] if best and how_lost else [])
 
 
 def test_loading_the_best_changes_nothing_on_disk(world, checkpoints_of, saved, folder):

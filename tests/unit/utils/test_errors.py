@@ -1,15 +1,21 @@
 """utils/errors.py: what an error becomes for the user: words, and an exit code. Leaving with it: test_run.py."""
 
+import contextlib
+import io
 import os
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from utils.errors import Exit, explain
+from utils.errors import Exit, explain, say
 
+ROOT = Path(__file__).parents[3]
 KILLED = "a data loading process (pid {pid}) of rank 2 was killed (out of memory?); the same command continues; fewer --workers need less"
 class Killed:
     def __len__(self):
@@ -49,3 +55,51 @@ def test_a_lost_peer_is_76_and_says_who_lost_it(monkeypatch, error, found):
     monkeypatch.setenv("RANK", "2")
     message, code = explain(error)
     assert (code, message.startswith(f"rank 2 on {socket.gethostname()} lost its peers ({found}")) == (Exit.LOST_PEERS, True), message
+
+
+# --- a console that takes no more
+
+
+@contextlib.contextmanager
+def stream_to(end):
+    """A stream that writes to a pipe without a reader, or to a disk that is full."""
+    if end == "a closed pipe":
+        reading, writing = os.pipe()
+        os.close(reading)
+    else:
+        writing = os.open("/dev/full", os.O_WRONLY)
+    stream = os.fdopen(writing, "w")
+    yield stream
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+ENDS = ("a closed pipe", "a full disk")
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_cannot_be_said_is_no_error(end):
+    with stream_to(end) as stream:
+        for _ in range(3):
+            say("hello", stream)
+
+
+def test_what_can_be_said_is_a_line_at_once_on_standard_error_unless_told_otherwise(capsys):
+    stream = io.StringIO()
+    say("there", stream)
+    say("here")
+    assert (stream.getvalue(), *capsys.readouterr()) == ("there\n", "", "here\n")
+
+
+@pytest.mark.parametrize("work, code", [
+    ("print('a' * 100) or Exit.DONE", 0), ("Exit.STOPPED", 75), ("fail(UserError('no such', Exit.NO_INPUT))", 66),
+    ("fail(RankError('unreadable', Exit.BAD_DATA))", 65), ("fail(OSError(28, 'No space left'))", 74), ("fail(KeyError('x'))", 70)])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_leaves_with_its_code_though_its_console_takes_no_more(tmp_path, work, code, end):
+    program = f"from utils.errors import *\ndef fail(error): raise error\nexit_after(lambda: {work})"
+    with stream_to(end) as stream:
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # the flush at the end meets it
+        environment = kept | {"LOCKSTEP_EXIT_FILE": str(tmp_path / "exit"), "RANK": "0"}
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, stdout=stream, stderr=stream)
+    recorded = (tmp_path / "exit").read_text() if (tmp_path / "exit").exists() else ""
+    assert (done.returncode, recorded) == (code, f"{code}\n" if code else "")

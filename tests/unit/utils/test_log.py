@@ -241,6 +241,39 @@ def test_a_terminal_without_a_window_gets_plain_lines():
     assert on_terminal(0, use) == "epoch 4.00 step 40/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %\nbye\n"
 
 
+def test_a_note_survives_a_pipe_that_was_closed():
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    log = open_here(None, stream=stream)
+    for step in (1, 2):
+        log.note("hello")
+        log.train(train_record(step))
+        log.advance(step)
+    log.evaluation(val_record(2), None, NAMES)
+    log.close()
+    log.note("bye")
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+def test_a_note_survives_a_terminal_that_was_closed():
+    keyboard, screen = pty.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    stream = os.fdopen(screen, "w")
+    log = open_here(None, stream=stream)
+    log.advance(1)
+    os.close(keyboard)
+    for step in (2, 3):
+        log.note("hello")
+        log.train(train_record(step))
+        log.advance(step)
+    log.close()
+    log.note("bye")
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
 def test_without_a_run_dir_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     log = open_log(None, True, 0, 0, 40, "img")

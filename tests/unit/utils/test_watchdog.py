@@ -5,6 +5,7 @@ All of it in processes of their own: a Watchdog blocks the signals of its proces
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from utils.watchdog import SIGNALS
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 60  # of one process
 BEGINNING = f"""
-import ctypes, os, signal, sys, threading, time
+import ctypes, json, os, signal, sys, threading, time
 from types import SimpleNamespace
 from utils import watchdog as module
 from utils.watchdog import SIGNALS, Watchdog, end_with_parent
@@ -46,6 +47,20 @@ class Store:  # the part of torch.distributed.Store that one process alone needs
     set = lambda self, name, value: self.values.__setitem__(name, value)
     get = lambda self, name: self.values[name]
     check = lambda self, names: all(name in self.values for name in names)
+    set_timeout = lambda self, limit: None
+
+class Peers(Store):  # ranks 1 and 2; of these, the `living` ones show a sign of life whenever one looks
+    beats, living = {{1: 5, 2: 5}}, (1, 2)
+
+    def get(self, name):
+        kind, rank = name.split("/")
+        if kind == "left" or int(rank) not in self.beats:
+            return super().get(name)
+        self.beats[int(rank)] += int(rank) in self.living
+        return json.dumps({{"beat": self.beats[int(rank)], "host": "h", "state": "s"}})
+
+    def check(self, names):
+        return names[0] in ("alive/1", "alive/2") or super().check(names)
 
 def told_at_end(state, code, message):
     told(f"at_end {{state}} {{int(code)}} {{message}}")
@@ -72,6 +87,12 @@ def start(tmp_path):
     for process in processes:
         process.kill()
         process.communicate()
+
+
+def late(limit_s, state, rank=0, host="host"):
+    """What a process says that did not get on."""
+    return (f"rank {rank} on {host} does not get on for {limit_s} s: {state}"
+            " (--start-timeout, --step-timeout and --section-timeout are the limits)")
 
 
 def line_of(process):
@@ -110,6 +131,48 @@ def test_a_repeated_sigterm_is_ignored(start):
         process.send_signal(number)
         answers.append(line_of(process))
     assert answers == ["ready False", "SIGTERM True", "SIGUSR1 True", "SIGTERM True"]
+
+
+def test_after_a_pause_by_sigstop_and_sigcont_signals_are_heard_as_before(start):
+    process = start(NOTED)
+    answers = [line_of(process)]
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP] * 3
+    for number in numbers:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        time.sleep(0.05)  # for several beats
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)  # and several
+        process.send_signal(number)
+        answers.append(line_of(process))
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    process.send_signal(signal.SIGTERM)  # while it is paused
+    process.send_signal(signal.SIGCONT)
+    answers.append(line_of(process))
+    assert answers == ["ready False", *(f"{number.name} True" for number in numbers), "SIGTERM True"]
+
+
+def test_after_a_pause_by_sigstop_and_sigcont_a_deadline_holds_as_before(start):
+    process = start("""
+watchdog = Watchdog()
+watchdog.is_stoppable = False
+watchdog.expect("training", 1000)
+told("ready")
+until(lambda: watchdog.reason)
+watchdog.expect("saving", 0)
+until(lambda: False)
+""")
+    line_of(process)
+    for _ in range(3):
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        time.sleep(0.05)  # for several beats
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    err = process.communicate(timeout=LIMIT_S)[1]
+    assert (process.returncode, "does not get on for 0 s: starting, saving" in err) == (76, True)
 
 
 def test_a_second_ctrl_c_leaves_without_saving(start, tmp_path):
@@ -189,15 +252,91 @@ def in_a_thread():
     time.sleep(1000)
 watchdog = Watchdog()
 watchdog.at_end, watchdog.where = told_at_end, lambda: "step 7"
-watchdog.expect("evaluation", 0, lambda: " (a/b.png is being read)")
+watchdog.expect("evaluation", 0.25, lambda: " (a/b.png is being read)")
 threading.Thread(target=in_a_thread, daemon=True).start()
 never_ends()
 """, RANK="2")
     out, err = process.communicate(timeout=LIMIT_S)
-    message = "rank 2 on host does not get on: step 7, evaluation (a/b.png is being read)"
+    message = late(0.25, "step 7, evaluation (a/b.png is being read)", rank=2)
     assert (process.returncode, (tmp_path / "exit").read_text(), set(out.splitlines())) == (
         76, "76\n", {"ready", f"at_end failed 76 {message}"})
-    assert err.endswith(f"\ntrain.py: {message}\n") and "in never_ends\n" in err and "in in_a_thread\n" in err
+    assert err.startswith(f"train.py: {message}\n") and err.count(message) == 1
+    assert "in never_ends\n" in err and "in in_a_thread\n" in err
+
+
+def test_what_is_told_at_the_end_is_waited_for_a_while_and_no_longer_and_the_exit_code_is_known_before(start, tmp_path):
+    process = start("""
+module.LAST_WORDS_S = 0.2
+def hang(*words):
+    told(open(os.environ["LOCKSTEP_EXIT_FILE"]).read().strip())
+    threading.Event().wait()
+watchdog = Watchdog()
+watchdog.at_end = hang
+watchdog.expect("training", 0)
+time.sleep(1000)
+""")
+    assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("76\n", 76)
+
+
+def test_the_exit_code_is_known_before_anything_is_said(start):
+    process = start("""
+class Stream:
+    write = lambda self, text: told(text.split()[0], open(os.environ["LOCKSTEP_EXIT_FILE"]).read().strip()) if text.strip() else None
+    flush = lambda self: None
+Watchdog()
+sys.stderr = Stream()
+told("ready")
+time.sleep(1000)
+""")
+    line_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("train.py: 75\n", 75)
+
+
+CLOSED = """
+reading, writing = os.pipe()
+os.close(reading)
+os.dup2(writing, 1)
+os.dup2(writing, 2)
+"""
+
+
+@pytest.mark.parametrize("program, code", [
+    ("Watchdog(); os.kill(os.getpid(), signal.SIGTERM)", 75),
+    ("watchdog = Watchdog(); watchdog.is_stoppable = False\nfor _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)", 130),
+    ("watchdog = Watchdog(); watchdog.meet(Peers(), 0, 3); watchdog.expect('training', 0)", 76),
+    ("def fail(): raise KeyError\nwatchdog = Watchdog(); watchdog.where = fail", 70)],
+    ids=["a stop", "a second Ctrl-C", "a deadline", "a bug in the watchdog"])
+@pytest.mark.parametrize("end", [CLOSED, "full = os.open('/dev/full', os.O_WRONLY); os.dup2(full, 1); os.dup2(full, 2)\n"],
+                         ids=["a closed pipe", "a full disk"])
+def test_a_console_that_takes_no_more_keeps_no_process_from_leaving(start, tmp_path, program, code, end):
+    process = start(f"{end}{program}\nuntil(lambda: False)")
+    assert (process.wait(LIMIT_S), (tmp_path / "exit").read_text()) == (code, f"{code}\n")
+
+
+# --- a bug in the watchdog
+
+
+@pytest.mark.parametrize("bug", ["watchdog.where = fail", "Store.set = fail_at_leaving; os.kill(os.getpid(), signal.SIGTERM)"],
+                         ids=["in the thread that watches", "in the thread that listens"])
+def test_an_exception_in_a_thread_of_the_watchdog_ends_the_process_with_70_and_a_traceback(start, tmp_path, bug):
+    process = start(f"""
+def fail():
+    raise KeyError("a bug")
+def fail_at_leaving(self, name, value):
+    if name.startswith("left/"):
+        fail()
+watchdog = Watchdog()
+watchdog.meet(Store(), 0, 2)
+{bug}
+until(lambda: False)
+""")
+    err = process.communicate(timeout=LIMIT_S)[1]
+    assert (process.returncode, (tmp_path / "exit").read_text()) == (70, "70\n")
+    assert "Traceback" in err and err.rstrip().endswith("\nKeyError: 'a bug'")
+
+
+# --- more deadlines
 
 
 @pytest.mark.parametrize("stoppable, code", [(True, 75), (False, 76)])
@@ -236,6 +375,28 @@ until(lambda: False)
     assert (line_of(process), process.wait(LIMIT_S)) == ("alive", 76)
 
 
+def test_each_sign_that_it_got_on_begins_the_expectation_anew(start):
+    process = start("""
+module.time, module.socket.gethostname = Clock(), lambda: "host"
+clock, watchdog = module.time, Watchdog()
+watchdog.expect("saving", 10)
+for _ in range(5):
+    clock.passes(9)
+    watchdog.got_on()
+clock.passes(9)
+told("alive")
+clock.passes(2)
+until(lambda: False)
+""")
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert (out, process.returncode, err.splitlines()[0]) == ("alive\n", 76, f"train.py: {late(10, 'starting, saving')}")
+
+
+def test_where_nothing_was_expected_getting_on_sets_no_deadline(start):
+    process = start("module.time = clock = Clock()\nWatchdog().got_on()\nclock.passes(1e9)\ntold('alive')\nos._exit(0)")
+    assert (line_of(process), process.wait(LIMIT_S)) == ("alive", 0)
+
+
 EACH = """
 module.time, module.socket.gethostname = Clock(), lambda: "host"
 clock, watchdog, passes = module.time, Watchdog(), iter({passes})
@@ -251,17 +412,17 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("passes, seen, doing", [
-    ([99, 104, 9, 14, 9, 14], "abc", None),
-    ([101], "", "training, waiting for data (a.png)"), ([99, 106], "", "training"),  # the first item
-    ([99, 104, 11], "a", "training, waiting for data (a.png)"), ([99, 104, 9, 16], "a", "training"),  # and the others
-    ([99, 104, 9, 14, 9, 16], "ab", "training")])
+@pytest.mark.parametrize("passes, seen, limit_s, doing", [
+    ([99, 104, 9, 14, 9, 14], "abc", None, None),
+    ([101], "", 100, "training, waiting for data (a.png)"), ([99, 106], "", 105, "training"),  # the first item
+    ([99, 104, 11], "a", 10, "training, waiting for data (a.png)"), ([99, 104, 9, 16], "a", 15, "training"),  # and the others
+    ([99, 104, 9, 14, 9, 16], "ab", 15, "training")])
 def test_the_first_item_has_longer_than_the_others_and_work_longer_than_waiting_so_that_the_rank_without_data_speaks_first(
-        start, passes, seen, doing):
+        start, passes, seen, limit_s, doing):
     process = start(EACH.format(passes=[*passes, 1e6]))
     out, err = process.communicate(timeout=LIMIT_S)
-    message = f"train.py: rank 0 on host does not get on: starting, {doing}"
-    assert ("".join(out.split()), process.returncode, err.splitlines()[-1:]) == (seen, 76 if doing else 0, [message] if doing else [])
+    message = f"train.py: {late(limit_s, f'starting, {doing}')}"
+    assert ("".join(out.split()), process.returncode, err.splitlines()[:1]) == (seen, 76 if doing else 0, [message] if doing else [])
 
 
 def test_stop_after_is_a_reason_once_its_time_is_over(start):
@@ -278,25 +439,62 @@ told(before, early, watchdog.wants_to_stop(), watchdog.reason)
     assert line_of(process) == "False False True --stop-after"
 
 
-@pytest.mark.parametrize("environment, patience_s", [({}, 25), ({"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100"}, 95)])
-def test_a_process_stuck_after_a_sigterm_says_where_before_torchrun_kills_it(start, environment, patience_s):
-    process = start(f"""
-module.time = clock = Clock()
-watchdog = Watchdog()
+# The test is the parent, as torchrun would be. The SIGHUP that the process sends to itself afterwards is not from torchrun; once
+# it is the reason, all that the signal before it leads to has been done.
+DRAINING = """
+module.time, module.socket.gethostname = Clock(), lambda: "host"
+clock, watchdog = module.time, Watchdog()
 watchdog.is_stoppable = False
 watchdog.meet(Store(), 0, 2)
 watchdog.expect("training", 1000)
 told("ready")
 until(lambda: watchdog.reason)
-clock.passes({patience_s} - 1)
+os.kill(os.getpid(), signal.SIGHUP)
+until(lambda: "SIGHUP" in watchdog._received)
+for seconds in {passes}:
+    clock.passes(seconds)
+    {then}
 told("alive")
-clock.passes(2)
+clock.passes({last})
 until(lambda: False)
-""", **environment)
+"""
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("environment, patience_s", [
+    (TORCHRUN, 25), (TORCHRUN | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "100"}, 95), (TORCHRUN | {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "6"}, 3)])
+def test_a_process_stuck_after_a_signal_of_torchrun_says_where_before_torchrun_kills_it(start, number, environment, patience_s):
+    process = start(DRAINING.format(passes=[patience_s - 1], then="pass", last=2), **environment)
     ready = line_of(process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     out, err = process.communicate(timeout=LIMIT_S)
-    assert (ready, out, process.returncode, err.endswith("does not get on: starting, training\n")) == ("ready", "alive\n", 76, True)
+    assert (ready, out, process.returncode) == ("ready", "alive\n", 76)
+    assert re.match(r"train.py: rank 0 on host does not get on for \d+ s: starting, training \(", err)
+
+
+@pytest.mark.parametrize("then", ["watchdog.expect('saving', 1000)", "watchdog.got_on()"])
+def test_a_process_that_is_to_end_has_so_long_for_each_thing_that_it_still_does(start, then):
+    process = start(DRAINING.format(passes=[24, 24, 24], then=then, last=26), **TORCHRUN)
+    line_of(process)
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=LIMIT_S)[0]
+    assert (out, process.returncode) == ("alive\n", 76)
+
+
+@pytest.mark.parametrize("environment", [{}, TORCHRUN])
+def test_after_a_signal_that_is_not_from_torchrun_there_is_as_much_time_as_before(start, environment):
+    process = start(DRAINING.format(passes=[999], then="pass", last=2).replace(
+        "until(lambda: watchdog.reason)", "os.kill(os.getpid(), signal.SIGTERM); until(lambda: watchdog.reason)"), **environment)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert (out, process.returncode, err.splitlines()[0]) == ("ready\nalive\n", 76, f"train.py: {late(1000, 'starting, training')}")
+
+
+def test_without_torchrun_a_signal_of_the_parent_shortens_nothing(start):
+    process = start(DRAINING.format(passes=[999], then="pass", last=2))
+    line_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("alive\n", 76)
 
 
 # --- peers
@@ -345,8 +543,8 @@ watchdog.expect("training", 0)
 until(lambda: False)
 """)
     out, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, out, err.splitlines()[-3:]) == (76, "[]\n[2]\n", [
-        "train.py: rank 0 on host-0 does not get on: step 7, training",
+    said = err.splitlines()
+    assert (process.returncode, out, said[0], said[-2:]) == (76, "[]\n[2]\n", f"train.py: {late(0, 'step 7, training', host='host-0')}", [
         "  rank 1 on host-1: step 8, evaluation",
         "  rank 2 on host-2: step 9, evaluation, silent since then"])
 
@@ -387,8 +585,157 @@ time.sleep(1000)
     assert (answer, process.wait(LIMIT_S)) == ("[] []", 75)
 
 
+GETS_NO_ANSWER = {"an error": "raise RuntimeError('wait timeout after 2000ms')", "an error after a while":
+                  "time.sleep(0.3); raise RuntimeError('Connection reset by peer')", "nothing, ever": "threading.Event().wait()"}
+
+
+MUTE = """
+module.STORE_S, module.socket.gethostname = 0.3, lambda: "host"
+class Mute(Store):
+    is_mute = False
+    def answer(self, *words):
+        if self.is_mute:
+            print("the store is asked", file=sys.stderr, flush=True)
+            ANSWER
+    check = get = answer
+watchdog = Watchdog()
+watchdog.meet(Mute(), 0, 2)
+Mute.is_mute = True
+watchdog.expect("training", 0)
+until(lambda: False)
+"""
+
+
+@pytest.mark.parametrize("answer", GETS_NO_ANSWER.values(), ids=GETS_NO_ANSWER)
+def test_where_the_store_gives_no_answer_the_message_comes_first_and_the_process_leaves_all_the_same(start, tmp_path, answer):
+    process = start(MUTE.replace("ANSWER", answer))
+    said = process.communicate(timeout=LIMIT_S / 6)[1].splitlines()
+    assert (said[0], "the store is asked" in said[1:], process.returncode, (tmp_path / "exit").read_text()) == (
+        f"train.py: {late(0, 'starting, training')}", True, 76, "76\n")
+
+
+@pytest.mark.parametrize("answer", GETS_NO_ANSWER.values(), ids=GETS_NO_ANSWER)
+def test_a_store_that_takes_nothing_either_keeps_no_process_from_leaving(start, answer):
+    process = start(MUTE.replace("ANSWER", answer).replace("check = get", "set = check = get"))
+    err = process.communicate(timeout=LIMIT_S / 6)[1]
+    assert (process.returncode, f"train.py: {late(0, 'starting, training')}\n" in err) == (76, True)
+
+
+def test_the_watchdogs_store_waits_for_2_s_and_the_callers_as_long_as_before(start):
+    process = start("""
+from datetime import timedelta
+import torch.distributed as dist
+class Clone(Store):
+    set_timeout = lambda self, limit: told(type(self).__name__, limit.total_seconds())
+class Callers(Clone):
+    clone = lambda self: Clone()
+Watchdog().meet(Callers(), 0, 2)
+""")
+    assert process.communicate(timeout=LIMIT_S)[0] == "Clone 2.0\n"
+
+
+FROZEN = """
+import torch.distributed as dist
+module.STORE_S, module.socket.gethostname = 0.3, lambda: "host"
+reading, writing = os.pipe()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    end_with_parent(signal.SIGKILL)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(writing, str(store.port).encode())
+    time.sleep(1000)
+store = dist.TCPStore("127.0.0.1", int(os.read(reading, 9)), is_master=False, wait_for_workers=False)
+watchdog = Watchdog()
+watchdog.meet(store, 0, 2)
+until(lambda: store.check(["alive/0"]))
+os.kill(child, signal.SIGSTOP)
+os.waitpid(child, os.WUNTRACED)
+"""
+
+
+def test_a_store_whose_host_does_not_answer_any_more_keeps_no_process_from_leaving(start, tmp_path):
+    process = start(FROZEN + "watchdog.expect('training', 0); until(lambda: False)")
+    err = process.communicate(timeout=LIMIT_S / 6)[1]
+    assert (process.returncode, err.splitlines()[0], (tmp_path / "exit").read_text()) == (
+        76, f"train.py: {late(0, 'starting, training')}", "76\n")
+
+
+def test_a_process_that_loses_its_peers_and_the_stores_host_leaves_too(start):
+    process = start(FROZEN + """
+from utils.errors import exit_after
+def work():
+    watchdog.expect("training", 1000)
+    with watchdog.telling_peers():
+        raise RuntimeError("Connection closed by peer")
+exit_after(work)
+""")
+    err = process.communicate(timeout=LIMIT_S / 6)[1]
+    assert (process.returncode, err) == (76, "train.py: rank 0 on host lost its peers (Connection closed by peer)\n")
+
+
+# --- a SIGTERM of torchrun before there is anything to save: a stop, or a peer has died
+
+
+AT_START = """
+module.socket.gethostname = lambda: "host"
+watchdog = Watchdog()
+watchdog.at_end = told_at_end
+{peers}
+watchdog.meet(Peers(), int(os.environ["RANK"]), 3)
+told("ready")
+{then}
+time.sleep(1000)
+"""
+STOPPED = "stopped (SIGTERM); there was nothing to save"
+LOST = "rank 0 lost its peers; rank 1 shows no sign of life"
+UNREADABLE = "rank 1: cannot read a.png"
+ONE_LEFT = "Peers.living = (2,); Store.values['left/1'] = json.dumps([{}, {!r}])"
+BECOMES = {
+    "all live": ("", STOPPED, 75), "one is silent": ("Peers.living = (2,)", LOST, 76),
+    "one left with an error": (ONE_LEFT.format(65, "cannot read a.png"), UNREADABLE, 65),
+    "one left with an error, and another one is silent": (
+        ONE_LEFT.format(65, "cannot read a.png") + "; Peers.living = ()", UNREADABLE, 65),
+    "one stopped": (ONE_LEFT.format(75, STOPPED), STOPPED, 75),
+    "one stopped, and another one is silent": (
+        ONE_LEFT.format(75, STOPPED).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
+    "a second Ctrl-C ended one": (ONE_LEFT.format(130, "rank 1: a second Ctrl-C"), "rank 1: rank 1: a second Ctrl-C", 130)}
+
+
+@pytest.mark.parametrize("peers, message, code", BECOMES.values(), ids=BECOMES)
+def test_a_sigterm_of_torchrun_with_nothing_to_save_has_the_code_of_what_became_of_the_peers(start, tmp_path, peers, message, code):
+    process = start(AT_START.format(peers=peers, then=""), RANK="0", **TORCHRUN)
+    line_of(process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=LIMIT_S)
+    state = "stopped" if code == 75 else "failed"
+    is_told = message in (STOPPED, LOST)  # a peer that left with an error has said so itself
+    assert (out, err, process.returncode, (tmp_path / "exit").read_text()) == (
+        f"at_end {state} {code} {message}\n", f"train.py: {message}\n" if is_told else "", code, f"{code}\n")
+
+
+@pytest.mark.parametrize("living, code, said", [
+    ("1, 2", 75, ""), ("1,", 76, "train.py: rank 1 lost its peers; rank 2 shows no sign of life\n")])
+def test_that_a_peer_is_silent_is_said_by_each_that_lost_it_and_a_stop_by_rank_0_alone(start, living, code, said):
+    process = start(AT_START.format(peers=f"Peers.living = ({living})", then=""), RANK="1", **TORCHRUN)
+    line_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert (process.communicate(timeout=LIMIT_S)[1], process.returncode) == (said, code)
+
+
+@pytest.mark.parametrize("number, then, environment, reason", [
+    (signal.SIGTERM, "", {}, "SIGTERM"), (signal.SIGUSR1, "", TORCHRUN, "SIGUSR1"),
+    (None, "os.kill(os.getpid(), signal.SIGTERM)", TORCHRUN, "SIGTERM to rank 0")])
+def test_any_other_signal_with_nothing_to_save_is_a_stop_whatever_the_peers_do(start, number, then, environment, reason):
+    process = start(AT_START.format(peers="Peers.living = ()", then=then), RANK="0", **environment)
+    line_of(process)
+    if number:
+        process.send_signal(number)
+    assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == (
+        f"at_end stopped 75 stopped ({reason}); there was nothing to save\n", 75)
+
+
 TOLD = """
-import json
 from utils.errors import Exit, UserError
 
 class Lost(RuntimeError):
