@@ -50,7 +50,8 @@ class PeerError(UserError):
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line, by default to standard error. A terminal that was closed, or a pipe, must end no run."""
     with suppress(OSError):
-        print(text, file=stream or sys.stderr, flush=True)
+        (stream or sys.stderr).write(f"{text}\n")  # in one write: other ranks print too
+        (stream or sys.stderr).flush()
 
 
 def some(names: Iterable[str]) -> str:

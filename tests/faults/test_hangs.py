@@ -47,7 +47,7 @@ def test_a_frozen_rank_is_named_with_the_place_where_it_fell_silent(words, run_d
     began = time.monotonic()
     live.wait_for(lambda: live._exit_file.exists(), "that rank 0 gives up")
     assert time.monotonic() - began < TIMEOUT_S + MARGIN_S + SILENCE_S + 3
-    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on: step ", "training", has_stacks=True)
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on for ", "s: step ", "training", has_stacks=True)
     assert re.search(r"\n  rank 1 on \S+: step \d, .*training.*, silent since then\n", result.err), result.text
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
@@ -59,7 +59,7 @@ def test_a_rank_that_cannot_stop_because_a_peer_is_frozen_says_so_before_torchru
     live.wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
     os.kill(live.rank(1), signal.SIGSTOP)
     live.process.send_signal(signal.SIGTERM)
-    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on: step ", has_stacks=True, within_s=LIMIT_S)
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on for ", "s: step ", has_stacks=True, within_s=LIMIT_S)
     assert "silent since then" in result.err, result.text
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
@@ -68,7 +68,7 @@ def test_a_rank_that_cannot_stop_because_a_peer_is_frozen_says_so_before_torchru
 def test_an_image_whose_reading_hangs_is_named(workers, words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     live = start_torchrun(2, *words, "--workers", workers, *SHORT)
-    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on: step 1, training, waiting for data",
+    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on for ", "s: step 1, training, waiting for data",
                   f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
     held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
@@ -78,7 +78,7 @@ def test_an_image_whose_reading_hangs_is_named(workers, words, own_photos, run_d
 def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "val", 64))  # the first of rank 1
     live = start_torchrun(2, *words, "--workers", 1, "--section-timeout", TIMEOUT_S)
-    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on: step 3, evaluation, waiting for data",
+    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on for ", "s: step 3, evaluation, waiting for data",
                   f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
     held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
