@@ -59,7 +59,8 @@ def test_a_rank_that_cannot_stop_because_a_peer_is_frozen_says_so_before_torchru
     live.wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
     os.kill(live.rank(1), signal.SIGSTOP)
     live.process.send_signal(signal.SIGTERM)
-    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on for ", "s: step ", has_stacks=True, within_s=LIMIT_S)
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on for ", "s: step ", has_stacks=True,
+                           within_s=LIMIT_S)
     assert "silent since then" in result.err, result.text
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
