@@ -39,7 +39,7 @@ class NoWatchdog:
         """Never."""
         return False
 
-    def expect(self, *ignored: Any) -> None:
+    def expect(self, *ignored: Any, **options: Any) -> None:
         """Nothing."""
 
     got_on = expect

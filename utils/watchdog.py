@@ -48,7 +48,7 @@ class Watchdog:
         self._rank, self._world_size, self._store, self._beat = int(os.environ.get("RANK", 0)), 1, None, 0
         # torchrun kills its workers 30 s (or so many) after it has told them to end; a process that is stuck says where before that.
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
-        self._drain_s, self._is_draining = max(grace_s / 2, grace_s - 5), False
+        self._drain_s, self._is_draining, self._drains = max(grace_s / 2, grace_s - 5), False, True
         self._signals = {number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN}  # nohup
         signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         faulthandler.enable()  # a crash in C shows its stack
@@ -75,14 +75,18 @@ class Watchdog:
         self._rank, self._world_size, self._store = rank, world_size, store.clone()  # the caller's may be waiting for something
         self._store.set_timeout(timedelta(seconds=STORE_S))
 
-    def expect(self, doing: str, within_s: float, detail: Callable[[], str] = lambda: "") -> None:
-        """The main thread got on; the next call will come within so many seconds. detail: more words on what it does."""
-        self._doing, self._detail, self._limit_s = doing, detail, within_s
+    def expect(self, doing: str, within_s: float, detail: Callable[[], str] = lambda: "", drains: bool = True) -> None:
+        """The main thread got on; the next call will come within so many seconds. detail: more words on what it does.
+
+        drains: False = once torchrun has told this process to end, it may still take as long (a save; torchrun may be patient).
+        """
+        self._doing, self._detail, self._limit_s, self._drains = doing, detail, within_s, drains
         self.got_on()
 
     def got_on(self) -> None:
         """The same again: what is expected takes several steps, and one of them is done."""
-        self._limit_s = min(self._limit_s, self._drain_s) if self._is_draining else self._limit_s
+        if self._is_draining and self._drains:
+            self._limit_s = min(self._limit_s, self._drain_s)
         self._deadline = time.monotonic() + self._limit_s
 
     def each(self, items: Iterable[Any], doing: str, first_s: float, next_s: float, detail: Callable[[], str]) -> Iterator[Any]:
@@ -134,8 +138,10 @@ class Watchdog:
         if self.reason is None or is_from_torchrun or not self._torchrun:
             self.reason = reason
         if self._torchrun and is_from_torchrun:
-            self._is_draining, self._limit_s = True, min(self._limit_s, self._drain_s)
-            self._deadline = min(self._deadline, time.monotonic() + self._drain_s)
+            self._is_draining = True
+            if self._drains:
+                self._limit_s = min(self._limit_s, self._drain_s)
+                self._deadline = min(self._deadline, time.monotonic() + self._drain_s)
 
     def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> NoReturn:
         silent = self.silent_peers() if may_be_for_a_peer else []  # torchrun ends the others, too, when one has died

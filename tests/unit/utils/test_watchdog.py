@@ -482,6 +482,16 @@ def test_a_process_that_is_to_end_has_so_long_for_each_thing_that_it_still_does(
     assert (out, process.returncode) == ("alive\n", 76)
 
 
+@pytest.mark.parametrize("then", ["pass", "watchdog.expect('saving', 1000, drains=False)", "watchdog.got_on()"])
+def test_a_save_may_take_as_long_as_before_when_the_process_is_to_end(start, then):
+    program = DRAINING.replace('expect("training", 1000)', 'expect("saving", 1000, drains=False)')
+    process = start(program.format(passes=[900], then=then, last=1002), **TORCHRUN)
+    line_of(process)
+    process.send_signal(signal.SIGTERM)
+    out = process.communicate(timeout=LIMIT_S)[0]
+    assert (out, process.returncode) == ("alive\n", 76)
+
+
 @pytest.mark.parametrize("environment", [{}, TORCHRUN])
 def test_after_a_signal_that_is_not_from_torchrun_there_is_as_much_time_as_before(start, environment):
     process = start(DRAINING.format(passes=[999], then="pass", last=2).replace(
