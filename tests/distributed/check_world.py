@@ -180,8 +180,8 @@ def a_save_that_fails(world: World, folder: Path) -> Any:
     state, checkpoints = _state(world), _checkpoints(folder / f"failing-{world.world_size}", world)
     state.progress = checkpoint.Progress(step=1)
     checkpoints.save(state, lambda weights: _refuse("the disk is full", Exit.IO))
-    checkpoints.wait()
-    return [checkpoints.has_failed(), _error_of(checkpoints.flush)]
+    told = _error_of(checkpoints.flush)
+    return [checkpoints.has_failed(), told]
 
 
 def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:

@@ -32,6 +32,7 @@ def words(photos, run_dir):
     return [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
 
 
+@pytest.mark.slow
 def test_one_bad_sample_is_named_with_its_step_and_rank_on_any_number_of_processes(
         words, photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     bad = sample_of(rank=1, step=2)

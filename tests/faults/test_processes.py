@@ -49,6 +49,7 @@ def reach(launch, run, step):
     launch.wait_for(lambda: trained_steps(run) >= step, f"step {step}")
 
 
+@pytest.mark.slow
 def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_nothing_had_been(
         words, run_dir, start_torchrun, run_torchrun, undisturbed):
     for rank, step, says in ((1, 1, "failed"), (0, 3, "running")):
@@ -67,6 +68,7 @@ def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_noth
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_itself(words, run_dir, start_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
     for rank, step in ((1, 2), (0, 5)):
@@ -78,6 +80,7 @@ def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_it
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
