@@ -123,8 +123,6 @@ def train_one_epoch(t: Training) -> None:
             (output.loss_sum / global_weight * t.precision.scale).backward()
         agreed = t.agreement.exchange(  # Collective; what was said one step ago
             t.watchdog.wants_to_stop(), t.checkpoints.is_due_by_clock(), t.checkpoints.has_failed())
-        if t.agreement.error:
-            t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
         t.precision.unscale_(optimizer)
         grad_norm = t.strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
         check_last_step(t)  # Collective where it was not finite.
@@ -146,7 +144,7 @@ def train_one_epoch(t: Training) -> None:
             t.agreement.wait()  # Collective: nobody may be ahead of a stop that another rank knows of
             check_last_step(t)  # Collective where it was not finite.
         if t.agreement.error:
-            t.checkpoints.flush()
+            t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
         if (t.agreement.stop or is_last) and progress.step < t.total_steps:
             return
         if is_due:

@@ -92,10 +92,10 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
         error = caught
         message, code = explain(error)
     record_exit(code)
+    is_known_to_all = isinstance(error, UserError) and not isinstance(error, RankError | PeerError)
     if error is not None and code == Exit.INTERNAL:
         say("".join(traceback.format_exception(error)))
-    elif isinstance(error, RankError) or (error is not None and not isinstance(error, UserError)) or (
-            isinstance(error, UserError) and not isinstance(error, PeerError) and os.environ.get("RANK", "0") == "0"):
+    elif error is not None and not isinstance(error, PeerError) and (not is_known_to_all or os.environ.get("RANK", "0") == "0"):
         say(f"train.py: {message}")
     with suppress(OSError):
         sys.stdout.flush()
