@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any, NoReturn
 
 from utils.errors import Exit, PeerError, RankError, explain, record_exit, say, some
@@ -73,7 +72,6 @@ class Watchdog:
     def meet(self, store: Any, rank: int, world_size: int) -> None:
         """Tell the peers, through `store`, what this process is doing; from now on."""
         self._rank, self._world_size, self._store = rank, world_size, store.clone()  # the caller's may be waiting for something
-        self._store.set_timeout(timedelta(seconds=STORE_S))
 
     def expect(self, doing: str, within_s: float, detail: Callable[[], str] = lambda: "", drains: bool = True) -> None:
         """The main thread got on; the next call will come within so many seconds. detail: more words on what it does.

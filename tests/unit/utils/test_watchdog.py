@@ -47,7 +47,6 @@ class Store:  # the part of torch.distributed.Store that one process alone needs
     set = lambda self, name, value: self.values.__setitem__(name, value)
     get = lambda self, name: self.values[name]
     check = lambda self, names: all(name in self.values for name in names)
-    set_timeout = lambda self, limit: None
 
 class Peers(Store):  # ranks 1 and 2; of these, the `living` ones show a sign of life whenever one looks
     beats, living = {{1: 5, 2: 5}}, (1, 2)
@@ -629,19 +628,6 @@ def test_a_store_that_takes_nothing_either_keeps_no_process_from_leaving(start, 
     process = start(MUTE.replace("ANSWER", answer).replace("check = get", "set = check = get"))
     err = process.communicate(timeout=LIMIT_S / 6)[1]
     assert (process.returncode, f"train.py: {late(0, 'starting, training')}\n" in err) == (76, True)
-
-
-def test_the_watchdogs_store_waits_for_2_s_and_the_callers_as_long_as_before(start):
-    process = start("""
-from datetime import timedelta
-import torch.distributed as dist
-class Clone(Store):
-    set_timeout = lambda self, limit: told(type(self).__name__, limit.total_seconds())
-class Callers(Clone):
-    clone = lambda self: Clone()
-Watchdog().meet(Callers(), 0, 2)
-""")
-    assert process.communicate(timeout=LIMIT_S)[0] == "Clone 2.0\n"
 
 
 FROZEN = """
