@@ -24,11 +24,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.forked import ForkedTorchrun
+
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240  # of one launch
 for number in (signal.SIGINT, signal.SIGHUP):  # under nohup, or in a shell's background, launches would inherit that they are ignored
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
+TORCHRUN = ("--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
 COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
 
 
@@ -49,16 +51,19 @@ class Result:
 
 
 class Launch:
-    """A live launch, and every process that it started."""
+    """A live launch of `python` with `words`, or of torchrun with so many processes; and every process that it started."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], folder: Path):
+    def __init__(self, processes: int | None, words: list[str], environment: dict[str, str], folder: Path):
         self.folder, self._exit_file, self._out, self._err = folder, folder / "exit-code", folder / "out", folder / "err"
         self._mark = f"LOCKSTEP_EXIT_FILE={self._exit_file}".encode()
         self._began = time.monotonic()
+        environment = environment | {"LOCKSTEP_EXIT_FILE": str(self._exit_file)}
+        if processes is not None:
+            self.process = ForkedTorchrun([*TORCHRUN, f"--nproc-per-node={processes}", *words], ROOT, environment, self._out, self._err)
+            return
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, *command], cwd=ROOT, env=environment | {"LOCKSTEP_EXIT_FILE": str(self._exit_file)},
-                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
+            self.process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+                                            stdout=out, stderr=err, start_new_session=True)
 
     def wait(self, limit_s: float = LIMIT_S) -> Result:
         """Its result, once it has ended."""
@@ -108,7 +113,8 @@ class Launch:
 
     def _processes(self) -> list[int]:
         names = [name for name in os.listdir("/proc") if name.isdigit()]
-        return [int(name) for name in names if self._mark in _read(f"/proc/{name}/environ").split(b"\0")]
+        own = [self.process.pid] if self.process.poll() is None else []  # it is no mark of a forked one
+        return own + [int(name) for name in names if self._mark in _read(f"/proc/{name}/environ").split(b"\0") and int(name) not in own]
 
     def _result(self) -> Result:
         code = int(self._exit_file.read_text()) if self._exit_file.exists() else 0
@@ -142,7 +148,7 @@ def run_dir(session_dir) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def launch(session_dir) -> Iterator[Callable[..., Launch]]:
-    """Start `python` with words. processes: None = directly, else under torchrun, with its flags in `torchrun`."""
+    """Start a script with words. processes: None = directly, else under torchrun, with its flags in `torchrun`."""
     launches: list[Launch] = []
     inherited = {name: value for name, value in os.environ.items()
                  if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_")) and "RANK" not in name and "WORLD_SIZE" not in name}
@@ -150,8 +156,7 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
 
     def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
               torchrun: tuple[str, ...] = ()) -> Launch:
-        first = () if processes is None else (*TORCHRUN, f"--nproc-per-node={processes}", *torchrun)
-        started = Launch([*first, script, *map(str, words)], inherited | (env or {}),
+        started = Launch(processes, [*torchrun, script, *map(str, words)], inherited | (env or {}),
                          Path(tempfile.mkdtemp(prefix="launch-", dir=session_dir)))
         launches.append(started)
         return started

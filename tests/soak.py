@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import TORCHRUN, Launch, write_photos, write_texts
+from tests.conftest import Launch, write_photos, write_texts
 from tests.run_directory import outcome, trained_steps
 
 COMMON = ["--global-batch-size", 24, "--micro-batch-size", 4, "--threads", 1, "--precision", "bf16", "--log-every", 1, "--save-every", 4,
@@ -71,10 +71,9 @@ class Soak:
     def start(self, run: Path, processes: int, workers: int) -> Launch:
         """A launch of `run`, under torchrun always."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        words = [*TORCHRUN, f"--nproc-per-node={processes}", "--max-restarts=3", "train.py", *self.words, "--run-dir", run,
-                 "--workers", workers]
+        words = ["--max-restarts=3", "train.py", *self.words, "--run-dir", run, "--workers", workers]
         self.kind.starts += 1
-        return Launch([str(word) for word in words], self.environment, folder)
+        return Launch(processes, [str(word) for word in words], self.environment, folder)
 
     def undisturbed(self) -> dict[str, Any]:
         """What the runs must come to."""

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,16 +33,6 @@ MICRO_BATCHES, BOUNDS = 6, (0, 24, 41, 57)  # of an epoch's global batches
 LEFT_S = 5  # in which all processes must be gone
 OWN_STACK = 'train.py", line '  # in a traceback of ours; torchrun's own report is one of torchrun's
 SHARED_MEMORY = Path("/dev/shm")
-
-
-def undisturbed_run(session_dir: Path, run_torchrun: Callable[..., Result], photos: Path) -> Path:
-    """The directory of a run that nothing disturbed, on two processes; computed once a session."""
-    run = session_dir / "undisturbed"
-    if not run.exists():
-        result = run_torchrun(2, *WORDS, "--data", photos, "--run-dir", run)
-        assert result.returncode == 0, result.text
-        assert trained_steps(run) == STEPS
-    return run
 
 
 def assert_failed(launch: Launch, run: Path, code: Exit, *parts: str, says: str = "failed", has_stacks: bool = False,

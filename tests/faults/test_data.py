@@ -15,15 +15,9 @@ from tests.faults.launches import (
     image_of,
     ledger,
     sample_of,
-    undisturbed_run,
 )
 from tests.run_directory import outcome, status
 from utils.errors import Exit
-
-
-@pytest.fixture(scope="module")
-def undisturbed(session_dir, run_torchrun, photos):
-    return undisturbed_run(session_dir, run_torchrun, photos)
 
 
 @pytest.fixture
@@ -31,7 +25,6 @@ def words(own_photos, run_dir):
     return [*WORDS, "--data", own_photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
 
 
-@pytest.mark.slow
 def test_a_vanished_image_ends_the_run_and_the_next_start_wants_it_back(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))

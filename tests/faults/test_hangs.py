@@ -18,7 +18,6 @@ from tests.faults.launches import (
     image_of,
     messages,
     sample_of,
-    undisturbed_run,
 )
 from tests.run_directory import trained_steps
 from utils.errors import Exit
@@ -27,11 +26,6 @@ from utils.watchdog import BEAT_S, MARGIN_S
 TIMEOUT_S = 5
 SHORT = ["--step-timeout", TIMEOUT_S]
 SILENCE_S = 4 * BEAT_S  # in which peers are listened to
-
-
-@pytest.fixture(scope="module")
-def undisturbed(session_dir, run_torchrun, photos):
-    return undisturbed_run(session_dir, run_torchrun, photos)
 
 
 @pytest.fixture

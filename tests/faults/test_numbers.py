@@ -14,7 +14,6 @@ from tests.faults.launches import (
     image_of,
     messages,
     sample_of,
-    undisturbed_run,
 )
 from tests.run_directory import newest_checkpoint, status, trained_steps
 from utils.errors import Exit
@@ -22,17 +21,11 @@ from utils.errors import Exit
 SCRIPT = "tests/faults/train_with_nan.py"
 
 
-@pytest.fixture(scope="module")
-def undisturbed(session_dir, run_torchrun, photos):
-    return undisturbed_run(session_dir, run_torchrun, photos)
-
-
 @pytest.fixture
 def words(photos, run_dir):
     return [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
 
 
-@pytest.mark.slow
 def test_one_bad_sample_is_named_with_its_step_and_rank_on_any_number_of_processes(
         words, photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     bad = sample_of(rank=1, step=2)

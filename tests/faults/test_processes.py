@@ -20,17 +20,11 @@ from tests.faults.launches import (
     messages,
     sample_of,
     traced,
-    undisturbed_run,
 )
 from tests.run_directory import records, status, trained_steps
 from utils.errors import Exit
 
 NO_MORE_RESTARTS = "train.py: no restart: stopped, "
-
-
-@pytest.fixture(scope="module")
-def undisturbed(session_dir, run_torchrun, photos):
-    return undisturbed_run(session_dir, run_torchrun, photos)
 
 
 @pytest.fixture
@@ -44,12 +38,19 @@ def own_words(own_photos, run_dir):
     return [*WORDS, "--data", own_photos, "--run-dir", run_dir]
 
 
+def terminate_while_held(live, held):
+    """torchrun is told to end, and has told its ranks, before the image is given that one of them waits for."""
+    live.wait_for(held.is_wanted, "that a rank waits for data")
+    live.process.send_signal(signal.SIGTERM)
+    live.wait_for(lambda: has_passed_on(live, "SIGTERM"), "that torchrun passes it on")
+    held.give()
+
+
 def reach(launch, run, step):
     """Wait until this many steps are on record."""
     launch.wait_for(lambda: trained_steps(run) >= step, f"step {step}")
 
 
-@pytest.mark.slow
 def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_nothing_had_been(
         words, run_dir, start_torchrun, run_torchrun, undisturbed):
     for rank, step, says in ((1, 1, "failed"), (0, 3, "running")):
@@ -68,7 +69,6 @@ def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_noth
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
-@pytest.mark.slow
 def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_itself(words, run_dir, start_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
     for rank, step in ((1, 2), (0, 5)):
@@ -80,7 +80,6 @@ def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_it
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
-@pytest.mark.slow
 def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
@@ -130,10 +129,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_restart_train
 def test_sigterm_in_the_first_batch_saves_a_step(own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=1)))
     live = start_torchrun(2, *own_words, "--workers", 0)
-    live.wait_for(held.is_wanted, "the first step's data")
-    live.process.send_signal(signal.SIGTERM)
-    live.wait_for(lambda: has_passed_on(live, "SIGTERM"), "that torchrun passes it on")
-    held.give()
+    terminate_while_held(live, held)
     assert assert_stopped(live, run_dir, "SIGTERM") in (1, 2)
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
 
@@ -143,10 +139,7 @@ def test_sigterm_in_an_evaluation_abandons_it_and_the_next_start_does_it_first(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "val", 0))
     live = start_torchrun(2, *own_words, "--workers", 0)
-    live.wait_for(held.is_wanted, "the first evaluation's data")
-    live.process.send_signal(signal.SIGTERM)
-    live.wait_for(lambda: has_passed_on(live, "SIGTERM"), "that torchrun passes it on")
-    held.give()
+    terminate_while_held(live, held)
     assert assert_stopped(live, run_dir, "SIGTERM") == 3
     assert [record["step"] for record in records(run_dir) if record["split"] == "val"] == []
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
