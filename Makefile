@@ -1,13 +1,12 @@
 # `make train` and `make test` each do all their own set-up in .venv, on a machine with Python >= 3.11 (with venv) and make.
 PYTHON ?= python3
 BIN := .venv/bin
-TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: train test faults soak lint prove accuracy benchmark size clean
 
 train: .venv/ready                  ## train the built-in digits on two processes
-	@$(TORCHRUN) --nproc-per-node=2 train.py
+	@NPROC_PER_NODE=2 ./launch.sh
 
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"
@@ -29,8 +28,8 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
 benchmark: .venv/ready              ## cost of --strategy exact against ddp, and of all safety, as ratios within one run
-	@$(TORCHRUN) --nproc-per-node=2 -m benchmarks.strategies
-	@$(TORCHRUN) --nproc-per-node=2 -m tests.cost_of_safety
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.cost_of_safety
 
 size:                               ## code lines without blanks, comments and docstrings
 	@$(PYTHON) benchmarks/size.py
