@@ -3,15 +3,19 @@
 The codes are those of sysexits.h where it has one, so that schedulers and scripts can act on them.
 """
 
+import errno
 import os
 import re
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import IntEnum
 from typing import NoReturn, TextIO
+
+LAST_WORDS_S = 5  # for a status file that cannot be written, a console that nobody reads
 
 
 class Exit(IntEnum):
@@ -54,6 +58,13 @@ def say(text: str, stream: TextIO | None = None) -> None:
         (stream or sys.stderr).flush()
 
 
+def bounded(work: Callable[[], None]) -> None:
+    """Do last work, or most of it: a disk that hangs, or a console that nobody reads any more, must not keep the process."""
+    last = threading.Thread(target=work, daemon=True)
+    last.start()
+    last.join(LAST_WORDS_S)
+
+
 def some(names: Iterable[str]) -> str:
     """A few of the names, for a message: "a, b, c, d, e and 7 more"."""
     names = list(names)
@@ -70,8 +81,9 @@ def explain(error: Exception) -> tuple[str, Exit]:
     if isinstance(error, UserError):
         return text, error.code
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
-        return (f"a data loading process (pid {found[1].strip()}) of rank {os.environ.get('RANK', 0)} was killed (out of memory?);"
-                " the same command continues; fewer --workers need less memory"), Exit.IO
+        reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if "Bus error" in f"{text}{error.__cause__}" else "out of memory?"
+        return (f"a data loading process (pid {found[1].strip()}) of rank {os.environ.get('RANK', 0)} was killed ({reason});"
+                f" the same command continues; fewer --workers need less memory{''.join(getattr(error, '__notes__', []))}"), Exit.IO
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
@@ -80,8 +92,17 @@ def explain(error: Exception) -> tuple[str, Exit]:
         host = socket.gethostname()
         return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({found[0] if found else first_line[:100]})", Exit.LOST_PEERS
     if isinstance(error, OSError):
-        return f"{type(error).__name__}: {text}", Exit.IO
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return f"{type(error).__name__}: {text}{'; make room, and the same command continues' if is_full else ''}", Exit.IO
     return text, Exit.INTERNAL
+
+
+def begin_start() -> None:
+    """Forget how torchrun's start before this one ended; on the first process of a node, as the first thing."""
+    path = os.environ.get("LOCKSTEP_EXIT_FILE")
+    if path and os.environ.get("LOCAL_RANK", "0") == "0":
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def exit_after(work: Callable[[], int]) -> NoReturn:
@@ -94,14 +115,18 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
     record_exit(code)
     is_known_to_all = isinstance(error, UserError) and not isinstance(error, RankError | PeerError)
     if error is not None and code == Exit.INTERNAL:
-        say("".join(traceback.format_exception(error)))
+        bounded(lambda: say("".join(traceback.format_exception(error))))
     elif error is not None and not isinstance(error, PeerError) and (not is_known_to_all or os.environ.get("RANK", "0") == "0"):
-        say(f"train.py: {message}")
-    with suppress(OSError):
-        sys.stdout.flush()
+        bounded(lambda: say(f"train.py: {message}"))
+    bounded(_flush)
     # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
     # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.
     os._exit(int(code))
+
+
+def _flush() -> None:
+    with suppress(OSError):
+        sys.stdout.flush()
 
 
 def record_exit(code: int) -> None:

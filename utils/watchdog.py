@@ -23,12 +23,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from utils.errors import Exit, PeerError, RankError, explain, record_exit, say, some
+from utils.errors import Exit, PeerError, RankError, bounded, explain, record_exit, say, some
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 BEAT_S = 0.5  # between two signs of life
 STORE_S = 2  # for an answer of the store, whose host may be gone
-LAST_WORDS_S = 5  # for a status file that cannot be written
 MARGIN_S = 5  # so much later than a rank that gets no data do those give up that wait for it
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -41,10 +40,11 @@ class Watchdog:
         self.at_end: Callable[[str, int, str], None] = lambda state, code, message: None  # told before the process is ended from here
         self.where: Callable[[], str] = lambda: "starting"
         self.reason: str | None = None  # why this process wants to stop
-        self._received: set[str] = set()  # names of signals
+        self._received: set[tuple[str, bool]] = set()  # names of signals, and whether torchrun passed them on
         self._doing, self._detail, self._limit_s, self._deadline = "", lambda: "", float("inf"), float("inf")
         self._began, self._stop_after_s = time.monotonic(), float("inf")
         self._rank, self._world_size, self._store, self._beat = int(os.environ.get("RANK", 0)), 1, None, 0
+        self._unanswered: Future | None = None  # what the store was asked in vain
         # torchrun kills its workers 30 s (or so many) after it has told them to end; a process that is stuck says where before that.
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         self._drain_s, self._is_draining, self._drains = max(grace_s / 2, grace_s - 5), False, True
@@ -92,7 +92,11 @@ class Watchdog:
         iterator, limit_s = iter(items), first_s
         while True:
             self.expect(f"{doing}, waiting for data", limit_s, detail)
-            item = next(iterator, None)
+            try:
+                item = next(iterator, None)
+            except RuntimeError as error:  # a data loading process was killed, say
+                error.add_note(detail())
+                raise
             if item is None:
                 return
             self.expect(doing, limit_s + MARGIN_S)
@@ -127,9 +131,10 @@ class Watchdog:
         found = signal.sigwaitinfo(self._signals)  # sigtimedwait gives garbage after a SIGCONT (Python 3.11)
         name, is_from_torchrun = signal.Signals(found.si_signo).name, found.si_pid in (0, self._torchrun)  # 0: the kernel, at its death
         # At a second Ctrl-C torchrun sends a SIGTERM. Else a repeated SIGTERM is ignored: schedulers send it twice.
-        if "SIGINT" in self._received and (name == "SIGINT" or (name == "SIGTERM" and self._torchrun)):
+        interrupts = {by_torchrun for received, by_torchrun in self._received if received == "SIGINT"}
+        if (interrupts and name == "SIGINT") or (True in interrupts and name == "SIGTERM" and is_from_torchrun and self._torchrun):
             self._leave("failed", f"rank {self._rank}: a second Ctrl-C, leaving without saving", 130)
-        self._received.add(name)
+        self._received.add((name, is_from_torchrun))
         reason = name if is_from_torchrun or not self._torchrun else f"{name} to rank {self._rank}"
         if self.is_stoppable:
             self._stop_at_once(reason, name == "SIGTERM" and is_from_torchrun)
@@ -143,13 +148,15 @@ class Watchdog:
 
     def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> NoReturn:
         silent = self.silent_peers() if may_be_for_a_peer else []  # torchrun ends the others, too, when one has died
-        left = self._said("left")
+        left, message = self._said("left"), f"stopped ({reason}); there was nothing to save"
         for rank, (code, told) in left.items():
             if code != Exit.STOPPED:
-                self._leave("failed", f"rank {rank}: {told}", code, is_said=False)
+                self._leave("failed", f"rank {rank}: {told}", code, shown="")
+            if " to rank " in told:  # then torchrun's signal is but a consequence, and no sign of nodes that come or go
+                message = told
         if silent := [rank for rank in silent if rank not in left]:
             self._leave("failed", f"rank {self._rank} lost its peers{_silence(silent)}", Exit.LOST_PEERS)
-        self._leave("stopped", f"stopped ({reason}); there was nothing to save", Exit.STOPPED, is_said=self._rank == 0)
+        self._leave("stopped", message, Exit.STOPPED, shown=None if self._rank == 0 else "")
 
     def _watch(self) -> None:
         time.sleep(BEAT_S)
@@ -160,26 +167,25 @@ class Watchdog:
     def _time_out(self) -> None:
         message = (f"rank {self._rank} on {socket.gethostname()} does not get on for {self._limit_s:g} s: {self._state()}"
                    " (--start-timeout, --step-timeout and --section-timeout are the limits)")
-        say(f"train.py: {message}")
-        faulthandler.dump_traceback(all_threads=True)
-        silent, told = self.silent_peers(), self._said("alive")
-        for rank in sorted(set(told) - {self._rank}):
-            say(f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}")
-        self._leave("failed", message, Exit.LOST_PEERS, is_said=False)
 
-    def _leave(self, state: str, message: str, code: int, is_said: bool = True) -> NoReturn:
+        bounded(lambda: say(f"train.py: {message}\n{_stacks()}"))
+        silent, told = self.silent_peers(), self._said("alive")
+        states = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
+                  for rank in sorted(set(told) - {self._rank})]
+        self._leave("failed", message, Exit.LOST_PEERS, shown="\n".join(states))
+
+    def _leave(self, state: str, message: str, code: int, shown: str | None = None) -> NoReturn:
+        """End the process. shown: what is printed instead of the message."""
         self._say(f"left/{self._rank}", [code, message])
         record_exit(code)
-        if is_said:
-            say(f"train.py: {message}")
+        if text := f"train.py: {message}" if shown is None else shown:
+            bounded(lambda: say(text))
 
         def end() -> None:
             with suppress(OSError):
                 self.at_end(state, code, message)
 
-        last = threading.Thread(target=end, daemon=True)  # a disk that hangs or is full must not keep the process
-        last.start()
-        last.join(LAST_WORDS_S)
+        bounded(end)
         os._exit(code)
 
     def _state(self) -> str:
@@ -198,9 +204,9 @@ class Watchdog:
         return self._ask(lambda store: {rank: json.loads(store.get(name)) for rank, name in names.items() if store.check([name])}) or {}
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
-        """The store's answer; None where it gives none in time: torchrun is gone, or its host. Nobody asks it again then."""
+        """The store's answer; None where it gives none in time: torchrun is gone, or its host, or stopped for a while."""
         store, answer = self._store, Future()
-        if store is None:
+        if store is None or not (self._unanswered is None or self._unanswered.done()):
             return None
 
         def ask() -> None:
@@ -212,9 +218,11 @@ class Watchdog:
         threading.Thread(target=ask, daemon=True).start()  # not even check() and get() keep to the store's own time-out
         try:
             return answer.result(STORE_S)
-        except (RuntimeError, TimeoutError):  # what to do is not decided here
+        except RuntimeError:  # the connection is lost; what to do is not decided here
             self._store = None
-            return None
+        except TimeoutError:
+            self._unanswered = answer
+        return None
 
     def _beats(self) -> dict[int, int]:
         return {rank: told["beat"] for rank, told in self._said("alive").items()}
@@ -226,8 +234,16 @@ def _for_ever(work: Callable[[], None]) -> NoReturn:
             work()
     except BaseException:  # a process that nobody watches could be stopped by nothing but a SIGKILL
         record_exit(Exit.INTERNAL)
-        say(traceback.format_exc())
+        text = traceback.format_exc()
+        bounded(lambda: say(text))
         os._exit(Exit.INTERNAL)
+
+
+def _stacks() -> str:
+    """Where every thread is. Not straight to a console: faulthandler would hold the interpreter while that takes nothing."""
+    file = os.memfd_create("stacks")
+    faulthandler.dump_traceback(file, all_threads=True)
+    return os.pread(file, 1 << 20, 0).decode(errors="replace")
 
 
 def _silence(ranks: list[int]) -> str:

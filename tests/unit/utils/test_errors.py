@@ -16,32 +16,39 @@ from torch.utils.data import DataLoader
 from utils.errors import Exit, explain, say
 
 ROOT = Path(__file__).parents[3]
-KILLED = "a data loading process (pid {pid}) of rank 2 was killed (out of memory?); the same command continues; fewer --workers need less"
+KILLED = "a data loading process (pid {pid}) of rank 2 was killed ({reason}); the same command continues; fewer --workers need less memory"
+FULL = "/dev/shm is full: docker run --ipc=host, or --shm-size"
+
+
 class Killed:
+    def __init__(self, number):
+        self.number = number
+
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), self.number)
 
 
-def test_a_data_loading_process_that_was_killed_is_74_with_its_pid(monkeypatch):
+@pytest.mark.parametrize("number, reason", [(signal.SIGKILL, "out of memory?"), (signal.SIGBUS, FULL)])
+def test_a_data_loading_process_that_was_killed_is_74_with_its_pid_a_likely_reason_and_what_was_noted(monkeypatch, number, reason):
     monkeypatch.setenv("RANK", "2")
-    iterator = iter(DataLoader(Killed(), num_workers=1, multiprocessing_context="fork"))
+    iterator = iter(DataLoader(Killed(number), num_workers=1, multiprocessing_context="fork"))
     [worker] = iterator._workers
     with pytest.raises(RuntimeError) as error:
         next(iterator)
-    message, code = explain(error.value)
-    assert (code, message.startswith(KILLED.format(pid=worker.pid))) == (Exit.IO, True), message
+    error.value.add_note(" (a.png is being read)")
+    assert explain(error.value) == (KILLED.format(pid=worker.pid, reason=reason) + " (a.png is being read)", Exit.IO)
 
 
-@pytest.mark.parametrize("text, pids", [
-    ("DataLoader worker (pid 71) is killed by signal: Killed. ", "71"),
-    ("DataLoader worker (pid(s) 71, 72) exited unexpectedly", "71, 72")])
-def test_both_of_torchs_ways_to_say_so_are_understood(monkeypatch, text, pids):
+@pytest.mark.parametrize("text, pids, reason", [
+    ("DataLoader worker (pid 71) is killed by signal: Killed. ", "71", "out of memory?"),
+    ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that", "71", FULL),
+    ("DataLoader worker (pid(s) 71, 72) exited unexpectedly", "71, 72", "out of memory?")])
+def test_both_of_torchs_ways_to_say_so_are_understood(monkeypatch, text, pids, reason):
     monkeypatch.setenv("RANK", "2")
-    message, code = explain(RuntimeError(text))
-    assert (code, message.startswith(KILLED.format(pid=pids))) == (Exit.IO, True), message
+    assert explain(RuntimeError(text)) == (KILLED.format(pid=pids, reason=reason), Exit.IO)
 
 
 @pytest.mark.parametrize("error, found", [

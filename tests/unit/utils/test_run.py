@@ -17,7 +17,7 @@ from utils import run as run_module
 from utils.checkpoint import Progress
 from utils.command_line import parse_command_line
 from utils.config import OPERATIONAL, kinds, settings
-from utils.errors import Exit, PeerError, UserError
+from utils.errors import Exit, PeerError, UserError, begin_start, record_exit
 from utils.run import Run, acts_fresh, cache_path, early_device, finish_early, open_run, run_path, write_atomically
 
 ROOT = Path(__file__).parents[3]
@@ -564,7 +564,8 @@ def leave(work, **environment):
     ("fail(UserError('no such', Exit.NO_INPUT))", "1", 66, ""),  # rank 0 says what all know
     ("fail(RankError('unreadable', Exit.BAD_DATA))", "1", 65, "train.py: unreadable\n"),
     ("fail(PeerError('rank 1: it ended', Exit.STOPPED))", "0", 75, ""),  # which has said so itself
-    ("fail(OSError(28, 'No space left'))", "1", 74, "train.py: OSError: [Errno 28] No space left\n")])
+    ("fail(OSError(28, 'No space left'))", "1", 74,
+     "train.py: OSError: [Errno 28] No space left; make room, and the same command continues\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
     assert leave(work, RANK=rank) == (code, message)
 
@@ -578,3 +579,17 @@ def test_the_first_abnormal_end_of_a_node_names_the_exit_code(tmp_path):
     file = tmp_path / "exit"
     codes = [leave(work, LOCKSTEP_EXIT_FILE=str(file))[0] for work in ("Exit.DONE", "Exit.BAD_DATA", "Exit.LOST_PEERS")]
     assert (codes, file.read_text()) == ([0, 65, 76], "65\n")
+
+
+@pytest.mark.parametrize("environment, first, then", [({}, "76\n", "65\n"), ({"LOCAL_RANK": "0"}, "76\n", "65\n"),
+                                                      ({"LOCAL_RANK": "1"}, "76\n", "76\n"), ({"LOCAL_RANK": "0"}, None, "65\n")])
+def test_how_the_start_before_ended_is_forgotten_by_the_first_process_of_a_node_alone(monkeypatch, environment, first, then):
+    monkeypatch.delenv("LOCKSTEP_EXIT_FILE", raising=False)
+    begin_start()  # without launch.sh there is no such file
+    for name, value in (environment | {"LOCKSTEP_EXIT_FILE": "exit"}).items():
+        monkeypatch.setenv(name, value)
+    if first:
+        Path("exit").write_text(first)
+    begin_start()
+    record_exit(Exit.BAD_DATA)
+    assert Path("exit").read_text() == then

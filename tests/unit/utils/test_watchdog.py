@@ -21,7 +21,7 @@ LIMIT_S = 60  # of one process
 BEGINNING = f"""
 import ctypes, json, os, signal, sys, threading, time
 from types import SimpleNamespace
-from utils import watchdog as module
+from utils import errors, watchdog as module
 from utils.watchdog import SIGNALS, Watchdog, end_with_parent
 
 signal.alarm({LIMIT_S})  # whatever goes wrong: it ends, and the test with it (a child needs its own)
@@ -68,6 +68,7 @@ def until(is_so):
     while not is_so():
         time.sleep(0.001)
 """
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}  # the test is the parent, as torchrun would be
 
 
 @pytest.fixture
@@ -174,16 +175,27 @@ until(lambda: False)
     assert (process.returncode, "does not get on for 0 s: starting, saving" in err) == (76, True)
 
 
-def test_a_second_ctrl_c_leaves_without_saving(start, tmp_path):
-    process = start(NOTED, RANK="3")
+@pytest.mark.parametrize("second, environment", [(signal.SIGINT, {}), (signal.SIGINT, TORCHRUN), (signal.SIGTERM, TORCHRUN)])
+def test_a_second_ctrl_c_leaves_without_saving(start, tmp_path, second, environment):
+    process = start(NOTED, RANK="3", **environment)
     line_of(process)
     process.send_signal(signal.SIGINT)
     first = line_of(process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(second)  # SIGTERM: so torchrun passes it on
     out, err = process.communicate(timeout=LIMIT_S)
     message = "rank 3: a second Ctrl-C, leaving without saving"
     assert (first, out, err, process.returncode, (tmp_path / "exit").read_text()) == (
         "SIGINT True", f"at_end failed 130 {message}\n", f"train.py: {message}\n", 130, "130\n")
+
+
+@pytest.mark.parametrize("environment, first", [({}, "SIGINT True"), (TORCHRUN, "SIGINT to rank 0 True")])
+def test_a_sigterm_after_a_ctrl_c_that_torchrun_did_not_pass_on_is_no_second_one(start, environment, first):
+    process = start(NOTED, **environment)
+    line_of(process)
+    subprocess.run(["kill", "-INT", str(process.pid)], check=True)  # by a process that is not its parent
+    answers = [line_of(process)]
+    process.send_signal(signal.SIGTERM)
+    assert [*answers, line_of(process)] == [first, "SIGTERM True"]
 
 
 WAYS_TO_BE_STUCK = {
@@ -265,7 +277,7 @@ never_ends()
 
 def test_what_is_told_at_the_end_is_waited_for_a_while_and_no_longer_and_the_exit_code_is_known_before(start, tmp_path):
     process = start("""
-module.LAST_WORDS_S = 0.2
+errors.LAST_WORDS_S = 0.2
 def hang(*words):
     told(open(os.environ["LOCKSTEP_EXIT_FILE"]).read().strip())
     threading.Event().wait()
@@ -292,25 +304,28 @@ time.sleep(1000)
     assert (process.communicate(timeout=LIMIT_S)[0], process.returncode) == ("train.py: 75\n", 75)
 
 
-CLOSED = """
-reading, writing = os.pipe()
-os.close(reading)
-os.dup2(writing, 1)
-os.dup2(writing, 2)
-"""
+TAKES_NO_MORE = {
+    "a closed pipe": "reading, writing = os.pipe(); os.close(reading)", "a full disk": "writing = os.open('/dev/full', os.O_WRONLY)",
+    "a full pipe that nobody reads": """
+errors.LAST_WORDS_S, (reading, writing) = 0.2, os.pipe()
+os.set_blocking(writing, False)
+try:
+    while os.write(writing, bytes(4096)): pass
+except BlockingIOError:
+    os.set_blocking(writing, True)"""}
 
 
 @pytest.mark.parametrize("program, code", [
     ("Watchdog(); os.kill(os.getpid(), signal.SIGTERM)", 75),
-    ("watchdog = Watchdog(); watchdog.is_stoppable = False\nfor _ in range(2): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.1)", 130),
+    ("watchdog = Watchdog(); watchdog.is_stoppable = False\n"
+     "for _ in range(2): os.kill(os.getpid(), signal.SIGINT); until(lambda: watchdog.reason)", 130),
     ("watchdog = Watchdog(); watchdog.meet(Peers(), 0, 3); watchdog.expect('training', 0)", 76),
     ("def fail(): raise KeyError\nwatchdog = Watchdog(); watchdog.where = fail", 70)],
     ids=["a stop", "a second Ctrl-C", "a deadline", "a bug in the watchdog"])
-@pytest.mark.parametrize("end", [CLOSED, "full = os.open('/dev/full', os.O_WRONLY); os.dup2(full, 1); os.dup2(full, 2)\n"],
-                         ids=["a closed pipe", "a full disk"])
+@pytest.mark.parametrize("end", TAKES_NO_MORE.values(), ids=TAKES_NO_MORE)
 def test_a_console_that_takes_no_more_keeps_no_process_from_leaving(start, tmp_path, program, code, end):
-    process = start(f"{end}{program}\nuntil(lambda: False)")
-    assert (process.wait(LIMIT_S), (tmp_path / "exit").read_text()) == (code, f"{code}\n")
+    process = start(f"{end}\nos.dup2(writing, 1); os.dup2(writing, 2)\n{program}\nuntil(lambda: False)")
+    assert (process.wait(LIMIT_S / 6), (tmp_path / "exit").read_text()) == (code, f"{code}\n")
 
 
 # --- a bug in the watchdog
@@ -424,6 +439,19 @@ def test_the_first_item_has_longer_than_the_others_and_work_longer_than_waiting_
     assert ("".join(out.split()), process.returncode, err.splitlines()[:1]) == (seen, 76 if doing else 0, [message] if doing else [])
 
 
+def test_an_error_of_the_items_says_what_was_being_loaded(start):
+    process = start("""
+def items():
+    yield "a"
+    raise RuntimeError("killed")
+try:
+    list(Watchdog().each(items(), "training", 1000, 1000, lambda: " (a.png)"))
+except RuntimeError as error:
+    told(error, error.__notes__)
+""")
+    assert line_of(process) == "killed [' (a.png)']"
+
+
 def test_stop_after_is_a_reason_once_its_time_is_over(start):
     process = start("""
 module.time = clock = Clock()
@@ -438,8 +466,8 @@ told(before, early, watchdog.wants_to_stop(), watchdog.reason)
     assert line_of(process) == "False False True --stop-after"
 
 
-# The test is the parent, as torchrun would be. The SIGHUP that the process sends to itself afterwards is not from torchrun; once
-# it is the reason, all that the signal before it leads to has been done.
+# The SIGHUP that the process sends to itself afterwards is not from torchrun; once it has been received, all that the signal before
+# it leads to has been done.
 DRAINING = """
 module.time, module.socket.gethostname = Clock(), lambda: "host"
 clock, watchdog = module.time, Watchdog()
@@ -449,7 +477,7 @@ watchdog.expect("training", 1000)
 told("ready")
 until(lambda: watchdog.reason)
 os.kill(os.getpid(), signal.SIGHUP)
-until(lambda: "SIGHUP" in watchdog._received)
+until(lambda: ("SIGHUP", False) in watchdog._received)
 for seconds in {passes}:
     clock.passes(seconds)
     {then}
@@ -457,7 +485,6 @@ told("alive")
 clock.passes({last})
 until(lambda: False)
 """
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -572,26 +599,38 @@ until(lambda: False)
         "  rank 2 on host-2: step 9, evaluation, silent since then"}
 
 
-def test_without_a_store_or_with_one_that_is_gone_no_peer_is_named_and_signals_still_arrive(start):
-    process = start("""
-class Gone(Store):
-    is_gone = False
-    def get(self, *words):
-        if self.is_gone:
-            raise RuntimeError("Connection reset by peer")
-        return super().get(*words)
-    set = check = get
+@pytest.mark.parametrize("answer, is_asked_again", [
+    ("raise RuntimeError('Connection reset by peer')", False), ("Ailing.is_well.wait()", True)], ids=["lost", "late"])
+def test_a_store_that_is_lost_is_asked_no_more_and_one_that_is_late_by_one_thread_until_it_has_answered(start, answer, is_asked_again):
+    process = start(f"""
+module.STORE_S = 0.1
+class Ailing(Store):
+    asked, is_well = [], threading.Event()
+    def answer(self, *words):
+        self.asked.append(words)
+        {answer}
+    set = check = get = answer
 
-watchdog = Watchdog()
+def beats(number):
+    enough = len(begun) + number
+    until(lambda: len(begun) >= enough)
+
+begun, watchdog = [], Watchdog()
+watchdog.where = lambda: begun.append(0) or "at a beat"
 alone = watchdog.silent_peers()
-Gone.is_gone = True
-watchdog.meet(Gone(), 0, 2)
-told(alone, watchdog.silent_peers())
+watchdog.meet(Ailing(), 0, 2)
+until(lambda: Ailing.asked)
+beats(10)
+told(alone, watchdog.silent_peers(), len(Ailing.asked))
+Ailing.is_well.set()
+until(lambda: threading.active_count() == 3)  # the watchdog's two and this one: nobody asks
+beats(3)
+told(len(Ailing.asked) > 1)
 time.sleep(1000)
 """)
-    answer = line_of(process)
+    answers = [line_of(process), line_of(process)]
     process.send_signal(signal.SIGTERM)
-    assert (answer, process.wait(LIMIT_S)) == ("[] []", 75)
+    assert (answers, process.wait(LIMIT_S)) == (["[] [] 1", str(is_asked_again)], 75)
 
 
 GETS_NO_ANSWER = {"an error": "raise RuntimeError('wait timeout after 2000ms')", "an error after a while":
@@ -684,6 +723,7 @@ told("ready")
 time.sleep(1000)
 """
 STOPPED = "stopped (SIGTERM); there was nothing to save"
+ALONE = "stopped (SIGUSR1 to rank 1); there was nothing to save"
 LOST = "rank 0 lost its peers; rank 1 shows no sign of life"
 UNREADABLE = "rank 1: cannot read a.png"
 ONE_LEFT = "Peers.living = (2,); Store.values['left/1'] = json.dumps([{}, {!r}])"
@@ -692,7 +732,7 @@ BECOMES = {
     "one left with an error": (ONE_LEFT.format(65, "cannot read a.png"), UNREADABLE, 65),
     "one left with an error, and another one is silent": (
         ONE_LEFT.format(65, "cannot read a.png") + "; Peers.living = ()", UNREADABLE, 65),
-    "one stopped": (ONE_LEFT.format(75, STOPPED), STOPPED, 75),
+    "one stopped": (ONE_LEFT.format(75, STOPPED.replace("TERM", "INT")), STOPPED, 75), "it alone": (ONE_LEFT.format(75, ALONE), ALONE, 75),
     "one stopped, and another one is silent": (
         ONE_LEFT.format(75, STOPPED).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
     "a second Ctrl-C ended one": (ONE_LEFT.format(130, "rank 1: a second Ctrl-C"), "rank 1: rank 1: a second Ctrl-C", 130)}
@@ -705,15 +745,16 @@ def test_a_sigterm_of_torchrun_with_nothing_to_save_has_the_code_of_what_became_
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=LIMIT_S)
     state = "stopped" if code == 75 else "failed"
-    is_told = message in (STOPPED, LOST)  # a peer that left with an error has said so itself
+    is_told = message in (STOPPED, ALONE, LOST)  # a peer that left with an error has said so itself
     assert (out, err, process.returncode, (tmp_path / "exit").read_text()) == (
         f"at_end {state} {code} {message}\n", f"train.py: {message}\n" if is_told else "", code, f"{code}\n")
 
 
-@pytest.mark.parametrize("living, code, said", [
-    ("1, 2", 75, ""), ("1,", 76, "train.py: rank 1 lost its peers; rank 2 shows no sign of life\n")])
-def test_that_a_peer_is_silent_is_said_by_each_that_lost_it_and_a_stop_by_rank_0_alone(start, living, code, said):
-    process = start(AT_START.format(peers=f"Peers.living = ({living})", then=""), RANK="1", **TORCHRUN)
+@pytest.mark.parametrize("peers, code, said", [
+    ("", 75, ""), (ONE_LEFT.format(75, ALONE).replace("1'", "2'"), 75, ""),
+    ("Peers.living = (1,)", 76, "train.py: rank 1 lost its peers; rank 2 shows no sign of life\n")])
+def test_that_a_peer_is_silent_is_said_by_each_that_lost_it_and_a_stop_by_rank_0_alone(start, peers, code, said):
+    process = start(AT_START.format(peers=peers, then=""), RANK="1", **TORCHRUN)
     line_of(process)
     process.send_signal(signal.SIGTERM)
     assert (process.communicate(timeout=LIMIT_S)[1], process.returncode) == (said, code)
