@@ -20,9 +20,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from utils.errors import Exit, UserError, begin_start, exit_after, say
 from utils.watchdog import Watchdog
 
 if __name__ == "__main__":
+    begin_start()
     WATCHDOG = Watchdog()  # first of all: signals are its business from here on
 
 from data import demo
@@ -44,14 +46,13 @@ from models.tasks.base import Task
 from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
 from utils.checkpoint import Checkpoints
 from utils.distributed import Agreement, World
-from utils.errors import Exit, UserError, exit_after, say
 from utils.log import json_line
 from utils.metrics import Totals
 from utils.optim import set_lr
 from utils.parallel import load_strategy
 from utils.parallel.base import Strategy
 from utils.precision import Precision, settle_arithmetic
-from utils.run import Run, early_device, open_run
+from utils.run import Run, early_device, open_run, require_same_program
 from utils.seed import seed_micro_batch
 
 
@@ -59,6 +60,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
     """Train, or evaluate, as `config` says. given: names of the settings that the user gave. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective. Leaving it ends the process group.
+        require_same_program(config, world)  # Collective.
         note = partial(say, stream=console) if world.is_main else lambda text: None
         with open_run(config, world, note) as run, watchdog.telling_peers():  # Collective.
             watchdog.at_end = run.status
@@ -71,7 +73,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, watchdog, world)
             training = prepare(config, given, task, precision, run, watchdog, world)
-            with closing(training.log):
+            with closing(training.log), closing(training.checkpoints):
                 return train(training)
 
 
@@ -103,10 +105,11 @@ def train(t: Training) -> Exit:
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample; leaves early on an agreed stop. Collective."""
     optimizer, sampler, limits = t.state.optimizer, t.train_loader.batch_sampler, t.config.faults
+    first_s = limits.start_timeout if t.state.progress.step == t.first_step else limits.step_timeout
     t.throughput.restart()
     sampler.set_position(t.state.progress.epoch, t.state.progress.sample_offset)  # what set_epoch is to DistributedSampler
     t.strategy.module.train()
-    loader = t.watchdog.each(t.throughput.waiting(t.train_loader), "training", limits.start_timeout, limits.step_timeout,
+    loader = t.watchdog.each(t.throughput.waiting(t.train_loader), "training", first_s, limits.step_timeout,
                              t.train_loader.dataset.reading)
     for micro_batches in loader:  # one global batch = one optimizer step; this rank's micro-batches of it
         step, start = t.state.progress.step, t.state.progress.sample_offset

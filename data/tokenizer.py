@@ -41,7 +41,7 @@ def settle_tokenizer(
             run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
         return _digest(folder)
 
-    run.require_same("tokenizer", world.once(keep), f"the tokenizer in {folder}")
+    run.require_same("tokenizer", world.once(keep, takes_long=True), f"the tokenizer in {folder}")
     return load_tokenizer(str(folder))
 
 

@@ -49,6 +49,7 @@ class Training:
     train_loader: DataLoader
     eval_loader: DataLoader
     schedule: Callable[[int], float]
+    first_step: int  # of this start: steps that were done before it
     total_steps: int  # of the run
     last_step: int  # of this start: total_steps, or earlier by --stop-after
 
@@ -88,6 +89,7 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
         train_loader=build_loader(task.train_set, task.collate, sampler, workers, world),
         eval_loader=build_loader(task.eval_set, task.collate, eval_sampler, workers, world),
         schedule=build_schedule(config.optim, total_steps),
+        first_step=done.step,
         total_steps=total_steps,
         last_step=min(total_steps, done.step + stop_steps) if stop_steps else total_steps)
 

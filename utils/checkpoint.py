@@ -10,7 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from utils.errors import Exit, UserError
 from utils.parallel.base import Strategy
 
 SEEN_WITHIN_S = 30  # a shared file system may show a file late
+LAST_SAVE_S = 20  # for the save under way, where a failure ends the run; torchrun kills after 30 s
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,11 @@ class Checkpoints:
         began = time.monotonic()
         self._world.once(lambda: self._pending and self._pending.result())
         self.stall_s += time.monotonic() - began
+
+    def close(self) -> None:
+        """Give the save under way some time: what ends the run is no reason to lose it. Its own error is told by flush, or by nobody."""
+        if self._pending is not None:
+            wait([self._pending], LAST_SAVE_S)
 
     def cost(self) -> str:
         """What the saves of this start have cost, in words."""

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
-from utils.errors import Exit, PeerError, RankError, UserError
+from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.watchdog import Watchdog
 
-DATA_TIMEOUT = timedelta(hours=12)  # one rank of each node works: scans, downloads, tokenizes
+DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,10 @@ class World:
         dist.broadcast(tensor, src=0, group=self.control if tensor.device.type == "cpu" else None)
         return tensor
 
-    def once(self, work: Callable[[], Any], per_node: bool = False) -> Any:
+    def once(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False) -> Any:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
+        They wait for --section-timeout, or where it is about all the data (per_node, takes_long) for hours.
         Returns rank 0's result, which must be JSON, on every rank. An error of `work` is raised on every rank: the barrier
         carries the answer, and where a rank does not come it names the missing one.
         """
@@ -104,9 +105,9 @@ class World:
             try:
                 answer = {"value": work()}
             except Exception as error:  # told to all ranks, and raised again below
-                failure = error
-                answer = {"error": str(error) or repr(error), "code": int(getattr(error, "code", _code_of(error)))}
-        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node else self.section_timeout, wait_all_ranks=True)
+                failure, (message, code) = error, explain(error)
+                answer = {"error": message or repr(error), "code": int(code)}
+        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node or takes_long else self.section_timeout, wait_all_ranks=True)
         answers = self.gather(answer)
         if failure is not None:
             raise failure
@@ -130,10 +131,6 @@ class World:
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.control)
         return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
-
-
-def _code_of(error: Exception) -> Exit:
-    return Exit.IO if isinstance(error, OSError) else Exit.INTERNAL
 
 
 def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

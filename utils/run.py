@@ -15,6 +15,7 @@ import shlex
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -128,6 +129,7 @@ class Run:
         self.cores_per_process: int = facts["cores_per_process"]  # of rank 0's node
         self.where: Callable[[], Any] = lambda: None  # the run's Progress, once it has one
         self._writes, self._facts, self._lock = writes, dict(facts), None
+        self._writing = threading.Lock()
 
     def settle(self, name: str, given: Any, derive: Callable[[], Any]) -> Any:
         """What a setting whose value may be `auto` means in this run: resolved at the first start, kept from then on."""
@@ -152,7 +154,8 @@ class Run:
     def write_json(self, name: str, values: Mapping[str, Any]) -> None:
         """Write RUN/name."""
         if self._writes:
-            write_atomically(self.path / name, json.dumps(values, indent=1))
+            with self._writing:  # the watchdog may end the process while the main thread does, too
+                write_atomically(self.path / name, json.dumps(values, indent=1))
 
     def replace_folder(self, name: str, write: Callable[[Path], None]) -> None:
         """Write RUN/name anew under a temporary name and rename it into place."""
@@ -239,6 +242,15 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     run._lock = lock[-1] if lock else None
     run.status("running")
     return run
+
+
+def require_same_program(config: Config, world: Any) -> None:
+    """Raise UserError (65) on every rank where settings, code or torch differ between nodes: each would compute its own. Collective."""
+    of_a_node = ("data", "config", "run_dir", "workers", "nproc_per_node")  # paths may differ, and data are compared by content
+    values = {name: value for name, value in settings(config).items() if name not in of_a_node}
+    world.require_same(json.dumps(values, sort_keys=True), "the settings")
+    world.require_same(_code_digest(), "the program")
+    world.require_same(metadata.version("torch"), "torch's version")
 
 
 def _facts(last: Mapping[str, Any], world: Any) -> dict[str, Any]:

@@ -231,19 +231,31 @@ def writer():
     writer.may_go.set()
 
 
-def test_the_training_does_not_wait_for_a_save_and_flush_does(world, checkpoints_of, folder, writer):
+@pytest.mark.parametrize("wait", [Checkpoints.flush, Checkpoints.close])
+def test_the_training_does_not_wait_for_a_save_and_flush_and_close_do(world, checkpoints_of, folder, writer, wait):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
     checkpoints.save(state, writer)
     is_under_way = writer.came.wait(LIMIT_S)
     seen = names_of(folder)
-    flushing = Thread(target=lambda: (checkpoints.flush(), seen.append("flushed")))
-    flushing.start()
-    flushing.join(0.1)  # if it did not wait, it would have its moment
+    waiting = Thread(target=lambda: (wait(checkpoints), seen.append("waited")))
+    waiting.start()
+    waiting.join(0.1)  # if it did not wait, it would have its moment
     seen.append("held")
     writer.may_go.set()
-    flushing.join(LIMIT_S)
-    assert (is_under_way, seen, names_in(folder)) == (True, ["held", "flushed"], ["step-0000000001-g1"])
+    waiting.join(LIMIT_S)
+    assert (is_under_way, seen, names_in(folder)) == (True, ["held", "waited"], ["step-0000000001-g1"])
+
+
+def test_close_does_not_wait_for_ever(world, checkpoints_of, folder, writer, monkeypatch):
+    monkeypatch.setattr("utils.checkpoint.LAST_SAVE_S", 0.01)
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    checkpoints.save(state, writer)
+    checkpoints.close()
+    writer.may_go.set()
+    checkpoints.flush()  # had it waited for the writer, that would have given up
+    assert names_in(folder) == ["step-0000000001-g1"]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -333,6 +345,7 @@ def test_an_error_of_the_writer_is_known_before_anybody_waits_for_it_and_ends_th
         with pytest.raises(UserError, match="the disk is full") as refused:
             wait()
         codes.append(refused.value.code)
+    checkpoints.close()  # raises nothing
     assert (known, codes, written, contents(folder)) == ([False, True], [Exit.IO] * 3, [], before)
 
 
@@ -345,7 +358,7 @@ def test_a_save_that_came_through_is_no_error(world, checkpoints_of):
 
 def test_where_nothing_was_saved_there_is_nothing_to_wait_for(checkpoints_of):
     checkpoints, _ = checkpoints_of()
-    assert (checkpoints.flush(), checkpoints.has_failed()) == (None, False)
+    assert (checkpoints.flush(), checkpoints.close(), checkpoints.has_failed()) == (None, None, False)
 
 
 def test_the_seconds_that_the_training_waited_are_counted(world, checkpoints_of, writer, monkeypatch):
