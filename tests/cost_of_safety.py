@@ -48,7 +48,7 @@ class NoWatchdog:
 class NoAgreement:
     """Nothing is said and nothing is heard."""
 
-    stop = False
+    stop = error = False
 
     def exchange(self, *ignored: Any) -> Agreed:
         """Nothing."""
@@ -90,12 +90,13 @@ def main() -> None:
 def compare(safe: train.Training, bare: train.Training, watchdog: Watchdog, world: World) -> None:
     """Epochs in turn; the table."""
     train.warm_up(safe)
-    norm, save_is_due = safe.strategy.clip_grad_norm_, safe.checkpoints.is_due
+    norm, save_is_due, store = safe.strategy.clip_grad_norm_, safe.checkpoints.is_due, watchdog._store
     times: dict[str, list[float]] = {"with": [], "with, and a checkpoint every 6 steps": [], "without": []}
     for i in range(ROUNDS + 1):
         for name, found in times.items():
             t = bare if name == "without" else safe
             safe.strategy.clip_grad_norm_ = norm if t is safe else lambda limit: torch.zeros(())
+            watchdog._store = store if t is safe else None  # no signs of life either
             safe.checkpoints.is_due = save_is_due if "checkpoint" in name else lambda step: False
             dist.barrier()
             began = time.perf_counter()

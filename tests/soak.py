@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Launch, write_photos, write_texts
+from tests.faults.launches import OWN_STACK
 from tests.run_directory import outcome, trained_steps
+from utils.errors import Exit
 
 COMMON = ["--global-batch-size", 24, "--micro-batch-size", 4, "--threads", 1, "--precision", "bf16", "--log-every", 1, "--save-every", 4,
           "--ledger"]
@@ -31,7 +33,9 @@ IMAGES = ["--model", "mobilenet_v3_small", "--image-size", 32, "--epochs", 8]
 TEXTS = ["--task", "masked-lm", "--model", "bert-tiny", "--vocab-size", 200, "--max-length", 32, "--epochs", 8]
 SAMPLES = 57
 GONE_S = 10  # within which no process of a launch that has ended may be left
+IDLE_STARTS = 25  # in a row, none of which makes a step: more than kills account for
 LIMIT_S = 120  # for a launch to make a step
+EXPECTED = (0, Exit.IO, Exit.STOPPED, Exit.LOST_PEERS)  # done; a data loading process, torchrun, a rank was killed
 
 
 @dataclass
@@ -106,8 +110,12 @@ class Soak:
     def one_run(self, run: Path, kills: int) -> None:
         """Start, kill, start again, until the run is finished."""
         launch, pending, said = None, None, ""  # pending: (time of the last kill, step reached) until a new step is seen
+        starts_at: list[int] = []  # the step that the run was at, of every start
         while True:
             if launch is None:
+                starts_at.append(trained_steps(run))
+                if starts_at[-IDLE_STARTS:] == [starts_at[-1]] * IDLE_STARTS:
+                    raise AssertionError(f"{IDLE_STARTS} starts without a step")
                 launch = self.start(run, self.draw.choice(self.kind.processes), self.draw.choice((0, 2)))
             # A third of the kills come while the processes start, the others while they train.
             at, wants_step = time.monotonic() + self.draw.uniform(0, 8), self.draw.random() < 2 / 3
@@ -149,7 +157,7 @@ class Soak:
         return name, self.draw.choice(sorted(found[name]))
 
     def ended(self, launch: Launch) -> Any:
-        """The result of a launch whose torchrun has ended or was killed; nothing of it may be left."""
+        """The result of a launch whose torchrun has ended or was killed: nothing is left of it, no start failed by itself."""
         launch.process.wait()
         deadline = time.monotonic() + GONE_S
         while left := launch.parents():
@@ -158,6 +166,8 @@ class Soak:
                 raise AssertionError(f"{len(left)} processes left: {left} {launch._result().text}")
             time.sleep(0.02)
         result = launch._result()
+        if result.code not in EXPECTED or OWN_STACK in result.err:
+            raise AssertionError(f"a start failed: {result.text}")
         shutil.rmtree(launch.folder)
         return result
 

@@ -15,8 +15,9 @@ from tests.faults.launches import (
     image_of,
     ledger,
     sample_of,
+    traced,
 )
-from tests.run_directory import outcome, status
+from tests.run_directory import newest_checkpoint, outcome, status
 from utils.errors import Exit
 
 
@@ -57,6 +58,18 @@ def test_a_vanished_image_that_is_skipped_is_listed_and_counts_as_done(words, ow
     assert sum(len(samples) for line in ledger(run_dir) for samples in line["samples"]) == EPOCHS * NUM_TRAIN
     assert outcome(run_dir)["records"][:2] == outcome(undisturbed)["records"][:2]
     assert outcome(run_dir)["weights"] != outcome(undisturbed)["weights"]
+
+
+@pytest.mark.slow
+def test_a_save_under_way_is_finished_where_another_rank_fails(words, own_photos, run_dir, start_torchrun):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    image_of(own_photos, "train", sample_of(rank=1, step=3)).write_bytes(b"")
+    live = start_torchrun(2, *words)
+    live.wait_for(held.is_wanted, "the second step's data")
+    with traced(live.rank(0), run_dir.parent, "fsync:delay_enter=500000"):  # microseconds
+        held.give()
+        assert_failed(live, run_dir, Exit.BAD_DATA, "cannot read ", within_s=60)
+    assert newest_checkpoint(run_dir).name == "step-0000000002-g1"
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from tests.faults.launches import (
     messages,
     sample_of,
 )
-from tests.run_directory import trained_steps
 from utils.errors import Exit
 from utils.watchdog import BEAT_S, MARGIN_S
 
@@ -34,28 +33,33 @@ def words(own_photos, run_dir):
 
 
 @pytest.mark.slow  # torchrun gives the frozen one 30 s
-def test_a_frozen_rank_is_named_with_the_place_where_it_fell_silent(words, run_dir, start_torchrun, run_torchrun, undisturbed):
-    live = start_torchrun(2, *words, *SHORT)
-    live.wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+def test_a_frozen_rank_is_named_with_the_place_where_it_fell_silent(
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    live = start_torchrun(2, *words, "--workers", 0, *SHORT)
+    live.wait_for(held.is_wanted, "the second step's data")
     os.kill(live.rank(1), signal.SIGSTOP)
     began = time.monotonic()
     live.wait_for(lambda: live._exit_file.exists(), "that rank 0 gives up")
     assert time.monotonic() - began < TIMEOUT_S + MARGIN_S + SILENCE_S + 3
     result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on for ", "s: step ", "training", has_stacks=True)
-    assert re.search(r"\n  rank 1 on \S+: step \d, .*training.*, silent since then\n", result.err), result.text
+    assert re.search(r"\n  rank 1 on \S+: step [01], .+, silent since then\n", result.err), result.text
+    held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
 @pytest.mark.slow
 def test_a_rank_that_cannot_stop_because_a_peer_is_frozen_says_so_before_torchrun_kills_it(
-        words, run_dir, start_torchrun, run_torchrun, undisturbed):
-    live = start_torchrun(2, *words, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"})
-    live.wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    live = start_torchrun(2, *words, "--workers", 0, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"})
+    live.wait_for(held.is_wanted, "the second step's data")
     os.kill(live.rank(1), signal.SIGSTOP)
     live.process.send_signal(signal.SIGTERM)
     result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "does not get on for ", "s: step ", has_stacks=True,
                            within_s=LIMIT_S)
     assert "silent since then" in result.err, result.text
+    held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
@@ -79,14 +83,27 @@ def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(words, own_photo
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
-@pytest.mark.parametrize(("present", "said"), [(0, "rank 0 waited 0:00:03 in vain for ranks [1]"), (1, "rank 1 on ")])
-def test_a_rank_that_never_comes_to_the_meeting_is_missed(present, said, words, run_dir, start_torchrun):
+def environments():
+    """What torchrun would give to two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    numbers = {"RANK": present, "LOCAL_RANK": present, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    environment = {"MASTER_ADDR": "127.0.0.1"} | {name: str(number) for name, number in numbers.items()}
-    live = start_torchrun(None, *words, "--start-timeout", 3, env=environment)
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+
+
+def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(words, run_dir, start_torchrun):
+    ranks = [start_torchrun(None, *words, "--lr", lr, env=environment)
+             for lr, environment in zip((0.1, 0.2), environments(), strict=True)]
+    results = [assert_gone(rank, run_dir) for rank in ranks]
+    assert [result.returncode for result in results] == [Exit.BAD_DATA] * 2, [result.text for result in results]
+    [said] = [message for result in results for message in messages(result)]
+    assert said.startswith("train.py: the settings on "), said
+    assert not run_dir.exists()
+
+
+@pytest.mark.parametrize(("present", "said"), [(0, "rank 0 waited 0:00:03 in vain for ranks [1]"), (1, "rank 1 on ")])
+def test_a_rank_that_never_comes_to_the_meeting_is_missed(present, said, words, run_dir, start_torchrun):
+    live = start_torchrun(None, *words, "--start-timeout", 3, env=environments()[present])
     result = assert_gone(live, run_dir)
     assert (result.returncode, result.code) == (Exit.LOST_PEERS, Exit.LOST_PEERS), result.text
     assert [said in message for message in messages(result)] == [True], result.text

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_it
         live.kill_rank(rank)
         live.wait_for(lambda start=rank: status(run_dir)["start"] == 3 - start, "the next start")
     result = assert_gone(live, run_dir)
-    assert result.out.count("resumed at step") == 2, result.text
+    assert (result.code, result.out.count("resumed at step")) == (0, 2), result.text  # not the code of a start before
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
@@ -110,7 +111,8 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "rank", "reason"), [
-    ("SIGTERM", 1, "SIGTERM to rank 1"), ("SIGUSR1", 0, "SIGUSR1 to rank 0"), ("SIGHUP", 1, "SIGHUP to rank 1")])
+    ("SIGTERM", 1, "SIGTERM to rank 1"), ("SIGUSR1", 0, "SIGUSR1 to rank 0"), ("SIGHUP", 1, "SIGHUP to rank 1"),
+    ("SIGINT", 0, "SIGINT to rank 0")])
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_restart_trains_on(
         name, rank, reason, words, run_dir, start_torchrun, run_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
@@ -123,6 +125,36 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_restart_train
     # torchrun cannot be told not to restart: it does so three times, and each start leaves at once.
     assert messages(result) == [f"{NO_MORE_RESTARTS}{reason}"] * 3, result.text
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 3, 4])
+def test_a_run_that_is_killed_goes_on_as_if_nothing_had_been_on_other_numbers_of_processes(
+        processes, words, run_dir, photos, start_torchrun, run_torchrun):
+    undisturbed = run_dir.parent / "undisturbed"
+    run_torchrun(processes, *WORDS, "--data", photos, "--run-dir", undisturbed)
+    for step in (2, 5):
+        live = start_torchrun(processes, *words)
+        reach(live, run_dir, step)
+        live.kill_all()
+        assert_gone(live, run_dir)
+        assert trained_steps(run_dir) < STEPS, "too late to test anything"
+    assert_as_undisturbed(run_torchrun(processes, *words), run_dir, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_save_that_torchrun_gives_no_time_for_is_lost_and_nothing_else(
+        own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    live = start_torchrun(2, *own_words, "--workers", 0, "--save-every", 1, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
+    live.wait_for(held.is_wanted, "the second step's data")
+    live.wait_for(lambda: any(run_dir.glob("checkpoints/step-*")), "a checkpoint")
+    with traced(live.rank(0), run_dir.parent, "fsync:delay_enter=2000000"):
+        terminate_while_held(live, held)
+        result = assert_gone(live, run_dir)
+    assert result.returncode == 1, result.text
+    assert [path.name for path in run_dir.glob("checkpoints/step-*")] == ["step-0000000001-g1"]
+    assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
 
 
 @pytest.mark.slow
@@ -255,6 +287,35 @@ def test_a_checkpoint_that_rank_0_cannot_write_ends_all_ranks_with_one_message(
     (run_dir / "checkpoints").unlink()
     (run_dir / "elsewhere").rename(run_dir / "checkpoints")
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_ends_all_ranks_with_one_message_and_room_on_it_is_all_that_is_needed(
+        words, run_dir, start_torchrun, run_torchrun, undisturbed):
+    disk = run_dir.parent / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "tmpfs", disk]).returncode:
+        pytest.skip("needs to mount a small disk")
+    try:
+        here = [disk / "run" if word == run_dir else word for word in words]
+        assert_failed(start_torchrun(2, *here), disk / "run", Exit.IO, "cannot save ", " MiB free)", "make room")
+        subprocess.run(["mount", "-o", "remount,size=300m", disk], check=True)
+        result = run_torchrun(2, *here)
+        assert "resumed at step" in result.out, result.text
+        assert_as_undisturbed(result, disk / "run", undisturbed)
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.slow
+def test_checkpoints_none_of_which_is_whole_are_82_on_all_ranks_and_stay_as_they_are(words, run_dir, start_torchrun, run_torchrun):
+    stopped = run_torchrun(2, *words, "--stop-after", 2)
+    assert stopped.code == Exit.STOPPED, stopped.text
+    for file in run_dir.glob("checkpoints/step-*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1])
+    result = start_torchrun(2, *words).wait()
+    assert (result.code, len(messages(result))) == (Exit.NO_CHECKPOINT, 1), result.text
+    assert (status(run_dir)["exit_code"], trained_steps(run_dir)) == (Exit.NO_CHECKPOINT, 2)
 
 
 @pytest.mark.slow
