@@ -20,7 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from utils.errors import Exit, UserError, begin_start, exit_after, say
+from utils.errors import Exit, UserError, exit_after, say
+from utils.start import begin_start, early_device, finish_early
 from utils.watchdog import Watchdog
 
 if __name__ == "__main__":
@@ -30,7 +31,6 @@ if __name__ == "__main__":
 from data import demo
 from utils.command_line import parse_command_line
 from utils.config import Config
-from utils.run import finish_early
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment
     CONFIG, GIVEN = parse_command_line(sys.argv[1:], demo.SETTINGS)
@@ -46,13 +46,14 @@ from models.tasks.base import Task
 from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
 from utils.checkpoint import Checkpoints
 from utils.distributed import Agreement, World
+from utils.identity import require_same_program
 from utils.log import json_line
 from utils.metrics import Totals
 from utils.optim import set_lr
 from utils.parallel import load_strategy
 from utils.parallel.base import Strategy
 from utils.precision import Precision, settle_arithmetic
-from utils.run import Run, early_device, open_run, require_same_program
+from utils.run import Run, open_run
 from utils.seed import seed_micro_batch
 
 

@@ -223,7 +223,8 @@ def test_an_image_run_never_imports_transformers():
 
 
 @pytest.mark.parametrize("module", [
-    "utils.config", "utils.command_line", "utils.run", "utils.errors", "utils.watchdog", "data.demo", "utils.parallel", "models.tasks"])
+    "utils.config", "utils.command_line", "utils.identity", "utils.start", "utils.errors", "utils.watchdog", "data.demo", "utils.parallel",
+    "models.tasks"])
 def test_what_is_read_before_torch_does_not_import_it(module):
     program = f"import sys, {module}\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout == "False\n"

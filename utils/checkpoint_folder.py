@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from utils.errors import Exit, UserError
-from utils.run import sync
+from utils.files import sync
 
 FORMAT = 1
 CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s a core, and chunks run in parallel

@@ -1,6 +1,6 @@
 """Every setting of a run on one page.
 
-One frozen dataclass per concern; a task's config gathers them with its own defaults. A setting has one kind (utils/run.py
+One frozen dataclass per concern; a task's config gathers them with its own defaults. A setting has one kind (utils/identity.py
 acts on it): DEFINING settings name the run, TOLERATED ones name it too but may change within it, OPERATIONAL ones do neither.
 Nothing here imports torch.
 """

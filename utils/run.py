@@ -1,12 +1,11 @@
-"""A run directory: its name, its lock, its settings, its status. The same command continues the same run.
+"""An open run directory: its lock, its records, its status. The same command continues the same run.
 
     with open_run(config, world, note) as run: ...
 
-What is kept here is a contract: docs/run-directory.md. No torch at module level: a finished run says so in a moment.
+What is kept here is a contract: docs/run-directory.md.
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -26,98 +25,13 @@ from typing import Any, Self
 
 import yaml
 
-from utils.config import DEFINING, NOT_KEPT, OPERATIONAL, TOLERATED, Config, kinds, settings
-from utils.errors import Exit, UserError, explain, record_exit
+from utils.config import NOT_KEPT, Config, settings
+from utils.errors import Exit, UserError, explain
+from utils.files import read_json, sync, write_atomically
+from utils.identity import code_digest, compare, identity, run_path
+from utils.start import acts_fresh, launch
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
-FINAL = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.CANNOT_CREATE, Exit.OTHER_RUN, Exit.DIVERGED, Exit.NO_CHECKPOINT)
-
-
-def identity(config: Config) -> dict[str, Any]:
-    """The settings that make a run what it is, with paths made absolute."""
-    values = {name: value for name, value in settings(config).items() if kinds(config)[name] != OPERATIONAL}
-    if values["data"] != "demo":
-        values["data"] = os.path.abspath(values["data"])
-    for name in ("model", "tokenizer", "weights"):
-        if values.get(name) and Path(values[name]).exists():  # else a library's name, which may have a slash in it too
-            values[name] = os.path.abspath(values[name])
-    return values
-
-
-def run_path(config: Config) -> Path:
-    """--run-dir, or runs/TASK-MODEL-DATA-HASH."""
-    if config.run.run_dir:
-        return Path(config.run.run_dir)
-    values = identity(config)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-    names = [re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(str(part))) for part in (values["task"], values["model"], values["data"])]
-    return Path("runs") / "-".join([*names, digest])
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from `path`; empty if there is none. Raises UserError (74)."""
-    try:
-        return json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except ValueError as error:
-        raise UserError(f"{path} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
-
-
-def sync(path: Path) -> None:
-    """fsync a file or folder: what is renamed into place must have reached the disk before."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old or the new content, never a part."""
-    partial = path.with_name(f".tmp-{path.name}")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def early_device(config: Config) -> str:
-    """--device, or what this run kept for `auto`: asked before there is a process group."""
-    kept = {} if acts_fresh(config) else read_json(run_path(config) / "auto.json")
-    return config.device.device if config.device.device != "auto" else kept.get("device", "auto")
-
-
-def finish_early(config: Config) -> None:
-    """If this very run is finished already, say so and leave with 0, before torch is imported.
-
-    If torchrun restarts what no restart mends, leave with the same code as the start before: torchrun cannot be told not to. (After
-    a SIGTERM it restarts only if it sent that itself: another node came or went.)
-    """
-    path = run_path(config)
-    try:
-        last = read_json(path / "status.json")
-        is_final = last.get("exit_code") in FINAL or (
-            last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
-        if _is_restart() and _is_same_launch(last) and is_final:
-            if os.environ.get("RANK", "0") == "0":
-                print(f"train.py: no restart: {last['state']}, {last['message']}", file=sys.stderr)
-            record_exit(last["exit_code"])
-            raise SystemExit(last["exit_code"])
-        if acts_fresh(config) or config.run.eval_only or last.get("state") != "finished":
-            return
-        _compare(config, path)
-        if yaml.safe_load((path / "config.yaml").read_text())["data"] != identity(config)["data"]:
-            return  # which may be the same data in another place: that takes a look at them
-    except UserError:
-        return  # open_run says so to all ranks
-    summary = read_json(path / "summary.json")
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if isinstance(value, float))
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{path} is finished: step {summary.get('step')}, {figures}\n"
-              f"--fresh starts over; to train on, start a new run from it: --model {path / 'model'} --pretrained")
-    raise SystemExit(0)
 
 
 class Run:
@@ -205,7 +119,7 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     if config.run.eval_only:
         if not (path / "auto.json").exists():
             raise UserError(f"{path} holds no checkpoint: train first", Exit.NO_INPUT)
-        _compare(config, path, note)
+        compare(config, path, note)
         return Run(path, read_json(path / "auto.json"), writes=False, note=note, facts=_facts({}, world))
 
     def prepare() -> dict[str, Any]:
@@ -224,7 +138,7 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
             note(f"--fresh: the old run is in {old}")
         elif config.run.fresh and (path / "auto.json").exists():
             note("--fresh has cleared the run directory at this launch's first start; this one continues")
-        _compare(config, path, note)
+        compare(config, path, note)
         last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
         _describe(config, path, world.world_size)
         processes = last.get("processes")
@@ -244,52 +158,11 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     return run
 
 
-def require_same_program(config: Config, world: Any) -> None:
-    """Raise UserError (65) on every rank where settings, code or torch differ between nodes: each would compute its own. Collective."""
-    of_a_node = ("data", "config", "run_dir", "workers", "nproc_per_node")  # paths may differ, and data are compared by content
-    values = {name: value for name, value in settings(config).items() if name not in of_a_node}
-    world.require_same(json.dumps(values, sort_keys=True), "the settings")
-    world.require_same(_code_digest(), "the program")
-    world.require_same(metadata.version("torch"), "torch's version")
-
-
 def _facts(last: Mapping[str, Any], world: Any) -> dict[str, Any]:
     """What status.json says of a start; last: of the one before."""
     cores = len(os.sched_getaffinity(0)) // world.local_world_size
-    return {"start": last.get("start", 0) + 1, "launch": _launch(), "processes": world.world_size, "cores_per_process": max(1, cores),
-            "code": _code_digest()}
-
-
-def acts_fresh(config: Config) -> bool:
-    """Whether --fresh clears the run directory at this start: at the first of a launch, not when torchrun restarts it."""
-    path = run_path(config)
-    return (config.run.fresh and (path / "config.yaml").exists()
-            and not _is_restart() and not _is_same_launch(read_json(path / "status.json")))
-
-
-def _is_restart() -> bool:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
-
-
-def _is_same_launch(status: Mapping[str, Any]) -> bool:
-    return _launch() is not None and status.get("launch") == _launch()
-
-
-def _launch() -> str | None:
-    """What torchrun's starts of one launch share: its id and, on one node, where ids may be used again, its own process."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    if name != "none" and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        with open(f"/proc/{os.getppid()}/stat") as file:
-            return f"{name} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"  # the last: when it began
-    return None if name == "none" else name
-
-
-def command(name: str) -> str:
-    """A program of this environment as the user can type it here: its name if that finds it, else its path."""
-    path = Path(sys.executable).with_name(name)
-    if shutil.which(name) == str(path):
-        return name
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    return {"start": last.get("start", 0) + 1, "launch": launch(), "processes": world.world_size, "cores_per_process": max(1, cores),
+            "code": code_digest()}
 
 
 def _acquire(path: Path) -> Any:
@@ -312,27 +185,6 @@ def _acquire(path: Path) -> Any:
     return file
 
 
-def _compare(config: Config, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
-    """Raise UserError (78) if the run in `path` has other defining settings; note other tolerated ones."""
-    file = path / "config.yaml"
-    if not (path / "auto.json").exists():  # it never came to training: whoever mends a wrong setting may go on here
-        if any(path.glob("checkpoints/step-*")):
-            raise UserError(f"{path} has checkpoints and no auto.json: it is no run directory of this program", Exit.OTHER_RUN)
-        return
-    unset = {name: None for name, value in settings(type(config)()).items() if value is None}  # what is off is not in the file
-    old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
-    apart = ("data", "device", "threads", "precision", "micro_batch_size")  # by content (require_same); by what auto became (settle)
-    differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
-                     if name in old and old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
-              for kind in (DEFINING, TOLERATED)}
-    if differ[DEFINING]:
-        longer = " To train past the end, start a new run from it: --model RUN/model --pretrained." if "epochs is" in str(differ) else ""
-        raise UserError(f"{path} belongs to other settings: {'; '.join(differ[DEFINING])}."
-                        f" Use these, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
-    if differ[TOLERATED]:
-        note(f"{'; '.join(differ[TOLERATED])}: not bit-exact from here")
-
-
 def _describe(config: Config, path: Path, processes: int) -> None:
     """config.yaml and env.txt until training begins; a line of command.txt at each start."""
     if not (path / "auto.json").exists():
@@ -348,14 +200,9 @@ def _describe(config: Config, path: Path, processes: int) -> None:
         file.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {processes} processes\n{shlex.join(sys.argv)}\n")
 
 
-def _code_digest() -> str:
-    root = Path(__file__).parent.parent
-    files = sorted([root / "train.py", *(file for folder in ("data", "models", "utils") for file in (root / folder).rglob("*.py"))])
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-def cache_path() -> Path:
-    """Where indexes and the built-in data are cached: $LOCKSTEP_CACHE, else $XDG_CACHE_HOME/lockstep, else ~/.cache/lockstep."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("LOCKSTEP_CACHE") or home / "lockstep")
-
+def command(name: str) -> str:
+    """A program of this environment as the user can type it here: its name if that finds it, else its path."""
+    path = Path(sys.executable).with_name(name)
+    if shutil.which(name) == str(path):
+        return name
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

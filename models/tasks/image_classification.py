@@ -18,8 +18,9 @@ from models.vision import build_model, classify_images, load_model_folder, save_
 from utils.config import ImageClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
+from utils.files import cache_path
 from utils.metrics import classification_metrics
-from utils.run import Run, cache_path
+from utils.run import Run
 
 
 class ImageClassification:

@@ -15,7 +15,8 @@ from models.tasks.base import Batch
 from utils.config import MaskedLMConfig, TextClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
-from utils.run import Run, cache_path
+from utils.files import cache_path
+from utils.run import Run
 
 
 class TextTask:

@@ -8,7 +8,7 @@ from data.image_folder import ImageFolder
 from train import main
 from utils.command_line import parse_command_line
 from utils.errors import exit_after
-from utils.run import run_path
+from utils.identity import run_path
 from utils.watchdog import Watchdog
 
 read: list[tuple[int, int, int]] = []

@@ -36,7 +36,8 @@ from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.config import RecordOptions
 from utils.errors import Exit, UserError
-from utils.run import Run, write_atomically
+from utils.files import write_atomically
+from utils.run import Run
 
 QUIET = {
     "read", "pread64", "readv", "lseek", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat",

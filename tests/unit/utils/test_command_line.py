@@ -337,8 +337,8 @@ def test_the_demos_settings_are_settings_of_its_task(task):
 
 
 def test_help_lists_every_setting_in_a_moment_and_without_torch():
-    program = ("import json, sys\nfrom data import demo\nfrom utils.command_line import parse_command_line\nimport utils.run\n"
-               "parse_command_line([], demo.SETTINGS)\n"
+    program = ("import json, sys\nfrom data import demo\nfrom utils.command_line import parse_command_line\n"
+               "import utils.identity, utils.start\nparse_command_line([], demo.SETTINGS)\n"
                "try: parse_command_line(['--help'], demo.SETTINGS)\n"
                "except SystemExit as left: print(json.dumps([left.code, 'torch' in sys.modules]))")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

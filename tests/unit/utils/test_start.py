@@ -1,0 +1,136 @@
+"""utils/start.py: a start knows what came before it: a finished run, an end that no restart mends, another start of its launch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.utils.conftest import config_of, start
+from utils.errors import Exit, record_exit
+from utils.run import open_run
+from utils.start import acts_fresh, begin_start, early_device, finish_early
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
+
+
+@pytest.mark.parametrize("environment, first, then", [({}, "76\n", "65\n"), ({"LOCAL_RANK": "0"}, "76\n", "65\n"),
+                                                      ({"LOCAL_RANK": "1"}, "76\n", "76\n"), ({"LOCAL_RANK": "0"}, None, "65\n")])
+def test_how_the_start_before_ended_is_forgotten_by_the_first_process_of_a_node_alone(monkeypatch, environment, first, then):
+    monkeypatch.delenv("LOCKSTEP_EXIT_FILE", raising=False)
+    begin_start()  # without launch.sh there is no such file
+    for name, value in (environment | {"LOCKSTEP_EXIT_FILE": "exit"}).items():
+        monkeypatch.setenv(name, value)
+    if first:
+        Path("exit").write_text(first)
+    begin_start()
+    record_exit(Exit.BAD_DATA)
+    assert Path("exit").read_text() == then
+
+
+@pytest.mark.parametrize("before, now, restarts, expected", [
+    (None, None, 0, True),  # without torchrun
+    ("a", "b", 0, True),
+    ("a", "b", 1, False),  # torchrun restarted its workers
+    ("a", "a", 0, False),  # another node's agent, or an elastic one that came later
+    ("none", "none", 0, True),  # torchrun's name where it was given none
+    ("none", "none", 2, False)])
+def test_fresh_acts_at_the_first_start_of_a_launch_only(world, monkeypatch, before, now, restarts, expected):
+    if before:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", before)
+    start(world, "--run-dir=run")
+    if now:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", now)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
+    assert acts_fresh(config_of("--run-dir=run", "--fresh")) == expected
+
+
+def test_the_device_that_auto_became_is_known_before_there_is_a_process_group(world):
+    before = early_device(config_of("--run-dir=run"))
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.settle("device", "auto", lambda: "cpu")
+        run.keep_settled()
+    words = [["--run-dir=run"], ["--run-dir=run", "--device=cuda"], ["--run-dir=run", "--fresh"]]
+    assert [before, *(early_device(config_of(*each)) for each in words)] == ["auto", "cpu", "cuda", "auto"]
+
+
+# --- a finished run
+
+
+@pytest.fixture
+def finished(world):
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.keep_settled()
+        run.write_json("summary.json", {"step": 12, "top1": 0.97, "best": {}})
+        run.status("finished", 0)
+
+
+def test_a_finished_run_says_so_and_leaves_with_0(finished, capsys):
+    with pytest.raises(SystemExit) as left:
+        finish_early(config_of("--run-dir=run"))
+    text = capsys.readouterr().out
+    assert (left.value.code, "step 12, top1 0.9700" in text, "--fresh" in text) == (0, True, True)
+
+
+@pytest.mark.parametrize("words", [["--fresh"], ["--eval-only"], ["--epochs=40"], ["--data=moved"]])
+def test_a_finished_run_does_not_answer_for_another_wish(finished, words):
+    assert finish_early(config_of("--run-dir=run", *words)) is None
+
+
+def test_a_run_that_is_not_finished_goes_on(world):
+    start(world, "--run-dir=run")
+    assert finish_early(config_of("--run-dir=run")) is None
+
+
+# --- a restart by torchrun
+
+
+RESTART = """
+import sys
+from utils.command_line import parse_command_line
+from utils.start import finish_early
+finish_early(parse_command_line(sys.argv[1:], {})[0])
+print("goes on")
+"""
+
+
+def restart(world, monkeypatch, exit_code, message, restarts=1, launch="a", rank="0"):
+    """What a start does that torchrun makes after one that ended so: (code, out, err), and the code that launch.sh would see."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # on one node the launch has torchrun's process id in it, which is not this test's
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.keep_settled()
+        run.status("failed", exit_code, message)
+    exit_file, torch_is_not_there = Path("exit").resolve(), Path("torch.py")
+    torch_is_not_there.write_text("raise ImportError('no torch here')")
+    done = subprocess.run(
+        [sys.executable, "-c", RESTART, "--run-dir=run"], capture_output=True, text=True, timeout=60,
+        env=os.environ | {"TORCHELASTIC_RUN_ID": launch, "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank, "WORLD_SIZE": "2",
+                          "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file), "PYTHONPATH": f".:{ROOT}"})
+    return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
+
+
+@pytest.mark.parametrize("exit_code, message", [
+    (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"), (75, "SIGUSR1"),
+    (75, "SIGINT"), (75, "--stop-after")])
+def test_a_restart_after_what_no_restart_mends_leaves_with_the_same_code_and_without_torch(world, monkeypatch, exit_code, message):
+    assert restart(world, monkeypatch, exit_code, message) == (
+        exit_code, "", f"train.py: no restart: failed, {message}\n", f"{exit_code}\n")
+
+
+def test_of_a_restart_that_is_none_only_rank_0_speaks(world, monkeypatch):
+    assert restart(world, monkeypatch, 80, "it diverged", rank="1") == (80, "", "", "80\n")
+
+
+@pytest.mark.parametrize("exit_code, message", [
+    (None, ""), (75, "SIGTERM"), (76, "m"), (70, "m"), (74, "m"),
+    (75, "stopped (SIGTERM); there was nothing to save")])
+def test_a_restart_after_what_may_be_mended_goes_on(world, monkeypatch, exit_code, message):
+    assert restart(world, monkeypatch, exit_code, message) == (0, "goes on\n", "", "")
+
+
+@pytest.mark.parametrize("restarts, launch", [(0, "a"), (1, "b")])
+def test_a_new_launch_goes_on_whatever_the_last_one_came_to(world, monkeypatch, restarts, launch):
+    assert restart(world, monkeypatch, 80, "it diverged", restarts, launch) == (0, "goes on\n", "", "")

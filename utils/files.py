@@ -1,0 +1,43 @@
+"""Small files on disk: a reader sees the old or the new content, and damage is named; and where caches are."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from utils.errors import Exit, UserError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from `path`; empty if there is none. Raises UserError (74)."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
+
+
+def sync(path: Path) -> None:
+    """fsync a file or folder: what is renamed into place must have reached the disk before."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old or the new content, never a part."""
+    partial = path.with_name(f".tmp-{path.name}")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def cache_path() -> Path:
+    """Where indexes and the built-in data are cached: $LOCKSTEP_CACHE, else $XDG_CACHE_HOME/lockstep, else ~/.cache/lockstep."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("LOCKSTEP_CACHE") or home / "lockstep")

@@ -1,0 +1,76 @@
+"""Which run a command belongs to: what names it, and what its run directory and every node must have in common.
+
+What a run directory keeps of it is a contract: docs/run-directory.md. Nothing here imports torch.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.config import DEFINING, OPERATIONAL, TOLERATED, Config, kinds, settings
+from utils.errors import Exit, UserError
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The settings that make a run what it is, with paths made absolute."""
+    values = {name: value for name, value in settings(config).items() if kinds(config)[name] != OPERATIONAL}
+    if values["data"] != "demo":
+        values["data"] = os.path.abspath(values["data"])
+    for name in ("model", "tokenizer", "weights"):
+        if values.get(name) and Path(values[name]).exists():  # else a library's name, which may have a slash in it too
+            values[name] = os.path.abspath(values[name])
+    return values
+
+
+def run_path(config: Config) -> Path:
+    """--run-dir, or runs/TASK-MODEL-DATA-HASH."""
+    if config.run.run_dir:
+        return Path(config.run.run_dir)
+    values = identity(config)
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    names = [re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(str(part))) for part in (values["task"], values["model"], values["data"])]
+    return Path("runs") / "-".join([*names, digest])
+
+
+def compare(config: Config, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
+    """Raise UserError (78) if the run in `path` has other defining settings; note other tolerated ones."""
+    file = path / "config.yaml"
+    if not (path / "auto.json").exists():  # it never came to training: whoever mends a wrong setting may go on here
+        if any(path.glob("checkpoints/step-*")):
+            raise UserError(f"{path} has checkpoints and no auto.json: it is no run directory of this program", Exit.OTHER_RUN)
+        return
+    unset = {name: None for name, value in settings(type(config)()).items() if value is None}  # what is off is not in the file
+    old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
+    apart = ("data", "device", "threads", "precision", "micro_batch_size")  # by content (require_same); by what auto became (settle)
+    differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
+                     if name in old and old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
+              for kind in (DEFINING, TOLERATED)}
+    if differ[DEFINING]:
+        longer = " To train past the end, start a new run from it: --model RUN/model --pretrained." if "epochs is" in str(differ) else ""
+        raise UserError(f"{path} belongs to other settings: {'; '.join(differ[DEFINING])}."
+                        f" Use these, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
+    if differ[TOLERATED]:
+        note(f"{'; '.join(differ[TOLERATED])}: not bit-exact from here")
+
+
+def require_same_program(config: Config, world: Any) -> None:
+    """Raise UserError (65) on every rank where settings, code or torch differ between nodes: each would compute its own. Collective."""
+    of_a_node = ("data", "config", "run_dir", "workers", "nproc_per_node")  # paths may differ, and data are compared by content
+    values = {name: value for name, value in settings(config).items() if name not in of_a_node}
+    world.require_same(json.dumps(values, sort_keys=True), "the settings")
+    world.require_same(code_digest(), "the program")
+    world.require_same(metadata.version("torch"), "torch's version")
+
+
+def code_digest() -> str:
+    """The program: a digest of train.py and of every module of data/, models/ and utils/."""
+    root = Path(__file__).parent.parent
+    files = sorted([root / "train.py", *(file for folder in ("data", "models", "utils") for file in (root / folder).rglob("*.py"))])
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
