@@ -20,8 +20,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from utils.errors import Exit, UserError, exit_after, say
-from utils.start import begin_start, early_device, finish_early
+from utils.errors import Exit, UserError, begin_start, exit_after, say
 from utils.watchdog import Watchdog
 
 if __name__ == "__main__":
@@ -31,6 +30,7 @@ if __name__ == "__main__":
 from data import demo
 from utils.command_line import parse_command_line
 from utils.config import Config
+from utils.start import early_device, finish_early
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment
     CONFIG, GIVEN = parse_command_line(sys.argv[1:], demo.SETTINGS)

@@ -97,6 +97,14 @@ def explain(error: Exception) -> tuple[str, Exit]:
     return text, Exit.INTERNAL
 
 
+def begin_start() -> None:
+    """Forget how torchrun's start before this one ended; on the first process of a node, as the first thing."""
+    path = os.environ.get("LOCKSTEP_EXIT_FILE")
+    if path and os.environ.get("LOCAL_RANK", "0") == "0":
+        with suppress(OSError):
+            os.unlink(path)
+
+
 def exit_after(work: Callable[[], int]) -> NoReturn:
     """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
     try:

@@ -47,13 +47,17 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
             raise UserError(f"{path} has checkpoints and no auto.json: it is no run directory of this program", Exit.OTHER_RUN)
         return
     unset = {name: None for name, value in settings(type(config)()).items() if value is None}  # what is off is not in the file
-    old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
+    try:
+        old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
+    except (yaml.YAMLError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
     apart = ("data", "device", "threads", "precision", "micro_batch_size")  # by content (require_same); by what auto became (settle)
     differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
                      if name in old and old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
               for kind in (DEFINING, TOLERATED)}
     if differ[DEFINING]:
-        longer = " To train past the end, start a new run from it: --model RUN/model --pretrained." if "epochs is" in str(differ) else ""
+        is_longer = re.search(r"'(epochs|max_steps) is", str(differ))
+        longer = " To train past the end, start a new run from it: --model RUN/model --pretrained." if is_longer else ""
         raise UserError(f"{path} belongs to other settings: {'; '.join(differ[DEFINING])}."
                         f" Use these, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
     if differ[TOLERATED]:
@@ -71,6 +75,7 @@ def require_same_program(config: Config, world: Any) -> None:
 
 def code_digest() -> str:
     """The program: a digest of train.py and of every module of data/, models/ and utils/."""
-    root = Path(__file__).parent.parent
-    files = sorted([root / "train.py", *(file for folder in ("data", "models", "utils") for file in (root / folder).rglob("*.py"))])
+    root = Path(__file__).parent.parent  # not all of data/: a data set of the user's may lie there
+    patterns = ("train.py", *(f"{folder}/{names}" for folder in ("data", "models", "utils") for names in ("*.py", "*/*.py")))
+    files = sorted(file for pattern in patterns for file in root.glob(pattern))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

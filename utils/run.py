@@ -123,14 +123,12 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
         return Run(path, read_json(path / "auto.json"), writes=False, note=note, facts=_facts({}, world))
 
     def prepare() -> dict[str, Any]:
-        is_fresh, old = acts_fresh(config), path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        old = path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock.append(_acquire(path))
-            if is_fresh:
+            if is_fresh := acts_fresh(config):  # asked by who has the lock: another --fresh may just have been here
                 old.parent.mkdir(exist_ok=True)
                 os.rename(path, old)
-                path.mkdir(mode=0o700)
                 lock.append(_acquire(path))
         except OSError as error:
             raise UserError(f"cannot make the run directory {path}: {error.strerror}; give another --run-dir", Exit.CANNOT_CREATE) from None
@@ -166,19 +164,22 @@ def _facts(last: Mapping[str, Any], world: Any) -> dict[str, Any]:
 
 
 def _acquire(path: Path) -> Any:
-    """The lock of a run directory, held until closed. lockf, for data loading processes would inherit a flock."""
-    file = (path / ".lock").open("a+")
+    """The lock of a run directory, which is made if need be; held until closed. lockf, for workers would inherit a flock."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (path / ".lock").open("a+")
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):  # else a --fresh has just moved it aside
+                break
+        except (BlockingIOError, FileNotFoundError):
             if time.monotonic() > deadline:
                 file.seek(0)
                 raise UserError(f"{path} is in use by {file.read().strip() or 'another process'}; wait, stop it, or use another --run-dir",
                                 Exit.OTHER_RUN) from None
             time.sleep(0.1)
+        file.close()
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
     file.flush()

@@ -1,9 +1,5 @@
 """What this start of a launch is: the first or a restart by torchrun, of a run that is finished, begins anew or goes on.
 
-    begin_start()                                          # the first thing that a process does
-    finish_early(config)                                   # before torch is imported
-
-It is imported before the watchdog is there to take signals. So what takes long is imported in functions: settings and yaml (0.15 s).
 No torch: a finished run says so in a moment.
 """
 
@@ -11,76 +7,64 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from utils.errors import Exit, UserError, record_exit
+import yaml
+
+from utils.config import Config
+from utils.errors import Exit, UserError, record_exit, say
 from utils.files import read_json
-
-if TYPE_CHECKING:
-    from utils.config import Config
+from utils.identity import compare, identity, run_path
 
 FINAL = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.CANNOT_CREATE, Exit.OTHER_RUN, Exit.DIVERGED, Exit.NO_CHECKPOINT)
 
 
-def begin_start() -> None:
-    """Forget how torchrun's start before this one ended; on the first process of a node, as the first thing."""
-    path = os.environ.get("LOCKSTEP_EXIT_FILE")
-    if path and os.environ.get("LOCAL_RANK", "0") == "0":
-        with suppress(OSError):
-            os.unlink(path)
-
-
-def finish_early(config: "Config") -> None:
+def finish_early(config: Config) -> None:
     """If this very run is finished already, say so and leave with 0, before torch is imported.
 
     If torchrun restarts what no restart mends, leave with the same code as the start before: torchrun cannot be told not to. (After
     a SIGTERM it restarts only if it sent that itself: another node came or went.)
     """
-    import yaml
-
-    from utils.identity import compare, identity, run_path
-
     path = run_path(config)
     try:
         last = read_json(path / "status.json")
         is_final = last.get("exit_code") in FINAL or (
             last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
         if _is_restart() and _is_same_launch(last) and is_final:
-            if os.environ.get("RANK", "0") == "0":
-                print(f"train.py: no restart: {last['state']}, {last['message']}", file=sys.stderr)
             record_exit(last["exit_code"])
+            if os.environ.get("RANK", "0") == "0":
+                say(f"train.py: no restart: {last['state']}, {last['message']}")
             raise SystemExit(last["exit_code"])
         if acts_fresh(config) or config.run.eval_only or last.get("state") != "finished":
             return
         compare(config, path)
         if yaml.safe_load((path / "config.yaml").read_text())["data"] != identity(config)["data"]:
             return  # which may be the same data in another place: that takes a look at them
-    except UserError:
+        summary = read_json(path / "summary.json")
+    except (UserError, OSError, yaml.YAMLError):
         return  # open_run says so to all ranks
-    summary = read_json(path / "summary.json")
     figures = ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if isinstance(value, float))
     if os.environ.get("RANK", "0") == "0":
-        print(f"{path} is finished: step {summary.get('step')}, {figures}\n"
-              f"--fresh starts over; to train on, start a new run from it: --model {path / 'model'} --pretrained")
+        say(f"{path} is finished: step {summary.get('step')}, {figures}\n"
+            f"--fresh starts over; to train on, start a new run from it: --model {path / 'model'} --pretrained", sys.stdout)
     raise SystemExit(0)
 
 
-def early_device(config: "Config") -> str:
+def early_device(config: Config) -> str:
     """--device, or what this run kept for `auto`: asked before there is a process group."""
-    from utils.identity import run_path
-
     kept = {} if acts_fresh(config) else read_json(run_path(config) / "auto.json")
     return config.device.device if config.device.device != "auto" else kept.get("device", "auto")
 
 
-def acts_fresh(config: "Config") -> bool:
+def acts_fresh(config: Config) -> bool:
     """Whether --fresh clears the run directory at this start: at the first of a launch, not when torchrun restarts it."""
-    from utils.identity import run_path
-
     path = run_path(config)
-    return (config.run.fresh and (path / "config.yaml").exists()
-            and not _is_restart() and not _is_same_launch(read_json(path / "status.json")))
+    if not config.run.fresh or not (path / "config.yaml").exists() or _is_restart():
+        return False
+    try:
+        return not _is_same_launch(read_json(path / "status.json"))
+    except UserError:  # it is damaged, and --fresh is the way out
+        return True
 
 
 def _is_restart() -> bool:

@@ -1,4 +1,4 @@
-"""utils/errors.py: what an error becomes for the user: words, and an exit code. Leaving with it: test_run.py."""
+"""utils/errors.py: what an error becomes for the user: words, an exit code, and how it leaves with that."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from utils.errors import Exit, explain, say
+from utils.errors import Exit, begin_start, explain, record_exit, say
 
 ROOT = Path(__file__).parents[3]
 KILLED = "a data loading process (pid {pid}) of rank 2 was killed ({reason}); the same command continues; fewer --workers need less memory"
@@ -110,3 +110,52 @@ def test_a_process_leaves_with_its_code_though_its_console_takes_no_more(tmp_pat
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, stdout=stream, stderr=stream)
     recorded = (tmp_path / "exit").read_text() if (tmp_path / "exit").exists() else ""
     assert (done.returncode, recorded) == (code, f"{code}\n" if code else "")
+
+
+# --- leaving
+
+
+def leave(work, **environment):
+    program = f"from utils.errors import *\ndef fail(error): raise error\nexit_after(lambda: {work})"
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCKSTEP_EXIT_FILE")}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=kept | environment, capture_output=True, text=True)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("work, rank, code, message", [
+    ("Exit.DONE", "0", 0, ""), ("Exit.STOPPED", "0", 75, ""),
+    ("fail(UserError('no such', Exit.NO_INPUT))", "0", 66, "train.py: no such\n"),
+    ("fail(UserError('no such', Exit.NO_INPUT))", "1", 66, ""),  # rank 0 says what all know
+    ("fail(RankError('unreadable', Exit.BAD_DATA))", "1", 65, "train.py: unreadable\n"),
+    ("fail(PeerError('rank 1: it ended', Exit.STOPPED))", "0", 75, ""),  # which has said so itself
+    ("fail(OSError(28, 'No space left'))", "1", 74,
+     "train.py: OSError: [Errno 28] No space left; make room, and the same command continues\n")])
+def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
+    assert leave(work, RANK=rank) == (code, message)
+
+
+def test_a_bug_leaves_with_70_and_a_traceback():
+    code, message = leave("fail(KeyError('x'))", RANK="1")
+    assert (code, "Traceback" in message) == (70, True)
+
+
+def test_the_first_abnormal_end_of_a_node_names_the_exit_code(tmp_path):
+    file = tmp_path / "exit"
+    codes = [leave(work, LOCKSTEP_EXIT_FILE=str(file))[0] for work in ("Exit.DONE", "Exit.BAD_DATA", "Exit.LOST_PEERS")]
+    assert (codes, file.read_text()) == ([0, 65, 76], "65\n")
+
+
+@pytest.mark.parametrize("environment, first, then", [({}, "76\n", "65\n"), ({"LOCAL_RANK": "0"}, "76\n", "65\n"),
+                                                      ({"LOCAL_RANK": "1"}, "76\n", "76\n"), ({"LOCAL_RANK": "0"}, None, "65\n")])
+def test_how_the_start_before_ended_is_forgotten_by_the_first_process_of_a_node_alone(tmp_path, monkeypatch, environment, first, then):
+    for name in ("LOCKSTEP_EXIT_FILE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    begin_start()  # without launch.sh there is no such file
+    file = tmp_path / "exit"
+    for name, value in (environment | {"LOCKSTEP_EXIT_FILE": str(file)}).items():
+        monkeypatch.setenv(name, value)
+    if first:
+        file.write_text(first)
+    begin_start()
+    record_exit(Exit.BAD_DATA)
+    assert file.read_text() == then

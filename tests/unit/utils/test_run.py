@@ -5,7 +5,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,12 +29,13 @@ def test_config_yaml_holds_operational_settings_too_but_not_how_this_start_ran(w
     assert (kept["keep"], {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node"} & set(kept)) == (7, set())
 
 
-@pytest.mark.parametrize("name", ["auto.json", "status.json"])
-def test_a_damaged_record_is_74_and_named(world, name):
+@pytest.mark.parametrize("name", ["auto.json", "status.json", "config.yaml"])
+def test_a_damaged_record_is_74_and_named_and_fresh_is_a_way_out(world, name):
     start(world, "--run-dir=run")
     Path("run", name).write_text("{")
     error = refusal(world, "--run-dir=run")
     assert (error.code, f"run/{name} is damaged" in str(error)) == (Exit.IO, True)
+    assert "--fresh: the old run is in " in start(world, "--run-dir=run", "--fresh")[0]
 
 
 def test_data_are_compared_by_content_and_not_by_path(world):
@@ -123,9 +123,9 @@ def another_process(world):
     start(world, "--run-dir=run")
     processes = []
 
-    def hold(seconds):
-        program = ("import sys, time; from pathlib import Path; from utils.run import _acquire; lock = _acquire(Path(sys.argv[1]));"
-                   f"print('held', flush=True); time.sleep({seconds})")
+    def hold(seconds, then=""):
+        program = ("import sys, time; from pathlib import Path; from utils.run import _acquire; run = Path(sys.argv[1]);"
+                   f"lock = _acquire(run); print('held', flush=True); time.sleep({seconds}); {then}")
         processes.append(subprocess.Popen([sys.executable, "-c", program, Path("run").resolve()], cwd=ROOT, stdout=subprocess.PIPE))
         assert processes[-1].stdout.readline() == b"held\n"
         return processes[-1].pid
@@ -153,9 +153,16 @@ def test_a_start_waits_for_one_that_is_leaving(world, another_process, monkeypat
     assert start(world, "--run-dir=run") == []
 
 
+@pytest.mark.parametrize("words", [[], ["--fresh"]])
+def test_a_start_that_waits_while_another_moves_the_run_aside_waits_for_that_one(world, another_process, monkeypatch, words):
+    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 2)
+    holder = another_process(0.5, "run.rename(run.with_name('moved')); new = _acquire(run); lock.close(); time.sleep(60)")
+    error = refusal(world, "--run-dir=run", *words)
+    assert (error.code, f"run is in use by process {holder} on " in str(error)) == (Exit.OTHER_RUN, True)
+
+
 def test_a_killed_holder_leaves_no_lock(world, another_process):
     os.kill(another_process(60), 9)
-    time.sleep(0.1)
     assert start(world, "--run-dir=run") == []
 
 
@@ -274,36 +281,3 @@ def test_a_run_directory_is_its_owners_alone_also_after_fresh(world):
     first = Path("run").stat().st_mode & 0o777
     start(world, "--run-dir=run", "--fresh")
     assert (first, Path("run").stat().st_mode & 0o777) == (0o700, 0o700)
-
-
-# --- leaving
-
-
-def leave(work, **environment):
-    program = f"from utils.errors import *\ndef fail(error): raise error\nexit_after(lambda: {work})"
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCKSTEP_EXIT_FILE")}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=kept | environment, capture_output=True, text=True)
-    return done.returncode, done.stderr
-
-
-@pytest.mark.parametrize("work, rank, code, message", [
-    ("Exit.DONE", "0", 0, ""), ("Exit.STOPPED", "0", 75, ""),
-    ("fail(UserError('no such', Exit.NO_INPUT))", "0", 66, "train.py: no such\n"),
-    ("fail(UserError('no such', Exit.NO_INPUT))", "1", 66, ""),  # rank 0 says what all know
-    ("fail(RankError('unreadable', Exit.BAD_DATA))", "1", 65, "train.py: unreadable\n"),
-    ("fail(PeerError('rank 1: it ended', Exit.STOPPED))", "0", 75, ""),  # which has said so itself
-    ("fail(OSError(28, 'No space left'))", "1", 74,
-     "train.py: OSError: [Errno 28] No space left; make room, and the same command continues\n")])
-def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
-    assert leave(work, RANK=rank) == (code, message)
-
-
-def test_a_bug_leaves_with_70_and_a_traceback():
-    code, message = leave("fail(KeyError('x'))", RANK="1")
-    assert (code, "Traceback" in message) == (70, True)
-
-
-def test_the_first_abnormal_end_of_a_node_names_the_exit_code(tmp_path):
-    file = tmp_path / "exit"
-    codes = [leave(work, LOCKSTEP_EXIT_FILE=str(file))[0] for work in ("Exit.DONE", "Exit.BAD_DATA", "Exit.LOST_PEERS")]
-    assert (codes, file.read_text()) == ([0, 65, 76], "65\n")

@@ -8,26 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.unit.utils.conftest import config_of, start
-from utils.errors import Exit, record_exit
 from utils.run import open_run
-from utils.start import acts_fresh, begin_start, early_device, finish_early
+from utils.start import acts_fresh, early_device, finish_early
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
-
-
-@pytest.mark.parametrize("environment, first, then", [({}, "76\n", "65\n"), ({"LOCAL_RANK": "0"}, "76\n", "65\n"),
-                                                      ({"LOCAL_RANK": "1"}, "76\n", "76\n"), ({"LOCAL_RANK": "0"}, None, "65\n")])
-def test_how_the_start_before_ended_is_forgotten_by_the_first_process_of_a_node_alone(monkeypatch, environment, first, then):
-    monkeypatch.delenv("LOCKSTEP_EXIT_FILE", raising=False)
-    begin_start()  # without launch.sh there is no such file
-    for name, value in (environment | {"LOCKSTEP_EXIT_FILE": "exit"}).items():
-        monkeypatch.setenv(name, value)
-    if first:
-        Path("exit").write_text(first)
-    begin_start()
-    record_exit(Exit.BAD_DATA)
-    assert Path("exit").read_text() == then
 
 
 @pytest.mark.parametrize("before, now, restarts, expected", [
@@ -77,6 +62,12 @@ def test_a_finished_run_says_so_and_leaves_with_0(finished, capsys):
 @pytest.mark.parametrize("words", [["--fresh"], ["--eval-only"], ["--epochs=40"], ["--data=moved"]])
 def test_a_finished_run_does_not_answer_for_another_wish(finished, words):
     assert finish_early(config_of("--run-dir=run", *words)) is None
+
+
+@pytest.mark.parametrize("name", ["summary.json", "status.json", "config.yaml"])
+def test_a_damaged_record_of_a_finished_run_is_left_to_who_reports_it(finished, name):
+    Path("run", name).write_text("{")
+    assert finish_early(config_of("--run-dir=run")) is None
 
 
 def test_a_run_that_is_not_finished_goes_on(world):
