@@ -49,6 +49,7 @@ def trained(copy, shell) -> Path:
     assert first.returncode == 0, first.stderr
     assert "for comparison: always the most frequent class" in first.stdout
     [run] = (copy / "runs").iterdir()
+    assert json.loads((run / "summary.json").read_text())["top1"] >= 0.97
     return run
 
 
