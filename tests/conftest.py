@@ -113,7 +113,7 @@ class Launch:
 
     def _processes(self) -> list[int]:
         names = [name for name in os.listdir("/proc") if name.isdigit()]
-        own = [self.process.pid] if self.process.poll() is None else []  # it is no mark of a forked one
+        own = [self.process.pid] if self.process.poll() is None else []  # the environment of a forked one has no mark
         return own + [int(name) for name in names if self._mark in _read(f"/proc/{name}/environ").split(b"\0") and int(name) not in own]
 
     def _result(self) -> Result:

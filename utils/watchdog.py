@@ -167,7 +167,6 @@ class Watchdog:
     def _time_out(self) -> None:
         message = (f"rank {self._rank} on {socket.gethostname()} does not get on for {self._limit_s:g} s: {self._state()}"
                    " (--start-timeout, --step-timeout and --section-timeout are the limits)")
-
         bounded(lambda: say(f"train.py: {message}\n{_stacks()}"))
         silent, told = self.silent_peers(), self._said("alive")
         states = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
@@ -206,7 +205,7 @@ class Watchdog:
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """The store's answer; None where it gives none in time: torchrun is gone, or its host, or stopped for a while."""
         store, answer = self._store, Future()
-        if store is None or not (self._unanswered is None or self._unanswered.done()):
+        if store is None or (self._unanswered and not self._unanswered.done()):
             return None
 
         def ask() -> None:

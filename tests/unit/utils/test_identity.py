@@ -5,14 +5,16 @@ import subprocess
 import sys
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from tests.unit.utils.conftest import config_of, refusal, start
+from utils import identity as identity_module
 from utils.config import OPERATIONAL, kinds, settings
 from utils.errors import Exit
-from utils.identity import run_path
+from utils.identity import require_same_program, run_path
 from utils.run import open_run
 
 ROOT = Path(__file__).parents[3]
@@ -137,3 +139,34 @@ def test_before_training_began_other_settings_take_the_place_of_the_first(world)
 def test_a_folder_with_checkpoints_and_no_settings_is_78(world):
     Path("run/checkpoints/step-0000000001-g1").mkdir(parents=True)
     assert refusal(world, "--run-dir=run").code == Exit.OTHER_RUN
+
+
+class Told:  # a World that notes what all nodes must have in common
+    def __init__(self):
+        self.values = {}
+
+    def require_same(self, value, what):
+        self.values[what] = value
+
+
+def in_common(*words):
+    world = Told()
+    require_same_program(config_of(*words), world)
+    return world.values
+
+
+@pytest.mark.parametrize("words, differ", [
+    (["--lr=0.5"], ["the settings"]), (["--save-every=7"], ["the settings"]),  # an operational one that ranks must agree on
+    (["--data=elsewhere"], []), (["--run-dir=mounted/there"], []), (["--workers=7"], [])])
+def test_nodes_must_have_the_settings_in_common_but_not_paths_and_workers(words, differ):
+    one, other = in_common(), in_common(*words)
+    assert [what for what in one if one[what] != other[what]] == differ
+
+
+@pytest.mark.parametrize("name, value, what", [("code_digest", lambda: "other", "the program"),
+                                               ("metadata", SimpleNamespace(version=lambda name: "2.11.0"), "torch's version")])
+def test_nodes_must_have_the_program_and_torch_in_common(monkeypatch, name, value, what):
+    before = in_common()
+    monkeypatch.setattr(identity_module, name, value)
+    after = in_common()
+    assert [each for each in before if before[each] != after[each]] == [what]

@@ -1,5 +1,6 @@
 """utils/run.py: the same command continues the same run, and no other one."""
 
+import fcntl
 import json
 import os
 import shlex
@@ -156,6 +157,8 @@ def test_a_start_waits_for_one_that_is_leaving(world, another_process, monkeypat
 @pytest.mark.parametrize("words", [[], ["--fresh"]])
 def test_a_start_that_waits_while_another_moves_the_run_aside_waits_for_that_one(world, another_process, monkeypatch, words):
     monkeypatch.setattr(run_module, "LOCK_WAIT_S", 2)
+    lockf, first = fcntl.lockf, iter([fcntl.LOCK_EX])  # its first attempt is on the file that is moved aside, and succeeds in the end
+    monkeypatch.setattr(run_module.fcntl, "lockf", lambda file, how: lockf(file, next(first, how)))
     holder = another_process(0.5, "run.rename(run.with_name('moved')); new = _acquire(run); lock.close(); time.sleep(60)")
     error = refusal(world, "--run-dir=run", *words)
     assert (error.code, f"run is in use by process {holder} on " in str(error)) == (Exit.OTHER_RUN, True)
