@@ -11,8 +11,8 @@ train: .venv/ready                  ## train the built-in digits on two processe
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"
 
-faults: .venv/ready-dev             ## every fault of docs/reliability.md
-	$(BIN)/python -m pytest tests/faults
+faults: .venv/ready-dev             ## every fault of docs/reliability.md, every contract for every task
+	$(BIN)/python -m pytest tests/faults tests/contracts
 
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)

@@ -120,16 +120,17 @@ def test_fresh_in_a_new_folder_moves_nothing(world):
 
 @pytest.fixture
 def another_process(world):
-    """Hold run/ in a process of its own for so many seconds."""
+    """Hold run/ in a process of its own; `then`: what it does as soon as it is told a line."""
     start(world, "--run-dir=run")
     processes = []
 
-    def hold(seconds, then=""):
+    def hold(then="pass"):
         program = ("import sys, time; from pathlib import Path; from utils.run import _acquire; run = Path(sys.argv[1]);"
-                   f"lock = _acquire(run); print('held', flush=True); time.sleep({seconds}); {then}")
-        processes.append(subprocess.Popen([sys.executable, "-c", program, Path("run").resolve()], cwd=ROOT, stdout=subprocess.PIPE))
+                   f"lock = _acquire(run); print('held', flush=True); sys.stdin.readline(); {then}")
+        processes.append(subprocess.Popen([sys.executable, "-c", program, Path("run").resolve()], cwd=ROOT,
+                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
         assert processes[-1].stdout.readline() == b"held\n"
-        return processes[-1].pid
+        return processes[-1]
     yield hold
     for process in processes:
         process.kill()
@@ -137,44 +138,58 @@ def another_process(world):
 
 
 def test_a_run_in_use_is_78_and_names_its_holder(world, another_process):
-    holder = another_process(60)
+    holder = another_process()
     error = refusal(world, "--run-dir=run")
-    assert (error.code, f"run is in use by process {holder} on " in str(error)) == (Exit.OTHER_RUN, True)
+    assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
 
 
 def test_a_run_in_use_is_not_moved_by_fresh(world, another_process):
-    another_process(60)
+    another_process()
     refusal(world, "--run-dir=run", "--fresh")
     assert not Path(".old").exists()
 
 
 def test_a_start_waits_for_one_that_is_leaving(world, another_process, monkeypatch):
     monkeypatch.setattr(run_module, "LOCK_WAIT_S", 30)
-    another_process(0.5)
-    assert start(world, "--run-dir=run") == []
+    holder, lockf, attempts = another_process(), fcntl.lockf, []
+
+    def lock(file, how):
+        if len(attempts) == 1:  # the first attempt has failed
+            holder.stdin.write(b"\n")
+        attempts.append(how)
+        lockf(file, how)
+    monkeypatch.setattr(run_module.fcntl, "lockf", lock)
+    assert (start(world, "--run-dir=run"), len(attempts) > 1) == ([], True)
 
 
 @pytest.mark.parametrize("words", [[], ["--fresh"]])
 def test_a_start_that_waits_while_another_moves_the_run_aside_waits_for_that_one(world, another_process, monkeypatch, words):
     monkeypatch.setattr(run_module, "LOCK_WAIT_S", 2)
-    lockf, first = fcntl.lockf, iter([fcntl.LOCK_EX])  # its first attempt is on the file that is moved aside, and succeeds in the end
-    monkeypatch.setattr(run_module.fcntl, "lockf", lambda file, how: lockf(file, next(first, how)))
-    holder = another_process(0.5, "run.rename(run.with_name('moved')); new = _acquire(run); lock.close(); time.sleep(60)")
+    holder = another_process("run.rename(run.with_name('moved')); new = _acquire(run); lock.close(); time.sleep(60)")
+    lockf, first = fcntl.lockf, [True]
+
+    def lock(file, how):
+        if first:  # on the file that is moved aside just now; it waits for it, and has it in the end
+            first.clear()
+            holder.stdin.write(b"\n")
+            how = fcntl.LOCK_EX
+        lockf(file, how)
+    monkeypatch.setattr(run_module.fcntl, "lockf", lock)
     error = refusal(world, "--run-dir=run", *words)
-    assert (error.code, f"run is in use by process {holder} on " in str(error)) == (Exit.OTHER_RUN, True)
+    assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
 
 
 def test_a_killed_holder_leaves_no_lock(world, another_process):
-    os.kill(another_process(60), 9)
+    another_process().kill()
     assert start(world, "--run-dir=run") == []
 
 
 def test_a_run_that_was_left_can_be_opened_by_another_process(world, another_process):
-    assert another_process(0) > 0
+    another_process()
 
 
 def test_eval_only_takes_no_lock_and_writes_nothing(world, another_process):
-    another_process(60)
+    another_process()
     before = sorted(Path("run").iterdir()), status()
     start(world, "--run-dir=run", "--eval-only")
     assert (sorted(Path("run").iterdir()), status()) == before
