@@ -57,6 +57,8 @@ class Launch:
         self.folder, self._exit_file, self._out, self._err = folder, folder / "exit-code", folder / "out", folder / "err"
         self._mark = f"LOCKSTEP_EXIT_FILE={self._exit_file}".encode()
         self._began = time.monotonic()
+        self._out.touch()  # a forked one may be killed before it does
+        self._err.touch()
         environment = environment | {"LOCKSTEP_EXIT_FILE": str(self._exit_file)}
         if processes is not None:
             self.process = ForkedTorchrun([*TORCHRUN, f"--nproc-per-node={processes}", *words], ROOT, environment, self._out, self._err)
