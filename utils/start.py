@@ -5,8 +5,9 @@ No torch: a finished run says so in a moment.
 
 import os
 import re
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
@@ -30,7 +31,7 @@ def finish_early(config: Config) -> None:
         last = read_json(path / "status.json")
         is_final = last.get("exit_code") in FINAL or (
             last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
-        if _is_restart() and _is_same_launch(last) and is_final:
+        if _is_restart() and _is_same_launch(last, [agent()]) and is_final:
             record_exit(last["exit_code"])
             if os.environ.get("RANK", "0") == "0":
                 say(f"train.py: no restart: {last['state']}, {last['message']}")
@@ -56,13 +57,16 @@ def early_device(config: Config) -> str:
     return config.device.device if config.device.device != "auto" else kept.get("device", "auto")
 
 
-def acts_fresh(config: Config) -> bool:
-    """Whether --fresh clears the run directory at this start: at the first of a launch, not when torchrun restarts it."""
+def acts_fresh(config: Config, agents: Collection[str | None] | None = None) -> bool:
+    """Whether --fresh clears the run directory at this start: at the first of a launch, not when torchrun restarts it.
+
+    agents: of all nodes; None = this node alone is known yet.
+    """
     path = run_path(config)
     if not config.run.fresh or not (path / "config.yaml").exists() or _is_restart():
         return False
     try:
-        return not _is_same_launch(read_json(path / "status.json"))
+        return not _is_same_launch(read_json(path / "status.json"), agents or [agent()])
     except UserError:  # it is damaged, and --fresh is the way out
         return True
 
@@ -71,14 +75,15 @@ def _is_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
-def _is_same_launch(status: Mapping[str, Any]) -> bool:
-    return launch() is not None and status.get("launch") == launch()
+def _is_same_launch(status: Mapping[str, Any], agents: Collection[str | None]) -> bool:
+    """Whether a node of the last start is among these: nodes come and go, and ids may be used again, but its torchrun lives on."""
+    return not set(agents).isdisjoint(status.get("launch") or ())
 
 
-def launch() -> str | None:
-    """What torchrun's starts of one launch share: its id and, on one node, where ids may be used again, its own process."""
-    name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    if name != "none" and os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        with open(f"/proc/{os.getppid()}/stat") as file:
-            return f"{name} {os.getppid()} {file.read().rpartition(')')[2].split()[19]}"  # the last: when it began
-    return None if name == "none" else name
+def agent() -> str | None:
+    """What all starts on this node share in one launch: its torchrun, by host, process and when that began. None without one."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        began = file.read().rpartition(")")[2].split()[19]  # proc_pid_stat(5): starttime
+    return f"{socket.gethostname()} {os.getppid()} {began}"

@@ -1,6 +1,7 @@
 """utils/start.py: a start knows what came before it: a finished run, an end that no restart mends, another start of its launch."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,28 +9,34 @@ from pathlib import Path
 import pytest
 
 from tests.unit.utils.conftest import config_of, start
+from utils import run as run_module
 from utils.run import open_run
-from utils.start import acts_fresh, early_device, finish_early
+from utils.start import acts_fresh, agent, early_device, finish_early
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 
 
 @pytest.mark.parametrize("before, now, restarts, expected", [
-    (None, None, 0, True),  # without torchrun
-    ("a", "b", 0, True),
-    ("a", "b", 1, False),  # torchrun restarted its workers
-    ("a", "a", 0, False),  # another node's agent, or an elastic one that came later
-    ("none", "none", 0, True),  # torchrun's name where it was given none
-    ("none", "none", 2, False)])
+    (None, [None], 0, True),  # without torchrun
+    ("a 7 100", ["a 7 200"], 0, True),  # another torchrun, whatever its --rdzv-id is
+    ("a 7 100", ["a 7 200"], 1, False),  # torchrun restarted its workers
+    ("a 7 100", ["a 7 100"], 0, False),  # which is no restart where nodes came or went
+    ("a 7 100", ["b 9 300", "a 7 100"], 0, False)])  # and rank 0 may be on the new one
 def test_fresh_acts_at_the_first_start_of_a_launch_only(world, monkeypatch, before, now, restarts, expected):
-    if before:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", before)
+    monkeypatch.setattr(run_module, "agent", lambda: before)
     start(world, "--run-dir=run")
-    if now:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", now)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-    assert acts_fresh(config_of("--run-dir=run", "--fresh")) == expected
+    assert acts_fresh(config_of("--run-dir=run", "--fresh"), now) == expected
+
+
+def test_a_torchrun_is_known_by_its_host_its_process_and_when_that_began(monkeypatch):
+    assert agent() is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    host, process, began = agent().split()
+    assert (host, process) == (socket.gethostname(), str(os.getppid()))
+    with open(f"/proc/{os.getppid()}/stat") as file:
+        assert f" {began} " in file.read()
 
 
 def test_the_device_that_auto_became_is_known_before_there_is_a_process_group(world):
@@ -87,10 +94,11 @@ print("goes on")
 """
 
 
-def restart(world, monkeypatch, exit_code, message, restarts=1, launch="a", rank="0"):
+def restart(world, monkeypatch, exit_code, message, restarts=1, is_same_launch=True, rank="0"):
     """What a start does that torchrun makes after one that ended so: (code, out, err), and the code that launch.sh would see."""
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")  # on one node the launch has torchrun's process id in it, which is not this test's
+    if is_same_launch:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+        monkeypatch.setattr(os, "getppid", os.getpid)  # this process is the torchrun of both
     with open_run(config_of("--run-dir=run"), world, print) as run:
         run.keep_settled()
         run.status("failed", exit_code, message)
@@ -98,7 +106,7 @@ def restart(world, monkeypatch, exit_code, message, restarts=1, launch="a", rank
     torch_is_not_there.write_text("raise ImportError('no torch here')")
     done = subprocess.run(
         [sys.executable, "-c", RESTART, "--run-dir=run"], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"TORCHELASTIC_RUN_ID": launch, "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank, "WORLD_SIZE": "2",
+        env=os.environ | {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank, "WORLD_SIZE": "2",
                           "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file), "PYTHONPATH": f".:{ROOT}"})
     return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
 
@@ -122,6 +130,6 @@ def test_a_restart_after_what_may_be_mended_goes_on(world, monkeypatch, exit_cod
     assert restart(world, monkeypatch, exit_code, message) == (0, "goes on\n", "", "")
 
 
-@pytest.mark.parametrize("restarts, launch", [(0, "a"), (1, "b")])
-def test_a_new_launch_goes_on_whatever_the_last_one_came_to(world, monkeypatch, restarts, launch):
-    assert restart(world, monkeypatch, 80, "it diverged", restarts, launch) == (0, "goes on\n", "", "")
+@pytest.mark.parametrize("restarts, is_same_launch", [(0, True), (1, False)])
+def test_a_new_launch_goes_on_whatever_the_last_one_came_to(world, monkeypatch, restarts, is_same_launch):
+    assert restart(world, monkeypatch, 80, "it diverged", restarts, is_same_launch) == (0, "goes on\n", "", "")
