@@ -27,6 +27,11 @@ if __name__ == "__main__":
     begin_start()
     WATCHDOG = Watchdog()  # first of all: signals are its business from here on
 
+from utils.preflight import require_packages
+
+if __name__ == "__main__":
+    require_packages()
+
 from data import demo
 from utils.command_line import parse_command_line
 from utils.config import Config

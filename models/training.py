@@ -22,6 +22,7 @@ from utils.optim import build_optimizer, build_schedule
 from utils.parallel import load_strategy
 from utils.parallel.base import Strategy
 from utils.precision import Precision
+from utils.preflight import warn_of_room
 from utils.run import Run, command
 from utils.seed import derive_seed, seed_micro_batch, seeded
 from utils.throughput import Throughput
@@ -74,6 +75,8 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     eval_sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
     workers = num_workers(config.data.workers, world)
+    item_bytes = task.example(plan.sizes[1]).nbytes * math.ceil(plan.num_micro_batches / world.world_size)
+    warn_of_room(run.path, sum(weight.nbytes for weight in model.parameters()), config.record.keep, item_bytes, workers, world, run.note)
     done = state.progress
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after or f"{sys.maxsize}")

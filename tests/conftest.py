@@ -3,8 +3,10 @@
     result = run_torchrun(2, "--data", data, ...)        # waits; result.code is the code that launch.sh would give
     launch = start_torchrun(2, ...)                      # live: launch.rank(1) is a process id; launch.kill_all()
 
-Every process of a launch carries the path of its own exit file in its environment, and is found by it: torchrun gives its
-workers sessions of their own, so a process group would not do.
+    launch = start_launcher("--nproc-per-node", 2, ...)  # the same by launch.sh
+
+Every process of a launch carries its folder in its environment, and is found by it: torchrun gives its workers sessions of their
+own, so a process group would not do.
 """
 
 import contextlib
@@ -51,20 +53,20 @@ class Result:
 
 
 class Launch:
-    """A live launch of `python` with `words`, or of torchrun with so many processes; and every process that it started."""
+    """A live launch of a command, or of torchrun with so many processes and these words; and every process that it started."""
 
     def __init__(self, processes: int | None, words: list[str], environment: dict[str, str], folder: Path):
         self.folder, self._exit_file, self._out, self._err = folder, folder / "exit-code", folder / "out", folder / "err"
-        self._mark = f"LOCKSTEP_EXIT_FILE={self._exit_file}".encode()
+        self._mark = f"LOCKSTEP_TEST={folder}".encode()
         self._began = time.monotonic()
         self._out.touch()  # a forked one may be killed before it does
         self._err.touch()
-        environment = environment | {"LOCKSTEP_EXIT_FILE": str(self._exit_file)}
+        environment = environment | {"LOCKSTEP_TEST": str(folder), "LOCKSTEP_EXIT_FILE": str(self._exit_file)}
         if processes is not None:
             self.process = ForkedTorchrun([*TORCHRUN, f"--nproc-per-node={processes}", *words], ROOT, environment, self._out, self._err)
             return
         with self._out.open("w") as out, self._err.open("w") as err:
-            self.process = subprocess.Popen([sys.executable, *words], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+            self.process = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
                                             stdout=out, stderr=err, start_new_session=True)
 
     def wait(self, limit_s: float = LIMIT_S) -> Result:
@@ -95,9 +97,10 @@ class Launch:
         return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
 
     def rank(self, number: int) -> int:
-        """Process id of a rank: a child of torchrun (data loading processes are grandchildren)."""
-        children = [pid for pid, parent in self.parents().items() if parent == self.process.pid]
-        return next(pid for pid in children if f"RANK={number}".encode() in _read(f"/proc/{pid}/environ").split(b"\0"))
+        """Process id of a rank. Its data loading processes have its environment, too, but so has their parent."""
+        parents = self.parents()
+        ranks = {pid for pid in parents if f"RANK={number}".encode() in _read(f"/proc/{pid}/environ").split(b"\0")}
+        return next(pid for pid in ranks if parents[pid] not in ranks)
 
     def kill_rank(self, number: int) -> None:
         """SIGKILL for one rank."""
@@ -150,15 +153,20 @@ def run_dir(session_dir) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def launch(session_dir) -> Iterator[Callable[..., Launch]]:
-    """Start a script with words. processes: None = directly, else under torchrun, with its flags in `torchrun`."""
+    """Start a script with words. processes: None = directly, else under torchrun, with its flags in `torchrun`.
+
+    command: what is started instead, with the words.
+    """
     launches: list[Launch] = []
     inherited = {name: value for name, value in os.environ.items()
                  if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_")) and "RANK" not in name and "WORLD_SIZE" not in name}
-    inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "LOCKSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+                  "PYTHONPATH": str(ROOT)}
 
     def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
-              torchrun: tuple[str, ...] = ()) -> Launch:
-        started = Launch(processes, [*torchrun, script, *map(str, words)], inherited | (env or {}),
+              torchrun: tuple[str, ...] = (), command: tuple[object, ...] = ()) -> Launch:
+        before = command or ((sys.executable, script) if processes is None else (*torchrun, script))
+        started = Launch(processes, [str(word) for word in (*before, *words)], inherited | (env or {}),
                          Path(tempfile.mkdtemp(prefix="launch-", dir=session_dir)))
         launches.append(started)
         return started
@@ -192,6 +200,12 @@ def start_torchrun(launch) -> Iterator[Callable[..., Launch]]:
     yield start
     for live in started:
         live.kill_all()
+
+
+@pytest.fixture
+def start_launcher(start_torchrun) -> Callable[..., Launch]:
+    """start_launcher(*words, inside=(), env=None): a live launch by launch.sh; inside: a command that starts it elsewhere."""
+    return lambda *words, inside=(), **options: start_torchrun(None, *words, command=(*inside, ROOT / "launch.sh"), **options)
 
 
 @pytest.fixture(scope="session")

@@ -25,12 +25,14 @@ from utils.config import CONFIGS, Config, RunOptions, duration_or_steps, flag, s
 from utils.errors import Exit, UserError, record_exit
 from utils.watchdog import SIGNALS
 
+LAUNCHER = Path(__file__).parents[1] / "launch.sh"
+
 
 def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> tuple[Config, frozenset[str]]:
     """The config, and the names of the settings that were given on the command line or in --config.
 
     demo_settings: {task: {name: value}}, defaults of the built-in data. Exits (64) on what the user got wrong, 0 after --help;
-    under torchrun rank 0 alone prints. `--nproc-per-node N` replaces this process by torchrun.
+    under torchrun rank 0 alone prints. `--nproc-per-node N` replaces this process by launch.sh.
     """
     speaks = os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ  # without that it is a node's number
     try:
@@ -76,8 +78,8 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Confi
     typed = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     typed |= {name[3:] for name in typed if name.startswith("no_")}
     _check(config)
-    if config.run.nproc_per_node and "LOCAL_RANK" not in os.environ:
-        _become_torchrun(config.run.nproc_per_node, argv)
+    if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
+        _become_launcher(config.run.nproc_per_node, argv)
     return config, frozenset(names) & (frozenset(typed) | frozenset(file_settings))
 
 
@@ -150,11 +152,11 @@ def _tokens(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _become_torchrun(processes: int, argv: list[str]) -> None:
-    words = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}", sys.argv[0], *argv]
+def _become_launcher(processes: int, argv: list[str]) -> None:
     sys.stdout.flush()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # which the watchdog had blocked
-    os.execv(sys.executable, [sys.executable, *words])
+    os.environ |= {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": sys.argv[0]}
+    os.execvp("bash", ["bash", str(LAUNCHER), "--nnodes=1", f"--nproc-per-node={processes}", "--", *argv])
 
 
 def _close(word: str, known: Mapping) -> str:

@@ -46,7 +46,7 @@ class RunOptions:
         None, "save and leave with 75 after so many steps, or a duration (30s, 5min, 2h), of this start", OPERATIONAL)
     eval_only: bool = option(False, "evaluate the run's best checkpoint; one JSON line on standard output", OPERATIONAL)
     split: str = option("val", "what --eval-only evaluates: train, val or test", OPERATIONAL)
-    nproc_per_node: int | None = option(None, "run under torchrun with so many processes", OPERATIONAL)
+    nproc_per_node: int | None = option(None, "so many processes, by ./launch.sh", OPERATIONAL)
 
 
 @options

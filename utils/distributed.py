@@ -20,6 +20,7 @@ from torch import Tensor
 
 from utils.config import FaultOptions
 from utils.errors import Exit, PeerError, RankError, UserError, explain
+from utils.preflight import require_architecture, require_own_name
 from utils.watchdog import Watchdog
 
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
@@ -48,16 +49,19 @@ class World:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-        if use_cuda and torch.cuda.device_count() < local_world_size:
-            raise UserError(
-                f"--device {device}: {local_world_size} processes on this node and {torch.cuda.device_count()} GPUs;"
-                " one process needs one GPU: start fewer processes, or use --device cpu")
+        try:
+            if use_cuda:
+                _require_gpus(device, local_world_size)
+            if world_size == local_world_size:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
+            else:
+                require_own_name()
+        except UserError as error:  # known to the ranks of this node alone; the first speaks for them
+            raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
         if use_cuda:
             torch.cuda.set_device(target)
         timeouts = timeouts or FaultOptions()
-        if world_size == local_world_size:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
         start_timeout = timedelta(seconds=timeouts.start_timeout)
         store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
@@ -131,6 +135,14 @@ class World:
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.control)
         return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _require_gpus(device: str, processes: int) -> None:
+    if torch.cuda.device_count() < processes:
+        raise UserError(f"--device {device}: {processes} processes on this node and {torch.cuda.device_count()} GPUs; one process needs"
+                        " one GPU: start fewer processes, or use --device cpu")
+    for number in range(processes):
+        require_architecture(torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number), torch.cuda.get_arch_list())
 
 
 def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

@@ -36,6 +36,11 @@ class Batch:
         """The same batch in pinned memory (the DataLoader calls this)."""
         return self._map(Tensor.pin_memory)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in (*self.inputs.values(), self.labels, self.weight))
+
     def _map(self, move: Any) -> Batch:
         inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, labels=move(self.labels), weight=move(self.weight))

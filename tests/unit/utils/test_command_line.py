@@ -260,7 +260,7 @@ def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):
     assert bool(output.out + output.err) == (rank == "0")
 
 
-def test_nproc_per_node_starts_the_same_command_under_torchrun(tmp_path):
+def test_nproc_per_node_starts_the_same_command_by_the_launcher(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nfrom utils.command_line import parse_command_line\n"
                       "config, given = parse_command_line(sys.argv[1:], {})\n"

@@ -1,0 +1,105 @@
+"""launch.sh: what it makes of options and platforms, by --dry-run; what it refuses. On several hosts: tests/cluster."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from utils.errors import Exit
+
+PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION", "OMP", "GLOO",
+            "CUDA_VISIBLE")
+
+
+def launch(*words, **environment):
+    """launch.sh with nothing of a platform in its environment but what is given."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PLATFORM)}
+    return subprocess.run([ROOT / "launch.sh", *map(str, words)], env=inherited | environment, capture_output=True, text=True)
+
+
+def dry(*words, **environment):
+    """(environment, words of the command) that it would start."""
+    result = launch("--dry-run", *words, **environment)
+    assert result.returncode == 0, result.stderr
+    *variables, command = result.stdout.splitlines()
+    return dict(line.split("=", 1) for line in variables), shlex.split(command)
+
+
+def option(command, name):
+    """The value of --name=value."""
+    [value] = [word.split("=", 1)[1] for word in command if word.startswith(f"--{name}=")]
+    return value
+
+
+def test_shellcheck_finds_nothing():
+    found = subprocess.run([Path(sys.executable).with_name("shellcheck"), ROOT / "launch.sh"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_one_process_needs_no_torchrun_and_settings_pass_through_as_they_are():
+    _, command = dry("--data", "a b", "--lr=1e-3", "--", "--nnodes", "7")
+    assert command[1:] == [str(ROOT / "train.py"), "--data", "a b", "--lr=1e-3", "--nnodes", "7"]
+
+
+@pytest.mark.parametrize("words", [["--nproc-per-node", "3"], ["--nproc_per_node=3"]])
+def test_cores_are_shared_among_the_processes_of_a_machine(words):
+    environment, command = dry(*words)
+    assert option(command, "nproc-per-node") == "3"
+    assert int(environment["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert option(command, "rdzv-conf") == "store_type=file"
+
+
+STATIC = {"nnodes": "2", "node-rank": "1", "master-addr": "10.0.0.1", "master-port": "29500", "nproc-per-node": "1"}
+
+
+@pytest.mark.parametrize(("words", "environment", "expected"), [
+    (["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"], {}, STATIC),
+    ([], {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234", "NPROC_PER_NODE": "4"},
+     STATIC | {"master-port": "1234", "nproc-per-node": "4"}),
+    (["--node-rank", "0", "--nproc-per-node", "2"], {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"},
+     STATIC | {"node-rank": "0", "nproc-per-node": "2"}),
+    ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "2345", "PET_NPROC_PER_NODE": "auto"},
+     STATIC | {"master-port": "2345"}),
+    ([], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"}, STATIC | {"master-port": "23456"}),
+    (["--nnodes", "2", "--master-addr", "10.0.0.1"], {"JOB_COMPLETION_INDEX": "1"}, STATIC),
+    ([], {"SLURM_JOB_ID": "40007", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
+          "SLURM_STEP_NODELIST": "localhost,b[1-3]", "SLURM_NODEID": "0"},
+     STATIC | {"node-rank": "0", "master-addr": "localhost", "master-port": "10007"}),
+], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job", "Slurm"])
+def test_a_machine_among_several_is_told_who_it_is(words, environment, expected):
+    variables, command = dry(*words, **environment)
+    assert {name: option(command, name) for name in expected} == expected
+    assert variables["GLOO_SOCKET_IFNAME"]
+
+
+@pytest.mark.parametrize(("host", "is_host"), [("localhost", "1"), ("10.0.0.1", "0")])
+def test_an_elastic_run_says_who_hosts_the_store(host, is_host):
+    variables, command = dry("--nnodes", "1:3", "--master-addr", host)
+    assert (option(command, "rdzv-conf"), option(command, "max-restarts")) == (f"is_host={is_host}", "3")
+    assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+@pytest.mark.parametrize(("words", "environment", "code", "said"), [
+    (["--nnodes", "2"], {}, Exit.USAGE, "--master-addr HOST"),
+    (["--nnodes", "2", "--master-addr", "10.0.0.1"], {}, Exit.USAGE, "--node-rank N"),
+    (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "2"], {}, Exit.USAGE, "must be below --nnodes 2"),
+    (["--nnodes", "2", "--master-addr", "localhost", "--node-rank", "1"], {}, Exit.USAGE, "is this machine alone, and --node-rank 1"),
+    (["--nnodes", "2", "--master-addr", "no.such.host", "--node-rank", "1"], {}, Exit.LOST_PEERS, "nobody knows the name no.such.host"),
+    (["--nnodes", "two"], {}, Exit.USAGE, "--nnodes two: must be a number, or MIN:MAX"),
+    (["--nnodes", "3:2"], {}, Exit.USAGE, "MIN is above MAX"),
+    (["--nnodes"], {}, Exit.USAGE, "--nnodes needs a value"),
+    (["--nproc-per-node", "0"], {}, Exit.USAGE, "--nproc-per-node 0: must be a number"),
+    (["--print", "pbs"], {}, Exit.USAGE, "must be slurm or trainjob"),
+    ([], {"MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not their number: --nnodes N"),
+    ([], {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}, Exit.USAGE, "srun --ntasks-per-node=1 ./launch.sh"),
+    ([], {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}, Exit.USAGE, "one per node is right"),
+])
+def test_what_cannot_be_known_is_asked_for_and_never_guessed(words, environment, code, said):
+    result = launch("--dry-run", *words, **environment)
+    assert (result.returncode, result.stdout) == (code, ""), result.stderr
+    [line] = result.stderr.splitlines()
+    assert line.startswith("launch.sh: ") and said in line

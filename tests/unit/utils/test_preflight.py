@@ -1,0 +1,151 @@
+"""utils/preflight.py: what would fail later is said at the start, in one line with a way out."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from utils import preflight
+from utils.errors import Exit, UserError
+from utils.preflight import require_architecture, require_own_name, require_packages, warn_of_room
+
+ROOT = Path(__file__).parents[3]
+Usage = namedtuple("Usage", "free")
+
+
+# --- packages
+
+
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """What require_packages says, given requirements and {package: (version, its own requirements)}; nothing where all is well."""
+    def told(lines, installed, local_rank="0"):
+        def version(name):
+            if name not in installed:
+                raise metadata.PackageNotFoundError(name)
+            return installed[name][0]
+        monkeypatch.setattr(preflight, "REQUIREMENTS", Path("requirements.txt"))
+        Path("requirements.txt").write_text(lines)
+        monkeypatch.setattr(preflight.metadata, "version", version)
+        monkeypatch.setattr(preflight.metadata, "requires", lambda name: version(name) and installed[name][1])
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        try:
+            require_packages()
+        except SystemExit as left:
+            assert left.code == Exit.USAGE
+            return capsys.readouterr().err or "nothing"
+        return ""
+    return told
+
+
+@pytest.fixture(autouse=True)
+def in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+LINES = "# Why.\ntorch>=2.11,<3   # tensors\n\ntorchvision>=0.26\n"
+
+
+@pytest.mark.parametrize("installed", [
+    {"torch": ("2.15.0+cu132", []), "torchvision": ("0.29.2", ["torch (>=2.14.0)", "numpy"])},
+    {"torch": ("2.11.0", []), "torchvision": ("0.26.0", ["torch==2.11.0"])},
+    {"torch": ("2.11.0a0+abc.nv26", []), "torchvision": ("0.26.0a0+def", None)},  # a vendor's own builds
+    {"torch": ("2.11.0a0+abc", []), "torchvision": ("0.26.0", ["torch==2.11.0a0+abc"])}])
+def test_packages_that_fit_pass_without_a_word(said, installed):
+    assert said(LINES, installed) == ""
+
+
+@pytest.mark.parametrize("installed, parts", [
+    ({}, ["torch is not installed; torchvision is not installed"]),
+    ({"torch": ("2.9.1", []), "torchvision": ("0.26.0", [])}, ["torch 2.9.1 is installed, and requirements.txt needs torch<3,>=2.11"]),
+    ({"torch": ("3.0", []), "torchvision": ("0.26.0", [])}, ["torch 3.0 is installed"]),
+    ({"torch": ("2.12.0", []), "torchvision": ("0.26.0", ["torch==2.11.0"])},
+     ["torch 2.12.0 is installed, and torchvision needs torch==2.11.0"])])
+def test_packages_that_do_not_fit_are_named_with_the_command_that_mends_it(said, installed, parts):
+    text = said(LINES, installed)
+    for part in [*parts, "-m pip install -r requirements.txt", socket.gethostname()]:
+        assert part in text
+    assert text.count("\n") == 1
+
+
+def test_one_rank_of_a_node_speaks_of_its_packages(said):
+    assert said(LINES, {}, local_rank="1") == "nothing"
+
+
+def test_the_packages_of_this_environment_fit():
+    assert require_packages() is None
+
+
+def test_train_py_says_so_where_nothing_is_installed():
+    bare = subprocess.run([sys.executable, "-S", "-I", "-c", "import sys; sys.path.insert(0, sys.argv[1]); sys.argv = ['train.py'];"
+                           "import runpy; runpy.run_path(sys.path[0] + '/train.py', run_name='__main__')", ROOT],
+                          capture_output=True, text=True, timeout=60)
+    assert (bare.returncode, bare.stderr.count("\n")) == (Exit.USAGE, 1), bare.stderr
+    assert "is not installed: " in bare.stderr
+
+
+# --- GPUs
+
+
+@pytest.mark.parametrize("capability, built_for", [
+    ((9, 0), ["sm_80", "sm_90"]), ((8, 6), ["sm_80"]), ((8, 9), ["sm_75", "sm_86"]), ((12, 0), ["sm_90", "compute_90"]),
+    ((10, 3), ["sm_90", "sm_100"]), ((9, 0), ["sm_90a", "sm_90"])])
+def test_a_gpu_runs_binaries_of_its_major_version_and_any_earlier_ptx(capability, built_for):
+    assert require_architecture("a GPU", capability, built_for) is None
+
+
+@pytest.mark.parametrize("capability, built_for", [
+    ((7, 0), ["sm_75", "sm_80"]), ((8, 0), ["sm_86"]), ((12, 0), ["sm_90", "sm_100"]), ((6, 1), ["sm_75", "compute_90"]), ((9, 0), [])])
+def test_a_gpu_that_torch_has_no_code_for_is_refused(capability, built_for):
+    with pytest.raises(UserError, match=f"V is sm_{capability[0]}{capability[1]}, and this torch has code for .* only: .*--device cpu"):
+        require_architecture("V", capability, built_for)
+
+
+# --- the name of a machine among several
+
+
+@pytest.mark.parametrize("address, interface, is_refused", [
+    ("127.0.1.1", None, True), (None, None, True), ("127.0.1.1", "eth0", False), ("10.0.0.7", None, False)])
+def test_a_name_that_leads_home_needs_an_interface(monkeypatch, address, interface, is_refused):
+    def gethostbyname(name):
+        if address is None:
+            raise socket.gaierror
+        return address
+    monkeypatch.setattr(socket, "gethostbyname", gethostbyname)
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    if interface:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    if not is_refused:
+        return require_own_name()
+    with pytest.raises(UserError, match=rf"leads to {address or 'nowhere'}.*\./launch\.sh"):
+        require_own_name()
+
+
+# --- room
+
+
+@pytest.mark.parametrize("free_gb, shared_gb, workers, parts", [
+    (10, 1, 2, []),
+    (1.2, 1, 2, ["warning: ", "run has room for 1.2 GB, and 3 checkpoints, one more and RUN/model may take 1.3: use a smaller --keep"]),
+    (10, 0.05, 2, ["/dev/shm has 0.05 GB free, and 1 x 2 data loading processes may take 0.06: docker run --ipc=host", "--workers 0"]),
+    (10, 0.05, 0, [])])
+def test_a_disk_or_a_shared_memory_that_is_small_is_warned_of(world, monkeypatch, free_gb, shared_gb, workers, parts):
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1e9 * (shared_gb if str(path) == "/dev/shm" else free_gb)))
+    notes = []
+    warn_of_room(Path("run"), int(1e8), 3, int(1e7), workers, world, notes.append)
+    assert len(notes) == bool(parts)
+    assert [part for part in parts if part not in notes[0]] == []
+
+
+def test_checkpoints_that_are_there_count_as_room(world, monkeypatch):
+    (Path("run") / "checkpoints" / "step-1-g1").mkdir(parents=True)
+    os.truncate(os.open(Path("run/checkpoints/step-1-g1/state.pt"), os.O_CREAT | os.O_WRONLY), int(2e8))
+    monkeypatch.setattr(preflight.shutil, "disk_usage", lambda path: Usage(1.2e9))
+    notes = []
+    warn_of_room(Path("run"), int(1e8), 3, 0, 0, world, notes.append)
+    assert notes == []
