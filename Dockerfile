@@ -1,13 +1,31 @@
-# docker build -t lockstep . && docker run --gpus all --ipc=host -v DATA:/data:ro -v RUNS:/app/runs lockstep --data /data
+# docker build -t lockstep . ; how to run it: README.md. BASE may be an image that has torch, which it keeps: pytorch/pytorch:..., nvcr.io/nvidia/pytorch:...
 ARG BASE=python:3.12-slim
 FROM ${BASE}
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Lockstep" \
+      org.opencontainers.image.description="Trains image classifiers and BERT on one process or many" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# torch.compile and triton want a C compiler at run time. Versions are the base's: Debian keeps no older ones to pin.
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
+
 WORKDIR /app
 COPY requirements.txt ./
-RUN --mount=type=cache,target=/root/.cache/pip pip install --requirement requirements.txt
+ENV PIP_BREAK_SYSTEM_PACKAGES=1
+RUN --mount=type=cache,target=/root/.cache/pip \
+    if python3 -c "import torch"; then grep -vE "^torch(vision)?[>=]" requirements.txt; else cat requirements.txt; fi > missing.txt && \
+    python3 -m pip install --requirement missing.txt && rm missing.txt
+
 COPY train.py launch.sh ./
 COPY data data
 COPY models models
 COPY utils utils
-RUN useradd --uid 1000 --create-home lockstep && mkdir runs && chown 1000 runs
-USER 1000
+# Any user id may run it (docker run -u, Kubernetes): nothing else is written. LOGNAME: python asks for the name of a user id that has none.
+ENV HOME=/cache XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface TORCH_HOME=/cache/torch LOGNAME=lockstep \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton
+RUN mkdir --mode=1777 /cache runs && python3 -m compileall -q .
+USER 1000:1000
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["./launch.sh"]

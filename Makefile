@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: train test faults soak lint prove accuracy benchmark size clean
+.PHONY: train test faults cluster image-test soak lint prove accuracy benchmark size clean
 
 train: .venv/ready                  ## train the built-in digits on two processes
 	@NPROC_PER_NODE=2 ./launch.sh
@@ -13,6 +13,12 @@ test: .venv/ready-dev lint          ## everything that must hold; under 20 minut
 
 faults: .venv/ready-dev             ## every fault of docs/reliability.md, every contract for every task
 	$(BIN)/python -m pytest tests/faults tests/contracts
+
+cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
+	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py
+
+image-test: .venv/ready-dev         ## the Dockerfile built and run without an engine; needs root, buildah and debootstrap
+	$(BIN)/python -m pytest tests/end_to_end/test_image.py
 
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)

@@ -5,7 +5,7 @@
 #   ./launch.sh --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 [settings]             on each of two, with its own rank
 #   ./launch.sh --nnodes 2:4 --master-addr 10.0.0.1 [settings]                         elastic: two to four, which come and go
 #   srun --ntasks-per-node=1 ./launch.sh [settings]                                    Slurm says all the rest
-#   ./launch.sh --print slurm|trainjob [options] [settings] > FILE                     a job to submit
+#   ./launch.sh --print slurm|trainjob [options] [settings] > FILE                     a job to submit (IMAGE, CLAIM: of a TrainJob)
 #
 #   --nnodes N | MIN:MAX   machines                                NNODES           default 1
 #   --node-rank N          this one's number, from 0               NODE_RANK
@@ -214,7 +214,7 @@ print_slurm() {
 #SBATCH --output=lockstep-%j.log
 # Two minutes before its time is over, or when it must give way, the run saves, goes back into the queue, and continues from there.
 cd $(printf %q "$PWD") || exit
-srun $(printf '%q ' "$root/launch.sh" ${nproc_per_node:+--nproc-per-node "$nproc_per_node"} -- "${settings[@]}")&
+srun --kill-on-bad-exit=0 $(printf '%q ' "$root/launch.sh" ${nproc_per_node:+--nproc-per-node "$nproc_per_node"} -- "${settings[@]}")&
 step=\$!
 trap 'kill -USR1 "\$step"' USR1
 trap 'kill -TERM "\$step"' TERM
@@ -254,8 +254,12 @@ spec:
                     template:
                       spec:
                         terminationGracePeriodSeconds: 120
-                        volumes: [{name: shared-memory, emptyDir: {medium: Memory}}]
-                        containers: [{name: node, volumeMounts: [{name: shared-memory, mountPath: /dev/shm}]}]
+                        volumes:
+                          - {name: runs, persistentVolumeClaim: {claimName: ${CLAIM:-lockstep-runs}}}
+                          - {name: shared-memory, emptyDir: {medium: Memory}}
+                        containers:
+                          - name: node
+                            volumeMounts: [{name: runs, mountPath: /app/runs}, {name: shared-memory, mountPath: /dev/shm}]
 END
 }
 
@@ -293,7 +297,7 @@ run() {
 
 once() {
   rm -f "$folder"/*
-  "${command[@]}" &
+  (trap '' USR1; exec "${command[@]}") &  # Slurm sends it to all of them, and torchrun would end without a word
   agent=$!
   code=0
   wait "$agent" || code=$?

@@ -96,6 +96,10 @@ class Launch:
         stats = {pid: _read(f"/proc/{pid}/stat").rpartition(b")")[2].split() for pid in self._processes()}
         return {pid: int(stat[1]) for pid, stat in stats.items() if stat and stat[0] != b"Z"}
 
+    def commands(self) -> list[str]:
+        """The command line of each, its words one after the other."""
+        return [_read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode() for pid in self._processes()]
+
     def rank(self, number: int) -> int:
         """Process id of a rank. Its data loading processes have its environment, too, but so has their parent."""
         parents = self.parents()

@@ -2,11 +2,14 @@
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from tests.conftest import ROOT
 from utils.errors import Exit
@@ -81,6 +84,50 @@ def test_an_elastic_run_says_who_hosts_the_store(host, is_host):
     variables, command = dry("--nnodes", "1:3", "--master-addr", host)
     assert (option(command, "rdzv-conf"), option(command, "max-restarts")) == (f"is_host={is_host}", "3")
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+
+
+SETTINGS = ["--data", "/da ta", "--lr=1e-3"]
+
+
+def test_the_printed_job_of_slurm_is_a_script_that_starts_this_launcher_with_what_was_given():
+    script = launch("--print", "slurm", "--nnodes", 2, "--nproc-per-node", 8, *SETTINGS).stdout
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
+    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--signal=B:USR1@120", "--requeue"} <= asked
+    [step] = [shlex.split(line) for line in script.splitlines() if line.startswith("srun ")]
+    assert step[2:-1] == [str(ROOT / "launch.sh"), "--nproc-per-node", "8", "--", *SETTINGS]
+    checked = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-"], input=script, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_a_job_of_slurm_without_gpus_asks_for_none():
+    assert "gpu" not in launch("--print", "slurm", "--nproc-per-node", 2, "--device", "cpu").stdout
+
+
+def test_the_printed_trainjob_is_what_kubeflow_takes_with_what_was_given():
+    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, *SETTINGS, IMAGE="registry/lockstep:1", CLAIM="mine").stdout
+    job = yaml.safe_load(text)
+    assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # by its own types; a key that it does not know is lost
+    trainer = job["spec"]["trainer"]
+    assert (trainer["image"], trainer["command"], trainer["args"]) == ("registry/lockstep:1", ["./launch.sh"], SETTINGS)
+    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == (2, 8, 8)
+    assert "claimName: mine" in text
+
+
+@pytest.mark.parametrize("kind", ["slurm", "trainjob"])
+def test_an_elastic_job_is_not_printed(kind):
+    refused = launch("--print", kind, "--nnodes", "2:4")
+    assert (refused.returncode, refused.stdout) == (Exit.USAGE, "")
+    assert "has one number of nodes" in refused.stderr
+
+
+def test_a_port_in_use_is_refused_where_the_store_would_be():
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        refused = launch("--dry-run", "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost", "--master-port", port)
+        assert (refused.returncode, f"port {port} of this machine: Address already in use" in refused.stderr) == (Exit.USAGE, True)
+        _, command = dry("--nnodes", 2, "--node-rank", 1, "--master-addr", "10.0.0.1", "--master-port", port)
+        assert option(command, "master-port") == str(port)
 
 
 @pytest.mark.parametrize(("words", "environment", "code", "said"), [

@@ -54,7 +54,9 @@ def trained(copy, shell) -> Path:
 
 
 def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained):
-    for line in [*block("python train.py")[1:], "make train"]:
+    others = ["make train", "python train.py --nproc-per-node 2", "python -m torch.distributed.launch --nproc-per-node=2 train.py",
+              "python -m torch.distributed.launch --use-env --nproc-per-node=2 train.py"]
+    for line in [*block("python train.py")[1:], *others]:
         again = shell(line)
         assert again.returncode == 0, again.stderr
         assert f"{trained.relative_to(copy)} is finished" in again.stdout

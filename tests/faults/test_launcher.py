@@ -2,24 +2,16 @@
 
 import os
 import signal
-from pathlib import Path
 
 from tests.faults.launches import WORDS
 from tests.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 
 
-def command(pid):
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:  # it has ended
-        return ""
-
-
 def test_what_the_launcher_is_sent_stops_the_run_and_a_restart_that_ends_well_is_a_0(start_launcher, photos, run_dir, undisturbed):
     words = ["--nproc-per-node", 2, *WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1]
     early = start_launcher(*words)
-    early.wait_for(lambda: any("torch.distributed.run" in command(pid) for pid in early.parents()), "torchrun")
+    early.wait_for(lambda: any("torch.distributed.run" in command for command in early.commands()), "torchrun")
     early.process.send_signal(signal.SIGINT)
     result = early.wait(40)
     assert result.returncode in (128 + signal.SIGINT, Exit.STOPPED), result.text

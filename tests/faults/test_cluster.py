@@ -1,0 +1,126 @@
+"""launch.sh on hosts of its own: static, elastic, late, slow, cut off, silent, come back. `make cluster`; a few in `make test`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.hosts import hosts
+from tests.faults.launches import STEPS, WORDS, assert_gone
+from tests.run_directory import outcome, status, trained_steps
+from utils.errors import Exit
+
+SHORT = ["--step-timeout", 5, "--section-timeout", 5, "--start-timeout", 20]
+MASTER = "10.77.0.1"  # the first host
+FLAGS = {"--nnodes": 2, "--master-addr": MASTER}
+PLATFORMS = {  # which say the same by variables
+    "PET": lambda rank: {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": MASTER,
+                         "PET_MASTER_PORT": "29400"},  # Kubeflow Trainer v2
+    "node-style": lambda rank: {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": MASTER, "MASTER_PORT": "23456"},  # PyTorchJob
+    "NNODES": lambda rank: {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": "n1", "NPROC_PER_NODE": "1"}}
+
+
+@pytest.fixture
+def words(photos, run_dir):
+    return [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1]
+
+
+@pytest.fixture
+def start_on(start_launcher):
+    """start_on(host, *words, rank=None, nnodes=2, **environment): launch.sh there; rank=None: others than flags say who it is."""
+    def start(host, *words, rank=None, nnodes=2, **environment):
+        flags = [] if rank is None else ["--nnodes", nnodes, "--node-rank", rank, "--master-addr", MASTER]
+        return start_launcher(*flags, *words, inside=host.inside(), env=environment)
+    return start
+
+
+def assert_finished(launches, run, undisturbed):
+    results = [launch.wait() for launch in launches]
+    assert [result.returncode for result in results] == [0] * len(results), [result.text for result in results]
+    assert outcome(run) == outcome(undisturbed)
+
+
+@pytest.mark.parametrize("platform", [name if name == "PET" else pytest.param(name, marks=pytest.mark.slow) for name in PLATFORMS])
+def test_two_hosts_compute_what_one_does_with_as_many_processes(platform, words, run_dir, start_on, undisturbed):
+    with hosts(2) as pair:
+        launches = [start_on(host, *words, **PLATFORMS[platform](rank)) for rank, host in enumerate(pair)]
+        assert_finished(launches, run_dir, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_late_host_and_a_slow_link_change_nothing(elastic, words, run_dir, start_on, undisturbed):
+    with hosts(2) as pair:
+        pair[1].slow("100mbit")
+        nnodes = "2:2" if elastic else 2
+        first = start_on(pair[0], *words, rank=0, nnodes=nnodes)
+        first.wait_for(lambda: any("torch.distributed.run" in name for name in first.commands()), "torchrun on the first host")
+        assert_finished([first, start_on(pair[1], *words, rank=1, nnodes=nnodes)], run_dir, undisturbed)
+
+
+@pytest.mark.parametrize(("fault", "lost"), [
+    ("silence", 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("silence", 0), ("cut", 1), ("cut", 0), ("drop", 1)])])
+def test_hosts_that_lose_each_other_end_with_76_and_the_same_command_goes_on(fault, lost, words, run_dir, start_on, undisturbed):
+    with hosts(2) as pair:
+        launches = [start_on(host, *words, *SHORT, rank=rank) for rank, host in enumerate(pair)]
+        launches[0].wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+        getattr(pair[lost], fault)()
+        results = [assert_gone(launch, run_dir) for launch in launches]
+        assert [result.returncode for result in results] == [Exit.LOST_PEERS] * 2, [result.text for result in results]
+        assert 2 <= trained_steps(run_dir) < STEPS, "too late to test anything"
+        pair[lost].plug()
+        assert_finished([start_on(host, *words, rank=rank) for rank, host in enumerate(pair)], run_dir, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_host_that_dies_ends_the_others_with_76(lost, words, run_dir, start_on):
+    with hosts(2) as pair:
+        launches = [start_on(host, *words, *SHORT, rank=rank) for rank, host in enumerate(pair)]
+        launches[0].wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+        launches[lost].kill_all()
+        survivor = assert_gone(launches[1 - lost], run_dir)
+        assert survivor.returncode == Exit.LOST_PEERS, survivor.text
+        assert 2 <= trained_steps(run_dir) < STEPS, "too late to test anything"
+
+
+@pytest.mark.slow
+def test_retries_meet_again_after_a_host_was_lost(words, run_dir, start_on, undisturbed):
+    with hosts(2) as pair:
+        launches = [start_on(host, "--retries", 3, *words, *SHORT, rank=rank) for rank, host in enumerate(pair)]
+        launches[0].wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
+        launches[1].kill_rank(1)
+        assert_finished(launches, run_dir, undisturbed)
+        assert "retry 1 of 3" in launches[0].wait().err
+
+
+@pytest.mark.slow
+def test_an_elastic_run_that_loses_a_host_and_gains_it_again_ends_with_the_weights_of_one_process(
+        words, run_dir, start_on, run_train):
+    words = [*words, "--strategy", "exact", "--epochs", 60, "--fresh"]
+    with hosts(2) as pair:
+        first, second = (start_on(host, *words, rank=rank, nnodes="1:2") for rank, host in enumerate(pair))
+        first.wait_for(lambda: trained_steps(run_dir) >= 20, "20 steps on two hosts")
+        second.kill_all()
+        first.wait_for(lambda: status(run_dir)["processes"] == 1, "the first goes on alone")
+        alone = trained_steps(run_dir)
+        first.wait_for(lambda: trained_steps(run_dir) >= alone + 5, "five steps alone")
+        second = start_on(pair[1], *words, rank=1, nnodes="1:2")
+        first.wait_for(lambda: status(run_dir)["processes"] == 2, "they go on together")
+        results = [launch.wait() for launch in (first, second)]
+    assert [result.returncode for result in results] == [0, 0], [result.text for result in results]
+    assert status(run_dir)["start"] == 3 and not (run_dir.parent / ".old").exists()
+    straight = run_dir.with_name("straight")
+    assert run_train(*words, "--run-dir", straight).returncode == 0
+    assert outcome(run_dir) == outcome(straight)
+
+
+def test_without_the_launcher_a_name_that_leads_home_is_refused_before_anybody_waits(words, run_dir, start_torchrun):
+    with hosts(2) as pair:
+        launches = [start_torchrun(None, "--nnodes=2", f"--node-rank={rank}", f"--master-addr={MASTER}", "train.py", *words,
+                                   command=[*host.inside(), Path(sys.executable).with_name("torchrun")]) for rank, host in enumerate(pair)]
+        results = [assert_gone(launch, run_dir) for launch in launches]
+    for result in results:
+        assert (result.code, "leads to 127.0.1.1, where no other machine finds it: start with ./launch.sh" in result.err) == (64, True), (
+            result.text)
+    assert not run_dir.exists()

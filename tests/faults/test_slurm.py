@@ -1,0 +1,119 @@
+"""A real Slurm of two nodes, each a host of its own: the script that launch.sh prints is submitted, preempted and requeued."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.conftest import LIMIT_S, ROOT
+from tests.faults.hosts import hosts
+from tests.faults.launches import WORDS
+from tests.run_directory import outcome, status, trained_steps
+
+pytestmark = pytest.mark.slow
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(10.77.0.1)
+SlurmUser=root
+AuthInfo=socket={folder}/munge.sock,cred_expire=5
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/linear
+ReturnToService=2
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmdSpoolDir={folder}/%n
+StateSaveLocation={folder}/state
+NodeName=n1 NodeHostname={host} NodeAddr=10.77.0.1 Port=17001
+NodeName=n2 NodeHostname={host} NodeAddr=10.77.0.2 Port=17002
+PartitionName=all Nodes=n1,n2 Default=YES State=UP
+"""
+
+
+@contextmanager
+def slurm(folder):
+    """The cluster; slurm(folder)(*words) runs one of its commands on the first node, from `folder`, and returns what it prints."""
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        pytest.skip(f"needs Slurm (slurmctld, slurmd, slurm-client, munge): no {', '.join(missing)}")
+    folder.mkdir()
+    for name in ("state", "n1", "n2"):
+        (folder / name).mkdir()
+    (folder / "slurm.conf").write_text(CONFIGURATION.format(host=os.uname().nodename, folder=folder))
+    (folder / "key").write_bytes(os.urandom(1024))
+    (folder / "key").chmod(0o600)
+    environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "LOCKSTEP_PYTHON": sys.executable,
+                                "LOCKSTEP_CACHE": str(folder / "cache")}
+    with ExitStack() as stack:
+        nodes = stack.enter_context(hosts(2))
+
+        def start(*words):
+            with (folder / "daemons").open("a") as log:
+                daemon = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+            stack.callback(daemon.wait)
+            stack.callback(daemon.terminate)
+
+        def run(*words):
+            return subprocess.run(nodes[0].inside(*words), cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+
+        start("munged", "--foreground", "--force", *(f"--{name}={folder / file}" for name, file in (
+            ("socket", "munge.sock"), ("key-file", "key"), ("log-file", "munge.log"), ("pid-file", "munge.pid"), ("seed-file", "seed"))))
+        start(*nodes[0].inside("slurmctld", "-D"))
+        for number, node in enumerate(nodes, 1):
+            start(*node.inside("slurmd", "-D", "-N", f"n{number}"))
+        wait_for(lambda: "2   idle" in quietly(run, "sinfo"), (folder / "daemons").read_text)
+        yield run
+
+
+def quietly(run, *words):
+    try:
+        return run(*words)
+    except subprocess.CalledProcessError:  # it is not up yet
+        return ""
+
+
+def wait_for(is_so, log):
+    deadline = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, log()
+        time.sleep(0.05)
+
+
+def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_requeued_and_ends_as_if_nothing_had_been(
+        run_dir, photos, run_torchrun):
+    words = [*map(str, WORDS), "--epochs", "20", "--data", str(photos), "--device", "cpu", "--save-every", "1000"]
+    straight = run_dir.with_name("straight")
+    assert run_torchrun(2, *words, "--run-dir", straight).returncode == 0
+
+    folder = run_dir.with_name("slurm")
+    with slurm(folder) as run:
+        (folder / "job.sh").write_text(run(ROOT / "launch.sh", "--print", "slurm", "--nnodes", "2", "--nproc-per-node", "1", *words,
+                                           "--run-dir", run_dir))
+
+        def submitted():
+            job = run("sbatch", "--parsable", "job.sh").strip()
+            return job, lambda: (folder / f"lockstep-{job}.log").read_text() + (folder / "daemons").read_text()
+
+        job, log = submitted()
+        wait_for(lambda: trained_steps(run_dir) >= 2, log)
+        run("scancel", job)
+        wait_for(lambda: not run("squeue", "--noheader"), log)
+        stopped = status(run_dir)
+        assert (stopped["state"], stopped["message"].split()[0], stopped["exit_code"]) == ("stopped", "SIGTERM", 75), log()
+
+        job, log = submitted()
+        wait_for(lambda: trained_steps(run_dir) > stopped["step"] + 2, log)
+        run("scancel", "--signal=USR1", "--batch", job)  # as `--signal=B:USR1@120` has it sent
+        wait_for(lambda: "goes back into the queue" in log(), log)
+        preempted = status(run_dir)
+        assert (preempted["state"], preempted["exit_code"]) == ("stopped", 75), log()
+        wait_for(lambda: not run("squeue", "--noheader"), log)
+
+    assert (status(run_dir)["state"], status(run_dir)["start"]) == ("finished", 3), log()
+    assert 0 < stopped["step"] < preempted["step"] < 60
+    assert outcome(run_dir) == outcome(straight)
