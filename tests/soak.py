@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Launch, write_photos, write_texts
-from tests.faults.launches import OWN_STACK
+from tests.faults.launches import OWN_STACK, SHARED_MEMORY
 from tests.run_directory import outcome, trained_steps
 from utils.errors import Exit
 
@@ -213,8 +213,9 @@ def line(kind: Kind) -> str:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm that torch or multiprocessing made."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("torch_", "psm_", "sem.", "pymp"))}
+    """Names in /dev/shm that torch or multiprocessing made; not empty ones, of processes that were killed as they made them."""
+    made = (path for path in SHARED_MEMORY.iterdir() if path.name.startswith(("torch_", "psm_", "sem.", "pymp")))
+    return {path.name for path in made if path.stat().st_size}
 
 
 def main() -> None:

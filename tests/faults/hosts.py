@@ -79,8 +79,9 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip("link", "set", bridge, "up")
         found = []
         for number in range(1, count + 1):
-            stack.callback(_ip, "netns", "del", f"{bridge}-{number}")  # and its end of the link, and with that the other
             found.append(Host(bridge, number, names))
+            stack.callback(_ip, "netns", "del", found[-1].namespace)
+            stack.callback(_ip, "link", "del", found[-1].link)  # first: with its namespace it would go some time later
         yield found
 
 

@@ -108,8 +108,11 @@ def messages(result: Result) -> list[str]:
 
 
 def orphaned_memory() -> list[str]:
-    """Tensors that data loading left in /dev/shm: torch_PID_..., where there is no such process any more."""
-    names = [path.name for path in SHARED_MEMORY.glob("torch_*")]
+    """Tensors that data loading left in /dev/shm: torch_PID_..., where there is no such process any more.
+
+    An empty one may be left of a process that was killed as it made it, between torch's shm_open and its ftruncate.
+    """
+    names = [path.name for path in SHARED_MEMORY.glob("torch_*") if path.stat().st_size]
     return [name for name in names if not Path(f"/proc/{name.split('_')[1]}").exists()]
 
 

@@ -97,7 +97,7 @@ def test_retries_meet_again_after_a_host_was_lost(words, run_dir, start_on, undi
 @pytest.mark.slow
 def test_an_elastic_run_that_loses_a_host_and_gains_it_again_ends_with_the_weights_of_one_process(
         words, run_dir, start_on, run_train):
-    words = [*words, "--strategy", "exact", "--epochs", 60, "--fresh"]
+    words = [*words, "--strategy", "exact", "--epochs", 40, "--eval-every", 1000, "--save-every", 5, "--fresh"]
     with hosts(2) as pair:
         first, second = (start_on(host, *words, rank=rank, nnodes="1:2") for rank, host in enumerate(pair))
         first.wait_for(lambda: trained_steps(run_dir) >= 20, "20 steps on two hosts")
