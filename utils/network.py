@@ -8,6 +8,7 @@ Where a host's own name leads is often wrong (Debian: 127.0.1.1), the route is n
 
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 import sys
@@ -33,26 +34,41 @@ class Route:
     @property
     def is_own(self) -> bool:
         """Whether that host is this machine."""
-        return ipaddress.ip_address(self.host_address).is_loopback or self.own_address == self.host_address
+        return leads_home(self.host_address) or self.own_address == self.host_address
+
+
+def leads_home(address: str) -> bool:
+    """Whether every machine reaches itself there: 127.0.1.1, ::1, 0.0.0.0."""
+    return ipaddress.ip_address(address).is_loopback or ipaddress.ip_address(address).is_unspecified
 
 
 def route_to(host: str) -> Route:
     """The route to `host`, a name or an address. Where it is this machine by a loopback address: the route to all others.
 
-    Raises socket.gaierror where the name is not known; UserError: 76 where there is no way, 64 where it is this machine alone.
+    GLOO_SOCKET_IFNAME, where it is set, is the interface. Raises socket.gaierror or UnicodeError where the name is not known;
+    UserError: 76 where there is no way, 64 where it is this machine alone, or where there is no such interface.
     """
     found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 before IPv6
-    is_loopback = ipaddress.ip_address(address[0]).is_loopback
-    with socket.socket(socket.AF_INET if is_loopback else family, socket.SOCK_DGRAM) as probe:
+    is_home = leads_home(address[0])
+    with socket.socket(socket.AF_INET if is_home else family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((ELSEWHERE, 9) if is_loopback else address)  # UDP: finds the route, sends nothing
+            probe.connect((ELSEWHERE, 9) if is_home else address)  # UDP: finds the route, sends nothing
         except OSError as error:
-            if is_loopback:
+            if is_home:
                 raise UserError(f"{host} leads to {address[0]}, where no other machine finds this one: give its address") from None
             raise UserError(f"there is no route to {host} ({error.strerror})", Exit.LOST_PEERS) from None
         own = probe.getsockname()[0]
-    return Route(own, _interface(own), address[0])
+    return Route(own, require_interface() or _interface(own), address[0])
+
+
+def require_interface() -> str | None:
+    """GLOO_SOCKET_IFNAME, if it is set. Raises UserError (64) where this machine has no such interface (or one of several)."""
+    given, there = os.environ.get("GLOO_SOCKET_IFNAME"), [name for _, name in socket.if_nameindex()]
+    if given and (strange := set(given.split(",")) - set(there)):
+        raise UserError(f"GLOO_SOCKET_IFNAME={given}: {socket.gethostname()} has no network interface {', '.join(strange)};"
+                        f" it has {', '.join(there)}")
+    return given or None
 
 
 def require_free(port: int) -> None:
@@ -92,9 +108,10 @@ def _main(host: str, port: int, wait_s: float) -> None:
         try:
             route = route_to(host)
             break
-        except socket.gaierror as error:
-            if time.monotonic() >= deadline:
-                raise UserError(f"nobody knows the name {host} ({error.strerror})", Exit.LOST_PEERS) from None
+        except (socket.gaierror, UnicodeError) as error:
+            if time.monotonic() >= deadline or isinstance(error, UnicodeError):
+                reason = getattr(error, "strerror", "it cannot be one")
+                raise UserError(f"nobody knows the name {host} ({reason})", Exit.LOST_PEERS) from None
             if not has_said:
                 say(f"launch.sh: --master-addr {host}: nobody knows that name yet; it may take {wait_s:g} s")
                 has_said = True

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import Exit, UserError, record_exit, say
+from utils.network import leads_home, require_interface
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements.txt"
 SHARED_MEMORY = Path("/dev/shm")
@@ -74,12 +75,14 @@ def require_own_name() -> None:
 
     launch.sh says by GLOO_SOCKET_IFNAME where they are to be awaited; for launches without it.
     """
+    if require_interface():
+        return
     name = socket.gethostname()
     try:
-        address = socket.gethostbyname(name)
+        address = socket.getaddrinfo(name, None)[0][4][0]
     except OSError:
         address = "nowhere"
-    if not os.environ.get("GLOO_SOCKET_IFNAME") and (address == "nowhere" or address.startswith("127.")):
+    if address == "nowhere" or leads_home(address):
         raise UserError(f"the name of this machine, {name}, leads to {address}, where no other machine finds it: start with ./launch.sh,"
                         " or set GLOO_SOCKET_IFNAME to its network interface")
 

@@ -124,8 +124,8 @@ def test_two_ranks_train_as_any_user_are_stopped_as_docker_stop_does_and_go_on(i
 
 
 @pytest.mark.slow
-def test_the_image_alone_trains_the_demo_and_has_tensorboard_and_a_compiler(image, docker_run):
+def test_the_image_alone_trains_the_demo_and_has_a_compiler(image, docker_run):
     result = docker_run("--max-steps", 2).wait()
     assert (result.returncode, "step 2/2 validation loss" in result.out) == (0, True), result.text
-    root, _ = image
-    assert (root / "usr/bin/gcc").exists()
+    compiled = subprocess.run(["chroot", image[0], "sh", "-c", "echo 'int main(void) { return 42; }' | gcc -x c -o /tmp/a - && /tmp/a"])
+    assert compiled.returncode == 42

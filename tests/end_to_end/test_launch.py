@@ -1,7 +1,8 @@
-"""launch.sh: what it makes of options and platforms, by --dry-run; what it refuses. On several hosts: tests/cluster."""
+"""launch.sh: what it makes of options and platforms, by --dry-run; what it refuses. On several hosts: tests/faults/test_cluster.py."""
 
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from tests.conftest import ROOT
 from utils.errors import Exit
 
 PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION", "OMP", "GLOO",
-            "CUDA_VISIBLE")
+            "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")
 
 
 def launch(*words, **environment):
     """launch.sh with nothing of a platform in its environment but what is given."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PLATFORM)}
+    inherited |= {"LOCKSTEP_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run([ROOT / "launch.sh", *map(str, words)], env=inherited | environment, capture_output=True, text=True)
 
 
@@ -69,10 +71,11 @@ STATIC = {"nnodes": "2", "node-rank": "1", "master-addr": "10.0.0.1", "master-po
      STATIC | {"master-port": "2345"}),
     ([], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"}, STATIC | {"master-port": "23456"}),
     (["--nnodes", "2", "--master-addr", "10.0.0.1"], {"JOB_COMPLETION_INDEX": "1"}, STATIC),
+    (["--nnodes", "10", "--node-rank", "08", "--master-addr", "10.0.0.1"], {}, STATIC | {"nnodes": "10", "node-rank": "8"}),
     ([], {"SLURM_JOB_ID": "40007", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
           "SLURM_STEP_NODELIST": "localhost,b[1-3]", "SLURM_NODEID": "0"},
      STATIC | {"node-rank": "0", "master-addr": "localhost", "master-port": "10007"}),
-], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job", "Slurm"])
+], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job", "zeros in front", "Slurm"])
 def test_a_machine_among_several_is_told_who_it_is(words, environment, expected):
     variables, command = dry(*words, **environment)
     assert {name: option(command, name) for name in expected} == expected
@@ -91,11 +94,10 @@ SETTINGS = ["--data", "/da ta", "--lr=1e-3"]
 
 def test_the_printed_job_of_slurm_is_a_script_that_starts_this_launcher_with_what_was_given():
     script = launch("--print", "slurm", "--nnodes", 2, "--nproc-per-node", 8, *SETTINGS).stdout
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
     assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--signal=B:USR1@120", "--requeue"} <= asked
     [step] = [shlex.split(line) for line in script.splitlines() if line.startswith("srun ")]
-    assert step[2:-1] == [str(ROOT / "launch.sh"), "--nproc-per-node", "8", "--", *SETTINGS]
+    assert step[3:-1] == [str(ROOT / "launch.sh"), "--nproc-per-node", "8", "--", *SETTINGS]
     checked = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-"], input=script, capture_output=True, text=True)
     assert (checked.returncode, checked.stdout) == (0, "")
 
@@ -105,11 +107,13 @@ def test_a_job_of_slurm_without_gpus_asks_for_none():
 
 
 def test_the_printed_trainjob_is_what_kubeflow_takes_with_what_was_given():
-    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, *SETTINGS, IMAGE="registry/lockstep:1", CLAIM="mine").stdout
+    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, "--retries", 3, *SETTINGS, IMAGE="registry/lockstep:1",
+                  RUNS_CLAIM="mine").stdout
     job = yaml.safe_load(text)
     assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # by its own types; a key that it does not know is lost
     trainer = job["spec"]["trainer"]
-    assert (trainer["image"], trainer["command"], trainer["args"]) == ("registry/lockstep:1", ["./launch.sh"], SETTINGS)
+    assert (trainer["image"], trainer["command"]) == ("registry/lockstep:1", ["./launch.sh"])
+    assert trainer["args"] == ["--retries", "3", "--", *SETTINGS]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == (2, 8, 8)
     assert "claimName: mine" in text
 
@@ -119,6 +123,63 @@ def test_an_elastic_job_is_not_printed(kind):
     refused = launch("--print", kind, "--nnodes", "2:4")
     assert (refused.returncode, refused.stdout) == (Exit.USAGE, "")
     assert "has one number of nodes" in refused.stderr
+
+
+def test_an_elastic_job_of_kubernetes_is_understood_from_its_endpoint():
+    _, command = dry(PET_NNODES="2:4", PET_RDZV_ENDPOINT="10.0.0.1:2345", PET_MAX_RESTARTS="7", PET_RDZV_ID="job")
+    assert {name: option(command, name) for name in ("nnodes", "rdzv-endpoint", "max-restarts", "rdzv-id")} == {
+        "nnodes": "2:4", "rdzv-endpoint": "10.0.0.1:2345", "max-restarts": "7", "rdzv-id": "job"}
+
+
+@pytest.mark.parametrize(("nodes", "first"), [("localhost", "localhost"), ("127.0.0.[1-3]", "127.0.0.1"), ("127.0.0.[1,3],b", "127.0.0.1"),
+                                              ("127.0.[0-1].[1-2]", "127.0.0.1")])
+def test_the_first_of_slurms_nodes_is_number_0(nodes, first):
+    _, command = dry(SLURM_JOB_ID="40007", SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST=nodes, SLURM_NODEID="0")
+    assert option(command, "master-addr") == first
+
+
+def test_a_user_may_have_folders_called_like_ours(tmp_path):
+    (tmp_path / "utils").mkdir()
+    (tmp_path / "utils" / "__init__.py").touch()
+    done = subprocess.run([ROOT / "launch.sh", "--dry-run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"], cwd=tmp_path,
+                          env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_gpus_are_counted_as_they_are_visible(tmp_path):
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU 0: one\\n  MIG 1g\\nGPU 1: two\\nGPU 2: three\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {"PATH": path}
+    shown = subprocess.run([ROOT / "launch.sh", "--dry-run"], env=environment, capture_output=True, text=True, check=True).stdout
+    assert "--nproc-per-node=3" in shown
+    assert option(dry(PATH=path, CUDA_VISIBLE_DEVICES="0,2")[1], "nproc-per-node") == "2"
+    assert dry(PATH=path, CUDA_VISIBLE_DEVICES="-1")[1][1:] == [str(ROOT / "train.py")]
+
+
+@pytest.mark.parametrize(("host", "code", "said"), [
+    ("localhost", Exit.USAGE, "leads to 127.0.0.1, where no other machine finds this one: give its address"),
+    ("10.0.0.1", Exit.LOST_PEERS, "there is no route to 10.0.0.1")])
+def test_a_machine_without_a_network_is_told_so(host, code, said):
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        pytest.skip("needs to be permitted namespaces")
+    words = ["--dry-run", "--nnodes", "2", "--node-rank", "0", "--master-addr", host]
+    refused = subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", ROOT / "launch.sh", *words],
+                             env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
+    assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+
+
+def test_as_process_1_it_stops_while_it_waits_for_a_name(tmp_path):
+    """unshare --fork --pid makes it one."""
+    if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
+        pytest.skip("needs to be permitted namespaces")
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "no.such.host"]
+    process = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", ROOT / "launch.sh", *words],
+                               env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, stderr=subprocess.PIPE, text=True)
+    assert "nobody knows that name yet; it may take 300 s" in process.stderr.readline()
+    [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(first), signal.SIGTERM)
+    assert process.wait(20) == 128 + signal.SIGTERM
 
 
 def test_a_port_in_use_is_refused_where_the_store_would_be():
@@ -141,6 +202,19 @@ def test_a_port_in_use_is_refused_where_the_store_would_be():
     (["--nnodes"], {}, Exit.USAGE, "--nnodes needs a value"),
     (["--nproc-per-node", "0"], {}, Exit.USAGE, "--nproc-per-node 0: must be a number"),
     (["--print", "pbs"], {}, Exit.USAGE, "must be slurm or trainjob"),
+    (["--print", "slurm"], {}, Exit.USAGE, "how many GPUs has a machine? --nproc-per-node N, or --device cpu"),
+    (["--print", "trainjob", "--nproc-per-node", "auto"], {}, Exit.USAGE, "how many GPUs has a machine?"),
+    (["--nnodes="], {}, Exit.USAGE, "--nnodes needs a value"),
+    (["--nnodes", ""], {}, Exit.USAGE, "--nnodes needs a value"),
+    (["--nnodes", "1", "--node-rank", "3"], {}, Exit.USAGE, "--node-rank 3: must be below --nnodes 1"),
+    (["--master-port", "99999"], {}, Exit.USAGE, "must be between 1 and 65535"),
+    (["--nnodes", "2", "--master-addr", "a..b", "--node-rank", "1"], {}, Exit.LOST_PEERS, "nobody knows the name a..b"),
+    ([], {"WORLD_SIZE": "2"}, Exit.USAGE, "which machine is number 0?"),
+    ([], {"RANK": "0"}, Exit.USAGE, "but not their number: --nnodes N"),
+    ([], {"PET_NNODES": "2"}, Exit.USAGE, "which machine is number 0?"),
+    ([], {"LOCKSTEP_PYTHON": "/usr/bin/false"}, Exit.USAGE, "/usr/bin/false has no torch: /usr/bin/false -m pip install -r"),
+    (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "1"], {"GLOO_SOCKET_IFNAME": "eth77"}, Exit.USAGE,
+     "has no network interface eth77"),
     ([], {"MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not their number: --nnodes N"),
     ([], {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}, Exit.USAGE, "srun --ntasks-per-node=1 ./launch.sh"),
     ([], {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}, Exit.USAGE, "one per node is right"),

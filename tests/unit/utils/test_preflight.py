@@ -110,19 +110,25 @@ def test_a_gpu_that_torch_has_no_code_for_is_refused(capability, built_for):
 
 
 @pytest.mark.parametrize("address, interface, is_refused", [
-    ("127.0.1.1", None, True), (None, None, True), ("127.0.1.1", "eth0", False), ("10.0.0.7", None, False)])
+    ("127.0.1.1", None, True), ("::1", None, True), (None, None, True), ("127.0.1.1", "lo", False), ("10.0.0.7", None, False)])
 def test_a_name_that_leads_home_needs_an_interface(monkeypatch, address, interface, is_refused):
-    def gethostbyname(name):
+    def getaddrinfo(name, port):
         if address is None:
             raise socket.gaierror
-        return address
-    monkeypatch.setattr(socket, "gethostbyname", gethostbyname)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if interface:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     if not is_refused:
         return require_own_name()
     with pytest.raises(UserError, match=rf"leads to {address or 'nowhere'}.*\./launch\.sh"):
+        require_own_name()
+
+
+def test_an_interface_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo,eth77")
+    with pytest.raises(UserError, match="has no network interface eth77; it has lo"):
         require_own_name()
 
 
