@@ -7,8 +7,6 @@ Where a host's own name leads is often wrong (Debian: 127.0.1.1), the route is n
 """
 
 import fcntl
-import ipaddress
-import os
 import socket
 import struct
 import sys
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from utils.errors import Exit, UserError, say
+from utils.preflight import leads_home, require_interface
 
 ELSEWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737), on nobody's network: the way there is the default route; nothing is sent
 _SIOCGIFCONF, _IFREQ = 0x8912, struct.Struct("16sHH4s16x")  # netdevice(7), on 64 bits
@@ -35,11 +34,6 @@ class Route:
     def is_own(self) -> bool:
         """Whether that host is this machine."""
         return leads_home(self.host_address) or self.own_address == self.host_address
-
-
-def leads_home(address: str) -> bool:
-    """Whether every machine reaches itself there: 127.0.1.1, ::1, 0.0.0.0."""
-    return ipaddress.ip_address(address).is_loopback or ipaddress.ip_address(address).is_unspecified
 
 
 def route_to(host: str) -> Route:
@@ -60,15 +54,6 @@ def route_to(host: str) -> Route:
             raise UserError(f"there is no route to {host} ({error.strerror})", Exit.LOST_PEERS) from None
         own = probe.getsockname()[0]
     return Route(own, require_interface() or _interface(own), address[0])
-
-
-def require_interface() -> str | None:
-    """GLOO_SOCKET_IFNAME, if it is set. Raises UserError (64) where this machine has no such interface (or one of several)."""
-    given, there = os.environ.get("GLOO_SOCKET_IFNAME"), [name for _, name in socket.if_nameindex()]
-    if given and (strange := set(given.split(",")) - set(there)):
-        raise UserError(f"GLOO_SOCKET_IFNAME={given}: {socket.gethostname()} has no network interface {', '.join(strange)};"
-                        f" it has {', '.join(there)}")
-    return given or None
 
 
 def require_free(port: int) -> None:

@@ -3,6 +3,7 @@
 No torch at module level: the first check is made before anything is imported that may be missing.
 """
 
+import ipaddress
 import os
 import re
 import shutil
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import Exit, UserError, record_exit, say
-from utils.network import leads_home, require_interface
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements.txt"
 SHARED_MEMORY = Path("/dev/shm")
@@ -68,6 +68,20 @@ def require_architecture(name: str, capability: tuple[int, int], built_for: Sequ
             each <= capability for each in texts):
         raise UserError(f"{socket.gethostname()}: {name} is sm_{capability[0]}{capability[1]}, and this torch has code for"
                         f" {', '.join(built_for) or 'no GPU'} only: install one that fits (https://pytorch.org), or use --device cpu")
+
+
+def require_interface() -> str | None:
+    """GLOO_SOCKET_IFNAME, if it is set. Raises UserError (64) where this machine has no such interface (or one of several)."""
+    given, there = os.environ.get("GLOO_SOCKET_IFNAME"), [name for _, name in socket.if_nameindex()]
+    if given and (strange := set(given.split(",")) - set(there)):
+        raise UserError(f"GLOO_SOCKET_IFNAME={given}: {socket.gethostname()} has no network interface {', '.join(strange)};"
+                        f" it has {', '.join(there)}")
+    return given or None
+
+
+def leads_home(address: str) -> bool:
+    """Whether every machine reaches itself there: 127.0.1.1, ::1, 0.0.0.0."""
+    return ipaddress.ip_address(address).is_loopback or ipaddress.ip_address(address).is_unspecified
 
 
 def require_own_name() -> None:
