@@ -25,9 +25,8 @@ WORDS = {
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--precision", "bf16",
           "--log-every", "1"]
 STEPS = 9
-# Interruptions of one text task stand for both, but in `make faults`.
-INTERRUPTED = [pytest.param(task, marks=pytest.mark.slow if task == "text-classification" else ()) for task in sorted(WORDS)]
-of_interrupted_tasks = pytest.mark.parametrize("task", INTERRUPTED, indirect=True, scope="module")
+# One text task stands for both, but in `make faults`.
+TASKS_HERE = [pytest.param(task, marks=pytest.mark.slow if task == "text-classification" else ()) for task in sorted(WORDS)]
 
 
 def test_every_task_and_strategy_is_held_to_this_contract():
@@ -58,7 +57,7 @@ class Contract:
         return run
 
 
-@pytest.fixture(scope="module", params=sorted(TASKS))
+@pytest.fixture(scope="module", params=TASKS_HERE)
 def task(request):
     return request.param
 
@@ -84,7 +83,6 @@ def test_exact_computes_the_same_bits_on_1_2_3_and_4_processes(exact, processes,
     assert outcome(exact.straight(processes, workers)) == outcome(exact.straight(1))
 
 
-@of_interrupted_tasks
 def test_exact_computes_the_same_bits_when_stopped_on_4_killed_on_3_and_finished_on_2_processes(exact, run_dir, start_torchrun):
     stopped = exact.launch(4, run_dir, "--stop-after", 4)
     assert (stopped.returncode, stopped.code, status(run_dir)["step"]) == (1, Exit.STOPPED, 4), stopped.text
@@ -102,8 +100,7 @@ def test_exact_computes_the_same_bits_when_stopped_on_4_killed_on_3_and_finished
     assert outcome(run_dir) == outcome(exact.straight(1))
 
 
-@of_interrupted_tasks
-@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (3, 0)])
+@pytest.mark.parametrize(("processes", "workers"), [(1, 2), pytest.param(3, 0, marks=pytest.mark.slow)])
 def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_run_does(ddp, run_dir, processes, workers):
     stopped = ddp.launch(processes, run_dir, "--stop-after", 4, "--workers", workers)
     assert (stopped.code, status(run_dir)["step"], status(run_dir)["state"]) == (Exit.STOPPED, 4, "stopped"), stopped.text
@@ -113,7 +110,6 @@ def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_r
     assert outcome(run_dir) == outcome(ddp.straight(processes))
 
 
-@of_interrupted_tasks
 def test_ddp_stopped_terminated_and_killed_computes_what_an_uninterrupted_run_does_on_2_processes(ddp, run_dir, start_torchrun):
     stopped = ddp.launch(2, run_dir, "--stop-after", 1)
     assert (stopped.code, status(run_dir)["step"]) == (Exit.STOPPED, 1), stopped.text
