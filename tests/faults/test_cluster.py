@@ -48,6 +48,14 @@ def test_two_hosts_compute_what_one_does_with_as_many_processes(platform, words,
 
 
 @pytest.mark.slow
+def test_three_hosts_compute_what_one_does_with_as_many_processes(words, run_dir, start_on, run_torchrun):
+    straight = run_dir.with_name("straight")
+    assert run_torchrun(3, *words, "--run-dir", straight).returncode == 0
+    with hosts(3) as three:
+        assert_finished([start_on(host, *words, rank=rank, nnodes=3) for rank, host in enumerate(three)], run_dir, straight)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("elastic", [False, True])
 def test_a_late_host_and_a_slow_link_change_nothing(elastic, words, run_dir, start_on, undisturbed):
     with hosts(2) as pair:
