@@ -15,7 +15,7 @@ WORKDIR /app
 COPY requirements.txt ./
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 RUN --mount=type=cache,target=/root/.cache/pip \
-    if python3 -c "import torch"; then grep -vE "^torch(vision)?[>=]" requirements.txt; else cat requirements.txt; fi > missing.txt && \
+    if python3 -c "import torch" 2>/dev/null; then grep -vE "^torch(vision)?[>=]" requirements.txt; else cat requirements.txt; fi > missing.txt && \
     python3 -m pip install --requirement missing.txt && rm missing.txt
 
 COPY train.py launch.sh ./

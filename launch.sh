@@ -173,6 +173,7 @@ compose_for_many() {
   exec 3< <(PYTHONPATH=$root "$python" -P -m utils.network "$master_addr" "$to_host" "$wait_s")
   wait $! || exit  # which a signal interrupts
   read -r own interface master is_own <&3
+  exec 3<&-
   # gloo would listen where the host's own name leads (Debian: 127.0.1.1). NCCL finds its interfaces itself.
   environment+=("GLOO_SOCKET_IFNAME=$interface")
   command+=("--local-addr=$own")

@@ -3,7 +3,7 @@
     python -m utils.network HOST PORT WAIT_S        # prints OWN_ADDRESS INTERFACE HOST_ADDRESS IS_OWN
 
 PORT: must be free if HOST is this machine; 0 = none. WAIT_S: so long for a name that is not known yet, as of a pod that is to come.
-Where a host's own name leads is often wrong (Debian: 127.0.1.1), the route is not. Only the standard library.
+Where a host's own name leads is often wrong (Debian: 127.0.1.1), the route is not. No package is imported.
 """
 
 import fcntl
