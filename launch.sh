@@ -106,6 +106,7 @@ ask_slurm() {
 }
 
 check_options() {
+  master_addr=${master_addr#[} master_addr=${master_addr%]}  # an IPv6 address as platforms write it before a port
   [[ -n $nnodes || -z $master_addr$node_rank ]] ||
     refuse "a rank or master of machines is given (NODE_RANK=$node_rank MASTER_ADDR=$master_addr), but not their number: --nnodes N"
   nnodes=${nnodes:-1}

@@ -19,14 +19,15 @@ import pytest
 
 
 class Host:
-    """A network namespace on `bridge`; its address is 10.77.0.NUMBER. names: what it sees as /etc/hosts."""
+    """A network namespace on `bridge`; its address is NETWORK+NUMBER. names: what it sees as /etc/hosts."""
 
-    def __init__(self, bridge: str, number: int, names: Path):
+    def __init__(self, bridge: str, number: int, names: Path, network: str):
         self.namespace, self.link, self.address, self._bridge, self._names = (
-            f"{bridge}-{number}", f"{bridge}.{number}", f"10.77.0.{number}", bridge, names)
+            f"{bridge}-{number}", f"{bridge}.{number}", f"{network}{number}", bridge, names)
         _ip("netns", "add", self.namespace)
         _ip("link", "add", self.link, "type", "veth", "peer", "name", "eth0", "netns", self.namespace)
-        _ip("-n", self.namespace, "addr", "add", f"{self.address}/24", "dev", "eth0")
+        size = ["/64", "nodad"] if ":" in network else ["/24"]
+        _ip("-n", self.namespace, "addr", "add", self.address + size[0], "dev", "eth0", *size[1:])
         _ip("-n", self.namespace, "link", "set", "eth0", "up")
         _ip("-n", self.namespace, "link", "set", "lo", "up")
         self.plug()
@@ -61,14 +62,14 @@ class Host:
 
 
 @contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """So many hosts on a network of their own. Skips the test where that is not permitted."""
+def hosts(count: int, network: str = "10.77.0.") -> Iterator[list[Host]]:
+    """So many hosts on a network of their own; "fd77::": by IPv6 alone. Skips the test where that is not permitted."""
     bridge = f"ls{os.getpid() % 100000}"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         names = folder / "hosts"
         names.write_text(f"127.0.0.1 localhost\n127.0.1.1 {os.uname().nodename}\n"
-                         + "".join(f"10.77.0.{number} n{number}\n" for number in range(1, count + 1)))
+                         + "".join(f"{network}{number} n{number}\n" for number in range(1, count + 1)))
         try:
             _ip("netns", "add", bridge)
             _ip("netns", "del", bridge)
@@ -79,7 +80,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
         _ip("link", "set", bridge, "up")
         found = []
         for number in range(1, count + 1):
-            found.append(Host(bridge, number, names))
+            found.append(Host(bridge, number, names, network))
             stack.callback(_ip, "netns", "del", found[-1].namespace)
             stack.callback(_ip, "link", "del", found[-1].link)  # first: with its namespace it would go some time later
         yield found

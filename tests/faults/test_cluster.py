@@ -1,12 +1,13 @@
 """launch.sh on hosts of its own: static, elastic, late, slow, cut off, silent, come back. `make cluster`; a few in `make test`."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.hosts import hosts
-from tests.faults.launches import STEPS, WORDS, assert_gone
+from tests.faults.launches import STEPS, WORDS, assert_gone, messages
 from tests.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 
@@ -27,9 +28,12 @@ def words(photos, run_dir):
 
 @pytest.fixture
 def start_on(start_launcher):
-    """start_on(host, *words, rank=None, nnodes=2, **environment): launch.sh there; rank=None: others than flags say who it is."""
-    def start(host, *words, rank=None, nnodes=2, **environment):
-        flags = [] if rank is None else ["--nnodes", nnodes, "--node-rank", rank, "--master-addr", MASTER]
+    """start_on(host, *words, rank=None, nnodes=2, master=MASTER, **environment): launch.sh there.
+
+    rank=None: others than flags say who it is.
+    """
+    def start(host, *words, rank=None, nnodes=2, master=MASTER, **environment):
+        flags = [] if rank is None else ["--nnodes", nnodes, "--node-rank", rank, "--master-addr", master]
         return start_launcher(*flags, *words, inside=host.inside(), env=environment)
     return start
 
@@ -45,6 +49,14 @@ def test_two_hosts_compute_what_one_does_with_as_many_processes(platform, words,
     with hosts(2) as pair:
         launches = [start_on(host, *words, **PLATFORMS[platform](rank)) for rank, host in enumerate(pair)]
         assert_finished(launches, run_dir, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nnodes", "master"), [(2, "fd77::1"), ("2:2", "[fd77::1]")])
+def test_hosts_that_know_ipv6_alone_compute_the_same(nnodes, master, words, run_dir, start_on, undisturbed):
+    with hosts(2, "fd77::") as pair:
+        assert_finished([start_on(host, *words, rank=rank, nnodes=nnodes, master=master) for rank, host in enumerate(pair)],
+                        run_dir, undisturbed)
 
 
 @pytest.mark.slow
@@ -122,6 +134,31 @@ def test_an_elastic_run_that_loses_a_host_and_gains_it_again_ends_with_the_weigh
     straight = run_dir.with_name("straight")
     assert run_train(*words, "--run-dir", straight).returncode == 0
     assert outcome(run_dir) == outcome(straight)
+
+
+@pytest.mark.slow
+def test_a_host_that_does_not_share_the_run_directory_is_refused(words, run_dir, start_launcher):
+    with hosts(2) as pair:
+        own = ["sh", "-c", f"mount -t tmpfs none {run_dir.parent} && exec \"$@\"", "sh"]  # a disk of its own there
+        launches = [start_launcher("--nnodes", 2, "--node-rank", rank, "--master-addr", MASTER, *words, inside=host.inside(*own[:5 * rank]))
+                    for rank, host in enumerate(pair)]
+        for result in [assert_gone(launch, run_dir) for launch in launches]:
+            assert result.returncode == Exit.IO, result.text
+        said = [line for launch in launches for line in messages(launch.wait())]
+    assert len(said) == 1 and f"does not see {run_dir}: on several nodes the run directory must be shared" in said[0], said
+    assert trained_steps(run_dir) == 0
+
+
+def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):
+    with hosts(1) as [host]:
+        for route in ("local 10.99.0.0/24 dev lo", "10.88.0.0/24 dev eth0 src 10.99.0.5"):
+            subprocess.run(host.inside("ip", "route", "add", *route.split()), check=True)
+        ask = host.inside(sys.executable, "-m", "utils.network", "10.88.0.1", 0, 0)
+        refused = start_torchrun(None, command=ask).wait()
+        assert (refused.returncode, "no network interface has the address 10.99.0.5, from which others are reached: set GLOO_SOCKET_IFNAME"
+                in refused.err) == (64, True), refused.text
+        told = start_torchrun(None, command=ask, env={"GLOO_SOCKET_IFNAME": "eth0"}).wait()
+    assert told.out == "10.99.0.5 eth0 10.88.0.1 0\n", told.text
 
 
 def test_without_the_launcher_a_name_that_leads_home_is_refused_before_anybody_waits(words, run_dir, start_torchrun):
