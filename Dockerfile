@@ -1,11 +1,7 @@
-# docker build -t lockstep . ; how to run it: README.md. BASE may be an image that has torch, which it keeps: pytorch/pytorch:..., nvcr.io/nvidia/pytorch:...
+# docker build -t lockstep --build-arg REVISION=$(git rev-parse HEAD) .     how to run it: README.md
+# BASE may be an image that has torch, which it keeps: pytorch/pytorch:..., nvcr.io/nvidia/pytorch:...
 ARG BASE=python:3.12-slim
 FROM ${BASE}
-ARG REVISION=unknown
-LABEL org.opencontainers.image.title="Lockstep" \
-      org.opencontainers.image.description="Trains image classifiers and BERT on one process or many" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.revision="${REVISION}"
 
 # torch.compile and triton want a C compiler at run time. Versions are the base's: Debian keeps no older ones to pin.
 # hadolint ignore=DL3008
@@ -25,7 +21,12 @@ COPY utils utils
 # Any user id may run it (docker run -u, Kubernetes): nothing else is written. LOGNAME: python asks for the name of a user id that has none.
 ENV HOME=/cache XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface TORCH_HOME=/cache/torch LOGNAME=lockstep \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton
-RUN mkdir --mode=1777 /cache runs && python3 -m compileall -q .
+RUN mkdir --mode=1777 /cache runs && chmod -R a+rX . && python3 -m compileall -q .
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Lockstep" \
+      org.opencontainers.image.description="Trains image classifiers and BERT on one process or many" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.revision="${REVISION}"
 USER 1000:1000
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["./launch.sh"]

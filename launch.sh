@@ -29,7 +29,7 @@ python=${LOCKSTEP_PYTHON:-$python}
 
 main() {
   local settings=() dry_run='' manifest='' nnodes='' node_rank='' master_addr='' master_port='' nproc_per_node='' max_restarts='' retries=''
-  trap 'kill "${!:-}" 2>/dev/null; exit 143' TERM  # process 1 of a container would ignore it
+  trap 'kill "${!:-}" 2>/dev/null || true; exit 143' TERM  # process 1 of a container would ignore it
   read_options "$@"
   [[ -n $manifest ]] || ask_the_platform
   check_options
@@ -79,19 +79,23 @@ read_options() {  # an option sets the variable that says the same
 }
 
 ask_the_platform() {  # for what the user has not said
-  nnodes=${nnodes:-${NNODES:-}} node_rank=${node_rank:-${NODE_RANK:-}} nproc_per_node=${nproc_per_node:-${NPROC_PER_NODE:-}}
-  master_addr=${master_addr:-${MASTER_ADDR:-}} master_port=${master_port:-${MASTER_PORT:-}}
-  if [[ $nnodes == 1 || (-n $nnodes && -n $master_addr) ]]; then :
-  elif [[ -n ${PET_NNODES:-} ]]; then  # Kubeflow Trainer v2, or PyTorchJob with an elasticPolicy
+  nnodes=${nnodes:-${NNODES:-}} nproc_per_node=${nproc_per_node:-${NPROC_PER_NODE:-${PET_NPROC_PER_NODE:-}}}
+  [[ $nnodes != 1 ]] || return 0  # a number that a platform gives it is of something else
+  node_rank=${node_rank:-${NODE_RANK:-}} master_addr=${master_addr:-${MASTER_ADDR:-}} master_port=${master_port:-${MASTER_PORT:-}}
+  if [[ -n $nnodes && -n $node_rank && -n $master_addr ]]; then :
+  elif [[ -n ${PET_NNODES:-}${PET_NODE_RANK:-}${PET_MASTER_ADDR:-} ]]; then  # Kubeflow Trainer v2, or PyTorchJob with an elasticPolicy
     local endpoint=${PET_RDZV_ENDPOINT:-}
-    nnodes=${nnodes:-$PET_NNODES} node_rank=${node_rank:-${PET_NODE_RANK:-}} max_restarts=${max_restarts:-${PET_MAX_RESTARTS:-}}
+    nnodes=${nnodes:-${PET_NNODES:-}} node_rank=${node_rank:-${PET_NODE_RANK:-}} max_restarts=${max_restarts:-${PET_MAX_RESTARTS:-}}
     master_addr=${master_addr:-${PET_MASTER_ADDR:-${endpoint%:*}}} master_port=${master_port:-${PET_MASTER_PORT:-}}
     [[ $endpoint != *:* ]] || master_port=${master_port:-${endpoint##*:}}
   elif [[ -n ${SLURM_JOB_ID:-} ]]; then ask_slurm
-  elif [[ -n ${WORLD_SIZE:-}${RANK:-} && -z ${LOCAL_RANK:-} ]]; then  # PyTorchJob, Alibaba PAI: numbers of machines
+  elif [[ -n ${LOCAL_RANK:-} ]]; then
+    [[ ${WORLD_SIZE:-1} == 1 ]] ||
+      refuse "LOCAL_RANK=$LOCAL_RANK and WORLD_SIZE=$WORLD_SIZE: this is one of several processes; start it once on each machine"
+  elif [[ -n ${WORLD_SIZE:-}${RANK:-} ]]; then  # PyTorchJob, Alibaba PAI: numbers of machines
     nnodes=${nnodes:-${WORLD_SIZE:-}} node_rank=${node_rank:-${RANK:-}}
   fi
-  nproc_per_node=${nproc_per_node:-${PET_NPROC_PER_NODE:-}} node_rank=${node_rank:-${JOB_COMPLETION_INDEX:-}}  # an indexed Job of Kubernetes
+  node_rank=${node_rank:-${JOB_COMPLETION_INDEX:-}}  # an indexed Job of Kubernetes
 }
 
 ask_slurm() {
@@ -129,7 +133,7 @@ compose_command() {
   torch=$("$python" -c 'import importlib.util as u; print(*u.find_spec("torch").submodule_search_locations)' 2>/dev/null) ||
     refuse "$python has no torch: $python -m pip install -r $root/requirements.txt"
   cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-  [[ $processes =~ ^[1-9][0-9]*$ ]] || case $processes in
+  [[ $processes =~ ^[1-9][0-9]{0,5}$ ]] || case $processes in
     '' | auto | gpu) processes=$(count_gpus) ;;
     cpu) processes=$cores ;;
     *) refuse "--nproc-per-node $processes: must be a number" ;;
@@ -138,7 +142,8 @@ compose_command() {
   environment=("LOCKSTEP_EXIT_FILE=$folder/exit-code" "OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > processes ? cores / processes : 1))}")
   if [[ $nnodes == 1 ]] && ((processes == 1 && ${max_restarts:-0} == 0)); then  # nothing for torchrun to do, and it takes a second to start
     command=("$python" "$script" "${settings[@]}")
-    [[ -z ${RANK:-}${WORLD_SIZE:-} ]] || command=(env -u RANK -u WORLD_SIZE "${command[@]}")  # a platform's numbers of machines
+    [[ -z ${RANK:-}${LOCAL_RANK:-}${WORLD_SIZE:-} ]] ||  # numbers that are not this process's
+      command=(env -u RANK -u LOCAL_RANK -u WORLD_SIZE -u LOCAL_WORLD_SIZE "${command[@]}")
     return
   fi
   command=("$python" -m torch.distributed.run "--nproc-per-node=$processes" "--nnodes=$nnodes")
@@ -193,7 +198,9 @@ compose_for_many() {
 }
 
 print_job() {
-  local gpus=$nproc_per_node options=(${max_restarts:+--max-restarts "$max_restarts"} ${retries:+--retries "$retries"})
+  local gpus=$nproc_per_node options=(${master_port:+--master-port "$master_port"} ${max_restarts:+--max-restarts "$max_restarts"}
+    ${retries:+--retries "$retries"})
+  [[ -z $master_addr$node_rank ]] || refuse "--print $1: --master-addr and --node-rank are the scheduler's to say"
   [[ $nnodes != *:* ]] || refuse "--print $1 --nnodes $nnodes: such a job has one number of nodes"
   [[ " ${settings[*]} " != *" --device"[\ =]"cpu "* ]] || gpus=0
   [[ $gpus =~ ^[0-9]+$ && (-z $nproc_per_node || $nproc_per_node =~ ^[1-9][0-9]*$) ]] ||
@@ -205,7 +212,7 @@ print_slurm() {
   local resources=''
   ((gpus == 0)) || resources="
 #SBATCH --gpus-per-node=$gpus"
-  options+=(${master_port:+--master-port "$master_port"} ${nproc_per_node:+--nproc-per-node "$nproc_per_node"} -- "${settings[@]}")
+  options+=(${nproc_per_node:+--nproc-per-node "$nproc_per_node"} -- "${settings[@]}")
   cat <<END
 #!/bin/bash
 #SBATCH --job-name=lockstep
@@ -222,7 +229,7 @@ cd $(printf %q "$PWD") || exit
 srun --kill-on-bad-exit=0 --cpu-bind=none $(printf '%q ' "$root/launch.sh" "${options[@]}")&
 step=\$!
 trap 'kill -USR1 "\$step"' USR1
-trap 'kill -TERM "\$step"' TERM
+trap 'scancel --signal=TERM "\$SLURM_JOB_ID"' TERM  # the step; srun itself would make a SIGKILL of it
 until wait "\$step"; code=\$?; ! kill -0 "\$step" 2>/dev/null; do :; done
 exit "\$code"
 END
@@ -285,8 +292,8 @@ run() {
     wait "$agent" || true
     [[ -z $signalled ]] || break
   done
+  [[ $signalled != USR1 || $code != @(1|75) ]] || requeue
   case $code,$signalled in
-    75,USR1) requeue ;;
     75,TERM) code=143 ;;  # what docker and Kubernetes take for a stop
     1,?*) code=$((128 + $(kill -l "$signalled"))) ;;  # torchrun was not under way yet
   esac

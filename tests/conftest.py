@@ -262,8 +262,9 @@ def write_photos(root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def demo_run(session_dir, run_torchrun) -> tuple[Path, Result]:
-    """The built-in digits on two processes, as `make train` has them, by a script that writes down every sample that is read."""
+    """Two epochs of the built-in digits on two processes, by a script that writes down every sample that is read."""
     run = session_dir / "demo"
-    result = run_torchrun(2, "--run-dir", run, "--workers", "0", script="tests/end_to_end/train_and_count.py")
+    words = ["--run-dir", run, "--workers", "0", "--epochs", "2", "--log-every", "10"]
+    result = run_torchrun(2, *words, script="tests/end_to_end/train_and_count.py")
     assert result.returncode == 0, result.text
     return run, result

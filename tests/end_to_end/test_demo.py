@@ -1,4 +1,4 @@
-"""The built-in digits with their own settings, as `make train` has them; on one process: test_readme.py."""
+"""The built-in data sets on two processes. The digits to their end, on one: test_readme.py."""
 
 import json
 import re
@@ -9,10 +9,8 @@ from tests.run_directory import records
 TRAIN, VAL = 1442, 355  # images
 
 
-def test_two_processes_reach_97_percent_and_say_what_to_do_next(demo_run):
+def test_a_run_says_what_it_is_compared_with_and_what_to_do_next(demo_run):
     run, result = demo_run
-    summary = json.loads((run / "summary.json").read_text())
-    assert summary["top1"] >= 0.97
     for part in ("always the most frequent class 10.", "a linear model on the pixels 95.", f"the run         {run}",
                  f"tensorboard --logdir {run}", f"python -m models.predict {run}", "train.py --data DIR"):
         assert result.out.count(part) == 1, result.text

@@ -75,11 +75,23 @@ STATIC = {"nnodes": "2", "node-rank": "1", "master-addr": "10.0.0.1", "master-po
     ([], {"SLURM_JOB_ID": "40007", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
           "SLURM_STEP_NODELIST": "localhost,b[1-3]", "SLURM_NODEID": "0"},
      STATIC | {"node-rank": "0", "master-addr": "localhost", "master-port": "10007"}),
-], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job", "zeros in front", "Slurm"])
+    (["--nnodes", "2"], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1"}, STATIC),
+    ([], {"SLURM_JOB_ID": "40007", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1",
+          "NNODES": "2", "MASTER_ADDR": "10.0.0.1"}, STATIC | {"master-port": "10007"}),
+], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job", "zeros in front", "Slurm",
+        "a part by a flag, the rest by PyTorchJob", "a part by variables, the rest by Slurm"])
 def test_a_machine_among_several_is_told_who_it_is(words, environment, expected):
     variables, command = dry(*words, **environment)
     assert {name: option(command, name) for name in expected} == expected
     assert variables["GLOO_SOCKET_IFNAME"]
+
+
+@pytest.mark.parametrize("environment", [
+    {"JOB_COMPLETION_INDEX": "3"}, {"NODE_RANK": "3", "MASTER_ADDR": "10.0.0.1"}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}])
+def test_one_machine_is_one_whatever_number_a_platform_gives_it(environment):
+    _, command = dry("--nnodes", 1, **environment)
+    assert command[-1] == str(ROOT / "train.py") and "torch.distributed.run" not in command
+    assert [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environment and name not in command] == []
 
 
 @pytest.mark.parametrize(("host", "is_host"), [("localhost", "1"), ("10.0.0.1", "0")])
@@ -107,22 +119,25 @@ def test_a_job_of_slurm_without_gpus_asks_for_none():
 
 
 def test_the_printed_trainjob_is_what_kubeflow_takes_with_what_was_given():
-    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, "--retries", 3, *SETTINGS, IMAGE="registry/lockstep:1",
-                  RUNS_CLAIM="mine").stdout
+    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, "--retries", 3, "--master-port", 1234, *SETTINGS,
+                  IMAGE="registry/lockstep:1", RUNS_CLAIM="mine").stdout
     job = yaml.safe_load(text)
     assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # by its own types; a key that it does not know is lost
     trainer = job["spec"]["trainer"]
     assert (trainer["image"], trainer["command"]) == ("registry/lockstep:1", ["./launch.sh"])
-    assert trainer["args"] == ["--retries", "3", "--", *SETTINGS]
+    assert trainer["args"] == ["--master-port", "1234", "--retries", "3", "--", *SETTINGS]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == (2, 8, 8)
     assert "claimName: mine" in text
 
 
 @pytest.mark.parametrize("kind", ["slurm", "trainjob"])
-def test_an_elastic_job_is_not_printed(kind):
-    refused = launch("--print", kind, "--nnodes", "2:4")
+@pytest.mark.parametrize(("words", "said"), [
+    (["--nnodes", "2:4"], "has one number of nodes"), (["--nnodes", 2, "--node-rank", 1], "are the scheduler's to say"),
+    (["--nnodes", 2, "--master-addr", "a"], "are the scheduler's to say")])
+def test_a_job_is_not_printed_for_what_it_cannot_be(kind, words, said):
+    refused = launch("--print", kind, *words)
     assert (refused.returncode, refused.stdout) == (Exit.USAGE, "")
-    assert "has one number of nodes" in refused.stderr
+    assert said in refused.stderr
 
 
 def test_an_elastic_job_of_kubernetes_is_understood_from_its_endpoint():
@@ -167,6 +182,14 @@ def test_a_machine_without_a_network_is_told_so(host, code, said):
     refused = subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", ROOT / "launch.sh", *words],
                              env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
     assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+
+
+def test_a_stop_before_anything_is_started_is_one(tmp_path):
+    python = tmp_path / "python"
+    of_launcher = "awk '/PPid/ {print $2}' /proc/$PPID/status"  # it is asked in a subshell of launch.sh
+    python.write_text(f'#!/bin/sh\nkill -TERM $({of_launcher})\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert launch("--nproc-per-node", 2, LOCKSTEP_PYTHON=str(python)).returncode == 128 + signal.SIGTERM
 
 
 def test_as_process_1_it_stops_while_it_waits_for_a_name(tmp_path):
@@ -216,6 +239,9 @@ def test_a_port_in_use_is_refused_where_the_store_would_be():
     (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "1"], {"GLOO_SOCKET_IFNAME": "eth77"}, Exit.USAGE,
      "has no network interface eth77"),
     ([], {"MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not their number: --nnodes N"),
+    ([], {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not their number: --nnodes N"),
+    ([], {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, Exit.USAGE, "LOCAL_RANK=0 and WORLD_SIZE=2: this is one of several"),
+    (["--nproc-per-node", "9999999"], {}, Exit.USAGE, "--nproc-per-node 9999999: must be a number"),
     ([], {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}, Exit.USAGE, "srun --ntasks-per-node=1 ./launch.sh"),
     ([], {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}, Exit.USAGE, "one per node is right"),
 ])
