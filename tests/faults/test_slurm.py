@@ -24,7 +24,9 @@ AuthInfo=socket={folder}/munge.sock,cred_expire=5
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
-SelectType=select/linear
+SelectType=select/cons_tres
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
@@ -32,7 +34,8 @@ SlurmdSpoolDir={folder}/%n
 StateSaveLocation={folder}/state
 NodeName=n1 NodeHostname={host} NodeAddr=10.77.0.1 Port=17001
 NodeName=n2 NodeHostname={host} NodeAddr=10.77.0.2 Port=17002
-PartitionName=all Nodes=n1,n2 Default=YES State=UP
+PartitionName=all Nodes=n1,n2 Default=YES State=UP PriorityTier=1
+PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=2
 """
 
 
@@ -84,7 +87,7 @@ def wait_for(is_so, log):
         time.sleep(0.05)
 
 
-def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_requeued_and_ends_as_if_nothing_had_been(
+def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_out_of_time_and_ends_as_if_nothing_had_been(
         run_dir, photos, run_torchrun):
     words = [*map(str, WORDS), "--epochs", "20", "--data", str(photos), "--device", "cpu", "--save-every", "1000"]
     straight = run_dir.with_name("straight")
@@ -103,17 +106,22 @@ def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_requeued_and_
         wait_for(lambda: trained_steps(run_dir) >= 2, log)
         run("scancel", job)
         wait_for(lambda: not run("squeue", "--noheader"), log)
-        stopped = status(run_dir)
-        assert (stopped["state"], stopped["message"].split()[0], stopped["exit_code"]) == ("stopped", "SIGTERM", 75), log()
+        stops = [status(run_dir)]
 
         job, log = submitted()
-        wait_for(lambda: trained_steps(run_dir) > stopped["step"] + 2, log)
+        wait_for(lambda: trained_steps(run_dir) > stops[-1]["step"] + 2, log)
+        run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true")
+        wait_for(lambda: status(run_dir)["state"] == "stopped", log)  # and Slurm itself puts it back into the queue
+        stops.append(status(run_dir))
+
+        wait_for(lambda: trained_steps(run_dir) > stops[-1]["step"] + 2, log)
         run("scancel", "--signal=USR1", "--batch", job)  # as `--signal=B:USR1@120` has it sent
         wait_for(lambda: "goes back into the queue" in log(), log)
-        preempted = status(run_dir)
-        assert (preempted["state"], preempted["exit_code"]) == ("stopped", 75), log()
+        stops.append(status(run_dir))
         wait_for(lambda: not run("squeue", "--noheader"), log)
 
-    assert (status(run_dir)["state"], status(run_dir)["start"]) == ("finished", 3), log()
-    assert 0 < stopped["step"] < preempted["step"] < 60
+    assert [(stop["state"], stop["message"].split()[0], stop["exit_code"]) for stop in stops] == [("stopped", "SIGTERM", 75)] * 3, stops
+    assert (status(run_dir)["state"], status(run_dir)["start"]) == ("finished", 4), log()
+    steps = [stop["step"] for stop in stops]
+    assert 0 < steps[0] < steps[1] < steps[2] < 60, steps
     assert outcome(run_dir) == outcome(straight)
