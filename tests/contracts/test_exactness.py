@@ -25,8 +25,14 @@ WORDS = {
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--precision", "bf16",
           "--log-every", "1"]
 STEPS = 9
-# One text task stands for both, but in `make faults`.
-TASKS_HERE = [pytest.param(task, marks=pytest.mark.slow if task == "text-classification" else ()) for task in sorted(WORDS)]
+
+
+def but_in_faults(*slow):
+    """The tasks; these in `make faults` alone."""
+    return [pytest.param(task, marks=pytest.mark.slow if task in slow else ()) for task in sorted(WORDS)]
+
+
+of_ddp = pytest.mark.parametrize("task", but_in_faults("text-classification", "masked-lm"), indirect=True, scope="module")
 
 
 def test_every_task_and_strategy_is_held_to_this_contract():
@@ -57,7 +63,7 @@ class Contract:
         return run
 
 
-@pytest.fixture(scope="module", params=TASKS_HERE)
+@pytest.fixture(scope="module", params=but_in_faults("text-classification"))  # masked-lm stands for both
 def task(request):
     return request.param
 
@@ -100,6 +106,7 @@ def test_exact_computes_the_same_bits_when_stopped_on_4_killed_on_3_and_finished
     assert outcome(run_dir) == outcome(exact.straight(1))
 
 
+@of_ddp
 @pytest.mark.parametrize(("processes", "workers"), [(1, 2), pytest.param(3, 0, marks=pytest.mark.slow)])
 def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_run_does(ddp, run_dir, processes, workers):
     stopped = ddp.launch(processes, run_dir, "--stop-after", 4, "--workers", workers)
@@ -110,6 +117,7 @@ def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_r
     assert outcome(run_dir) == outcome(ddp.straight(processes))
 
 
+@of_ddp
 def test_ddp_stopped_terminated_and_killed_computes_what_an_uninterrupted_run_does_on_2_processes(ddp, run_dir, start_torchrun):
     stopped = ddp.launch(2, run_dir, "--stop-after", 1)
     assert (stopped.code, status(run_dir)["step"]) == (Exit.STOPPED, 1), stopped.text
@@ -142,7 +150,8 @@ def test_ddp_and_exact_agree_to_rounding_on_2_processes(exact, ddp):
     assert weights_sha256(ddp.straight(2)) != weights_sha256(exact.straight(2))
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+@of_ddp
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_evaluation_of_a_checkpoint_gives_the_digits_of_the_evaluation_in_training_on_any_number_of_processes(ddp, processes):
     run = ddp.straight(2)
     before = listing(run)

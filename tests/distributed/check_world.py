@@ -83,7 +83,6 @@ def _text_task(task: str, world: World, folder: Path) -> Any:
 
 
 TASKS = {
-    "resnet18": lambda *_: _Images(lambda: build_classifier("resnet18", CLASSES)),  # BatchNorm
     "mobilenet_v3_small": lambda *_: _Images(lambda: build_classifier("mobilenet_v3_small", CLASSES)),  # BatchNorm and dropout
     # Every forward changes its vectors, which enter the next one: how many a rank does must not matter.
     "spectral-norm": lambda *_: _Images(

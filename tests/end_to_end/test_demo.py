@@ -17,7 +17,8 @@ def test_a_run_says_what_it_is_compared_with_and_what_to_do_next(demo_run):
 
 
 def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(run_torchrun, session_dir):
-    result = run_torchrun(2, "--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0")
+    words = ["--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0", "--epochs", "4"]
+    result = run_torchrun(2, *words)
     assert result.returncode == 0, result.text
     assert json.loads((session_dir / "demo-docstrings" / "summary.json").read_text())["top1"] >= 0.75
     for part in ("always the most frequent class 17.", "a linear model on the tokens' counts 8", "echo 'a text' | "):
@@ -25,7 +26,7 @@ def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(ru
 
 
 def test_masked_words_are_guessed_better_than_by_their_frequency(run_torchrun, session_dir):
-    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0", "--epochs", "4")
+    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0", "--epochs", "3")
     assert result.returncode == 0, result.text
     losses = [record["loss"] for record in records(session_dir / "demo-topics") if record["split"] == "val"]
     [frequency] = re.findall(r"guessing by the tokens' frequency (\d\.\d+)", result.out)

@@ -70,6 +70,7 @@ def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_noth
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_itself(words, run_dir, start_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
     for rank, step in ((1, 2), (0, 5)):
