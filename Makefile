@@ -11,8 +11,8 @@ train: .venv/ready                  ## train the built-in digits on two processe
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow"
 
-faults: .venv/ready-dev             ## every fault of docs/reliability.md, every contract for every task
-	$(BIN)/python -m pytest tests/faults tests/contracts
+faults: .venv/ready-dev             ## every fault of docs/reliability.md, every contract for every task, the demos
+	$(BIN)/python -m pytest tests/faults tests/contracts tests/end_to_end/test_demo.py
 
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py

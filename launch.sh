@@ -292,7 +292,7 @@ run() {
     wait "$agent" || true
     [[ -z $signalled ]] || break
   done
-  [[ $signalled != USR1 || $code != @(1|75) ]] || requeue
+  [[ $signalled != USR1 || $code != @(75|1|143) ]] || requeue  # 1, 143: torchrun was not under way yet
   case $code,$signalled in
     75,TERM) code=143 ;;  # what docker and Kubernetes take for a stop
     1,?*) code=$((128 + $(kill -l "$signalled"))) ;;  # torchrun was not under way yet

@@ -4,6 +4,8 @@ import json
 import re
 from collections import Counter
 
+import pytest
+
 from tests.run_directory import records
 
 TRAIN, VAL = 1442, 355  # images
@@ -14,6 +16,13 @@ def test_a_run_says_what_it_is_compared_with_and_what_to_do_next(demo_run):
     for part in ("always the most frequent class 10.", "a linear model on the pixels 95.", f"the run         {run}",
                  f"tensorboard --logdir {run}", f"python -m models.predict {run}", "train.py --data DIR"):
         assert result.out.count(part) == 1, result.text
+
+
+@pytest.mark.slow
+def test_two_processes_reach_97_percent(run_torchrun, session_dir):
+    result = run_torchrun(2, "--run-dir", session_dir / "demo-to-its-end")
+    assert result.returncode == 0, result.text
+    assert json.loads((session_dir / "demo-to-its-end" / "summary.json").read_text())["top1"] >= 0.97
 
 
 def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(run_torchrun, session_dir):

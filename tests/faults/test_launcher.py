@@ -31,3 +31,16 @@ def test_what_the_launcher_is_sent_stops_the_run_and_a_restart_that_ends_well_is
     assert result.returncode == 0, result.text
     assert "lost its peers" in result.err
     assert outcome(run_dir) == outcome(undisturbed)
+
+
+def test_a_job_of_slurm_whose_time_is_over_before_its_run_began_goes_back_into_the_queue(start_launcher, run_dir):
+    folder = run_dir.parent
+    (folder / "scontrol").write_text(f'#!/bin/sh\necho "$@" >{folder}/asked\n')
+    (folder / "scontrol").chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "PATH": f"{folder}:{os.environ['PATH']}"}
+    early = start_launcher("--nproc-per-node", 2, "--run-dir", run_dir, env=slurm)
+    early.wait_for(lambda: any("torch.distributed.run" in command for command in early.commands()), "torchrun")
+    early.process.send_signal(signal.SIGUSR1)
+    result = early.wait(40)
+    assert (result.returncode != 0, (folder / "asked").read_text()) == (True, "requeue 7\n"), result.text
+    assert "job 7 goes back into the queue" in result.err and not run_dir.exists()

@@ -110,6 +110,12 @@ def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_out_of_time_a
 
         job, log = submitted()
         wait_for(lambda: trained_steps(run_dir) > stops[-1]["step"] + 2, log)
+        run("scancel", "--signal=TERM", "--batch", job)  # the script alone is told
+        wait_for(lambda: not run("squeue", "--noheader"), log)
+        stops.append(status(run_dir))
+
+        job, log = submitted()
+        wait_for(lambda: trained_steps(run_dir) > stops[-1]["step"] + 2, log)
         run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--wrap=true")
         wait_for(lambda: status(run_dir)["state"] == "stopped", log)  # and Slurm itself puts it back into the queue
         stops.append(status(run_dir))
@@ -120,8 +126,8 @@ def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_out_of_time_a
         stops.append(status(run_dir))
         wait_for(lambda: not run("squeue", "--noheader"), log)
 
-    assert [(stop["state"], stop["message"].split()[0], stop["exit_code"]) for stop in stops] == [("stopped", "SIGTERM", 75)] * 3, stops
-    assert (status(run_dir)["state"], status(run_dir)["start"]) == ("finished", 4), log()
+    assert [(stop["state"], stop["message"].split()[0], stop["exit_code"]) for stop in stops] == [("stopped", "SIGTERM", 75)] * 4, stops
+    assert (status(run_dir)["state"], status(run_dir)["start"]) == ("finished", 5), log()
     steps = [stop["step"] for stop in stops]
-    assert 0 < steps[0] < steps[1] < steps[2] < 60, steps
+    assert 0 < steps[0] < steps[1] < steps[2] < steps[3] < 60, steps
     assert outcome(run_dir) == outcome(straight)
