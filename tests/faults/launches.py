@@ -33,6 +33,7 @@ MICRO_BATCHES, BOUNDS = 6, (0, 24, 41, 57)  # of an epoch's global batches
 LEFT_S = 5  # in which all processes must be gone
 OWN_STACK = 'train.py", line '  # in a traceback of ours; torchrun's own report is one of torchrun's
 SHARED_MEMORY = Path("/dev/shm")
+LEFT_BEFORE = {path.name for path in SHARED_MEMORY.glob("torch_*")}  # by whatever was killed on this machine before these tests
 
 
 def assert_failed(launch: Launch, run: Path, code: Exit, *parts: str, says: str = "failed", has_stacks: bool = False,
@@ -112,7 +113,7 @@ def orphaned_memory() -> list[str]:
 
     An empty one may be left of a process that was killed as it made it, between torch's shm_open and its ftruncate.
     """
-    names = [path.name for path in SHARED_MEMORY.glob("torch_*") if path.stat().st_size]
+    names = {path.name for path in SHARED_MEMORY.glob("torch_*") if path.stat().st_size} - LEFT_BEFORE
     return [name for name in names if not Path(f"/proc/{name.split('_')[1]}").exists()]
 
 
