@@ -30,11 +30,12 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def run_path(config: Config) -> Path:
-    """--run-dir, or runs/TASK-MODEL-DATA-HASH."""
+    """--run-dir, or runs/TASK-MODEL-DATA-HASH. Settings at their defaults are left out of the hash: a new setting renames no run."""
     if config.run.run_dir:
         return Path(config.run.run_dir)
-    values = identity(config)
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    values, defaults = identity(config), identity(type(config)())
+    chosen = {name: value for name, value in values.items() if value != defaults[name]}
+    digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     names = [re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(str(part))) for part in (values["task"], values["model"], values["data"])]
     return Path("runs") / "-".join([*names, digest])
 
@@ -46,14 +47,14 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         if any(path.glob("checkpoints/step-*")):
             raise UserError(f"{path} has checkpoints and no auto.json: it is no run directory of this program", Exit.OTHER_RUN)
         return
-    unset = {name: None for name, value in settings(type(config)()).items() if value is None}  # what is off is not in the file
+    defaults = json.loads(json.dumps(identity(type(config)())))  # of what the file does not name: it is off, or newer than the run
     try:
-        old, new = unset | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
+        old, new = defaults | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
     except (yaml.YAMLError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
     apart = ("data", "device", "threads", "precision", "micro_batch_size")  # by content (require_same); by what auto became (settle)
     differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
-                     if name in old and old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
+                     if old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
               for kind in (DEFINING, TOLERATED)}
     if differ[DEFINING]:
         is_longer = re.search(r"'(epochs|max_steps) is", str(differ))

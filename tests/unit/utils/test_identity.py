@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +12,9 @@ import yaml
 
 from tests.unit.utils.conftest import config_of, refusal, start
 from utils import identity as identity_module
-from utils.config import OPERATIONAL, kinds, settings
-from utils.errors import Exit
-from utils.identity import require_same_program, run_path
+from utils.config import OPERATIONAL, ImageClassificationConfig, kinds, option, options, settings
+from utils.errors import Exit, UserError
+from utils.identity import compare, require_same_program, run_path
 from utils.run import open_run
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +52,38 @@ def test_defining_and_tolerated_settings_change_the_hash_and_operational_ones_do
     names = set(settings(config)) - {"run_dir"}  # which is the name
     found = {name for name in names if run_path(changed(config, name)).name[-8:] != run_path(config).name[-8:]}
     assert found == {name for name in names if kinds(config)[name] != OPERATIONAL}
+
+
+@options
+class LaterOptions:
+    """Settings that a later version adds"""
+
+    rotation: int = option(0, "degrees")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterConfig(ImageClassificationConfig):
+    """The settings of a later version of the program"""
+
+    later: LaterOptions = LaterOptions()
+
+
+def later_config(rotation):
+    values = {item.name: getattr(config_of("--lr=0.3"), item.name) for item in fields(ImageClassificationConfig)}
+    return LaterConfig(**values, later=LaterOptions(rotation=rotation))
+
+
+def test_a_new_setting_at_its_default_renames_no_run():
+    assert run_path(later_config(rotation=0)) == run_path(config_of("--lr=0.3"))
+    assert run_path(later_config(rotation=9)) != run_path(config_of("--lr=0.3"))
+
+
+def test_a_setting_newer_than_the_run_counts_as_its_default(world):
+    start(world, "--lr=0.3")
+    path = run_path(config_of("--lr=0.3"))
+    compare(later_config(rotation=0), path)
+    with pytest.raises(UserError, match="rotation is 0 there and 9 here"):
+        compare(later_config(rotation=9), path)
 
 
 @pytest.mark.parametrize("flag, path", [("data", "photos"), ("model", "old/model"), ("weights", "file.pth")])
