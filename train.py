@@ -13,14 +13,13 @@ Measured on two CPU cores (AVX512-BF16, torch 2.15, bf16, n=1): the digits 98.6 
 of CIFAR-10's images 65.3 % in 10 epochs, 158 s; `exact` costs 1.07 times `ddp` at 224 px (docs/design.md).
 """
 
-import math
 import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from utils.errors import Exit, UserError, begin_start, exit_after, say
+from utils.errors import Exit, begin_start, exit_after, say
 from utils.watchdog import Watchdog
 
 if __name__ == "__main__":
@@ -38,14 +37,14 @@ from utils.config import Config
 from utils.start import early_device, finish_early
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer in a moment
-    CONFIG, GIVEN = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    CONFIG = parse_command_line(sys.argv[1:], demo.SETTINGS)
     finish_early(CONFIG)
 
 import torch
 from torch.utils.data import DataLoader
 
 from data.loader import BadSamples, build_loader, num_workers
-from data.sampler import EvaluationSampler
+from data.sampler import BatchPlan, EvaluationSampler, settle_eval_batch
 from models.tasks import load_task
 from models.tasks.base import Task
 from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
@@ -62,8 +61,8 @@ from utils.run import Run, open_run
 from utils.seed import seed_micro_batch
 
 
-def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
-    """Train, or evaluate, as `config` says. given: names of the settings that the user gave. Collective."""
+def main(config: Config, watchdog: Watchdog) -> Exit:
+    """Train, or evaluate, as `config` says. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective. Leaving it ends the process group.
         require_same_program(config, world)  # Collective.
@@ -78,7 +77,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
             run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, watchdog, world)
-            training = prepare(config, given, task, precision, run, watchdog, world)
+            training = prepare(config, task, precision, run, watchdog, world)
             with closing(training.log), closing(training.checkpoints):
                 return train(training)
 
@@ -90,7 +89,6 @@ def train(t: Training) -> Exit:
     t.watchdog.is_stoppable = False  # from here on there is something to save
     if is_evaluation_due(t):  # it was when the last start ended
         evaluate_and_save(t)  # Collective.
-        t.checkpoints.flush()  # Collective: data loading processes are forked next, better while no thread writes
     while not t.agreement.stop and t.state.progress.step < t.last_step:
         train_one_epoch(t)  # Collective.
     t.agreement.wait()  # Collective.
@@ -110,28 +108,24 @@ def train(t: Training) -> Exit:
 
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample; leaves early on an agreed stop. Collective."""
-    optimizer, sampler, limits = t.state.optimizer, t.train_loader.batch_sampler, t.config.faults
-    first_s = limits.start_timeout if t.state.progress.step == t.first_step else limits.step_timeout
+    optimizer, epoch = t.state.optimizer, t.state.progress.epoch
     t.throughput.restart()
-    sampler.set_position(t.state.progress.epoch, t.state.progress.sample_offset)  # what set_epoch is to DistributedSampler
     t.strategy.module.train()
-    loader = t.watchdog.each(t.throughput.waiting(t.train_loader), "training", first_s, limits.step_timeout,
-                             t.train_loader.dataset.reading)
-    for micro_batches in loader:  # one global batch = one optimizer step; this rank's micro-batches of it
-        step, start = t.state.progress.step, t.state.progress.sample_offset
+    for batch in t.feed.rest_of_epoch(t.state.progress):  # one global batch = one optimizer step
+        step = t.state.progress.step
         set_lr(optimizer, t.schedule(step))
-        global_weight = t.task.weight(sampler.indices(start))  # of all ranks, by arithmetic
-        losses = torch.zeros(t.plan.num_micro_batches, dtype=torch.float64, device=t.world.device)
-        for batch in t.strategy.share(micro_batches, t.precision.scale):  # gradients are summed over ranks with the last one
-            t.bad_samples.check(batch)
-            t.watchdog.got_on()
-            seed_micro_batch(t.config.run.seed, step, batch.number)  # what it computes does not depend on who computes it
+        losses, consumed = torch.zeros(t.plan.num_micro_batches, dtype=torch.float64, device=t.world.device), []
+        # This rank's micro-batches; gradients are summed over ranks with the last one.
+        for micro_batch in t.strategy.share(batch.micro_batches, batch.num_micro_batches, t.precision.scale):
+            micro_batch = t.bad_samples.check(micro_batch)
+            seed_micro_batch(t.config.run.seed, step, micro_batch.number)  # what it computes does not depend on who computes it
             with t.precision.autocast():
-                output = t.task.forward(t.strategy.model, batch.to(t.world.device))
-            losses[batch.number] = output.loss_sum.detach().double() / global_weight
-            (output.loss_sum / global_weight * t.precision.scale).backward()
+                output = t.task.forward(t.strategy.model, micro_batch.to(t.world.device))
+            losses[micro_batch.number] = output.loss_sum.detach().double() / batch.weight
+            (output.loss_sum / batch.weight * t.precision.scale).backward()
+            consumed.append((micro_batch.number, micro_batch.indices))
         agreed = t.agreement.exchange(  # Collective; what was said one step ago
-            t.watchdog.wants_to_stop(), t.checkpoints.is_due_by_clock(), t.checkpoints.has_failed())
+            t.watchdog.wants_to_stop(), t.checkpoints.is_due_by_clock(), t.checkpoints.has_failed(), bool(t.bad_samples.stopped_by))
         t.precision.unscale_(optimizer)
         grad_norm = t.strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
         check_last_step(t)  # Collective where it was not finite.
@@ -139,12 +133,11 @@ def train_one_epoch(t: Training) -> None:
         t.strategy.settle_buffers(is_finite)
         optimizer.zero_grad(set_to_none=True)
 
-        end = t.plan.end(start)
-        t.state.progress = progress = t.state.progress.advanced(end, t.plan.num_samples)
-        t.throughput.step(samples=end - start, tokens=sampler.num_tokens(start))
+        t.state.progress = progress = t.state.progress.advanced(batch.end, t.plan.num_samples)
+        t.throughput.step(batch.num_samples, batch.num_tokens)
         t.log.advance(progress.step)
         if t.config.record.ledger:
-            record_samples(t, micro_batches, sampler.epoch)  # Collective.
+            record_samples(t, epoch, consumed)  # Collective.
         if progress.step in (1, t.total_steps) or progress.step % t.config.record.log_every == 0:
             record_step(t, losses, grad_norm)  # Collective.
         is_last = progress.step == t.last_step
@@ -173,9 +166,11 @@ def is_evaluation_due(t: Training) -> bool:
 
 
 def evaluate_and_save(t: Training) -> None:
-    """Evaluate; keep the model if it is the best; save. A stop abandons the evaluation: the next start does it first. Collective."""
-    t.watchdog.expect("waiting for the last save", t.config.faults.section_timeout, drains=False)
-    t.checkpoints.flush()  # Collective: the first evaluation forks data loading processes, better while no thread writes
+    """Save; evaluate; keep the model if it is the best; save again. Collective.
+
+    A stop abandons the evaluation: the next start does it first.
+    """
+    save(t, is_evaluated=False)  # Collective: whatever ends the evaluation, the training before it is not lost
     values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.watchdog, t.world)
     if values is None:
         return
@@ -184,16 +179,17 @@ def evaluate_and_save(t: Training) -> None:
     t.log.evaluation(position(progress, t.plan.num_samples) | values, confusion, t.task.classes)
     t.state.progress = replace(progress, evaluated_step=progress.step)
     value = values[t.task.best]
-    if math.isnan(value):
-        raise UserError(f"no sample of the evaluation set could be read, see {t.run.path / 'bad_samples.txt'}", Exit.BAD_DATA)
     is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])
     if is_best:
         t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
-    save(t, is_best)
+    save(t, is_best)  # Collective.
 
 
-def save(t: Training, is_best: bool = False) -> None:
-    """Start to save. What the checkpoint tells of reaches the disk before it: the records, RUN/model if it is the best. Collective."""
+def save(t: Training, is_best: bool = False, is_evaluated: bool = True) -> None:
+    """Start to save. What the checkpoint tells of reaches the disk before it: the records, RUN/model if it is the best. Collective.
+
+    is_evaluated: False before an evaluation; the save after it takes the place of this one.
+    """
 
     def beside(weights: dict[str, torch.Tensor]) -> None:
         t.log.flush()
@@ -201,7 +197,7 @@ def save(t: Training, is_best: bool = False) -> None:
             t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
 
     t.watchdog.expect("saving", t.config.faults.section_timeout, drains=False)
-    t.checkpoints.save(t.state, beside)
+    t.checkpoints.save(t.state, beside, is_evaluated)
     t.throughput.restart()
 
 
@@ -211,17 +207,19 @@ def evaluate(task: Task, strategy: Strategy, precision: Precision, loader: DataL
     """The task's metrics, every sample once, the same digits on any number of processes; None if a stop was agreed. Collective."""
     strategy.broadcast_buffers()
     model = strategy.module.eval()
-    totals, limit_s = Totals(task.metrics, loader.batch_sampler.num_batches), world.section_timeout.total_seconds()
-    for [batch] in watchdog.each(loader, "evaluation", limit_s, limit_s, loader.dataset.reading):
-        bad_samples.check(batch)
-        batch = batch.to(world.device)
+    totals, limit_s = Totals(task.metrics, loader.sampler.num_batches), world.section_timeout.total_seconds()
+    for batch in watchdog.each(loader, "evaluation", limit_s, limit_s, loader.dataset.reading):
+        batch = bad_samples.check(batch).to(world.device)
         with precision.autocast():
             output = task.forward(model, batch)
         totals.add(batch.number, output, batch)
-        agreement.exchange(watchdog.wants_to_stop())
-        if agreement.stop:
-            return None
-    return totals.values(world)
+        agreement.exchange(watchdog.wants_to_stop(), bad_sample=bool(bad_samples.stopped_by))
+        if is_stopped := agreement.stop or agreement.bad_sample:
+            break
+    agreement.wait()
+    if agreement.bad_sample:
+        bad_samples.stop(world)  # Collective; raises UserError (65) on every rank
+    return None if is_stopped else totals.values(world)
 
 
 def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, watchdog: Watchdog, world: World) -> Exit:
@@ -232,11 +230,12 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, wa
     strategy = load_strategy("ddp")(model, world, 1)
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     progress = checkpoints.load_best(strategy)  # Collective.
-    sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
+    plan = BatchPlan(len(task.train_set), config.batch.global_batch_size, run.kept["micro_batches"])
+    eval_batch = settle_eval_batch(config.batch, plan, run)
+    sampler = EvaluationSampler(len(task.eval_set), eval_batch, world.rank, world.world_size)
     loader = build_loader(task.eval_set, task.collate, sampler, num_workers(config.data.workers, world), world)
     bad_samples = BadSamples(config.data.bad_samples, None)
-    values = evaluate(task, strategy, precision, loader, bad_samples, agreement := Agreement(world), watchdog, world)  # Collective.
-    agreement.wait()
+    values = evaluate(task, strategy, precision, loader, bad_samples, Agreement(world), watchdog, world)  # Collective.
     if values is None:  # a signal has just come, and ends the process
         return Exit.STOPPED
     values.pop("confusion", None)
@@ -246,4 +245,4 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, wa
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, CONFIG, GIVEN, WATCHDOG))
+    exit_after(partial(main, CONFIG, WATCHDOG))

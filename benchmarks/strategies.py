@@ -46,7 +46,8 @@ def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: P
     world = strategy.world
     dist.barrier()
     began = time.perf_counter()
-    for _ in strategy.share([Numbered(world.rank + i * world.world_size) for i in range(micro_batches)], precision.scale):
+    share = [Numbered(world.rank + i * world.world_size) for i in range(micro_batches)]
+    for _ in strategy.share(share, len(share), precision.scale):
         with precision.autocast():
             logits = strategy.model(images).float()
         F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()

@@ -1,20 +1,22 @@
-"""Loading: one item is this rank's micro-batches of one global batch, ready to be computed."""
+"""Loading: one item is one micro-batch, ready to be computed, whatever the global batch: so memory and waits do not grow with it."""
 
 import mmap
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.sampler import ElasticDistributedSampler, EvaluationSampler, MicroBatch
 from utils.distributed import World
-from utils.errors import Exit, RankError, some
+from utils.errors import Exit, UserError, some
 from utils.watchdog import end_with_parent
 
 
@@ -55,10 +57,12 @@ class MicroBatchDataset(Dataset):
 def build_loader(
     samples: Any, collate: Callable, sampler: ElasticDistributedSampler | EvaluationSampler, workers: int, world: World
 ) -> DataLoader:
-    """A DataLoader whose items are lists of Batch. Workers, if any, live for as many iterations as the loader."""
+    """A DataLoader whose items are Batches. Workers, if any, live for as many iterations as the loader."""
+    _raise_limit_of_open_files()
     return DataLoader(
         MicroBatchDataset(samples, collate, workers),
-        batch_sampler=sampler,
+        batch_size=None,  # an item is a batch already
+        sampler=sampler,
         collate_fn=_as_it_is,
         num_workers=workers,
         persistent_workers=workers > 0,
@@ -81,16 +85,21 @@ _TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be 
 
 
 class BadSamples:
-    """What becomes of samples that cannot be read: `stop` ends the run (65), `skip` lists them in `file` (weight 0 is theirs already)."""
+    """What becomes of samples that cannot be read. `skip`: they have weight 0 and are listed in `file`.
+
+    `stop`: the step is made void, every rank learns of it (Agreement), and all end together (65).
+    """
 
     def __init__(self, policy: str, file: Path | None):
         self._policy, self._file = policy, file
         self._listed = set(file.read_text(**_TEXT).splitlines()) if file and file.exists() else set()
+        self.stopped_by: list[str] = []  # "path: reason" of those that this rank met, where the policy is to stop
 
-    def check(self, batch: Any) -> None:
-        """Act on the bad samples of a batch. Raises RankError, for only this rank has read them."""
+    def check(self, batch: Any) -> Any:
+        """The batch, after acting on its bad samples. One that must stop the run gets a weight that makes the gradient NaN."""
         if batch.bad and self._policy == "stop":
-            raise RankError(f"cannot read {batch.bad[0]}; repair or remove it, or pass --bad-samples skip", Exit.BAD_DATA)
+            self.stopped_by += batch.bad
+            return replace(batch, weight=torch.full_like(batch.weight, torch.nan))
         new = [line for line in batch.bad if line not in self._listed]
         self._listed.update(new)
         if new and self._file:
@@ -98,6 +107,14 @@ class BadSamples:
                 file.write("".join(f"{line}\n" for line in new))
         elif new:
             print(*new, sep="\n", file=sys.stderr)
+        return batch
+
+    def stop(self, world: World) -> NoReturn:
+        """End the run for the samples that some rank met. Collective. Raises UserError (65) on every rank."""
+        found = [line for lines in world.gather(self.stopped_by) for line in lines]  # Collective.
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise UserError(f"cannot read {found[0]}{more}; repair or restore the file, and the same command continues,"
+                        " or go over such samples with --bad-samples skip", Exit.BAD_DATA)
 
     def report(self, note: Callable[[str], None]) -> None:
         """Say how many were skipped, once, at the end."""
@@ -106,8 +123,15 @@ class BadSamples:
             note(f"{count} unreadable samples were skipped, see {self._file}")
 
 
-def _as_it_is(batches: list[Any]) -> list[Any]:
-    return batches
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _raise_limit_of_open_files() -> None:
+    """Every tensor that a worker hands over costs a file descriptor until it is freed; shells give 1,024 and allow more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # where the hard limit is above what the kernel permits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _end_with_parent(worker: int) -> None:

@@ -20,6 +20,9 @@ from utils.run import Run
 from utils.seed import derive_seed
 
 AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
+INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
+INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
+INVARIANT_LIMIT = 32  # ... and at most as many
 WINDOW = 50  # batches whose samples are sorted by length together
 
 
@@ -100,22 +103,25 @@ class BatchPlan:
     def check(self, world_size: int, needs_two: bool) -> None:
         """Raise UserError (64) where ranks would have no work, or (needs_two: BatchNorm) a micro-batch fewer than two samples."""
         batch, count, samples = self.global_batch_size, self.num_micro_batches, self.num_samples
-
-        def suits(plan: BatchPlan) -> bool:
-            return plan.num_micro_batches >= world_size and (plan.sizes[0] >= 2 or not needs_two)
-
-        if suits(self):
-            return
-        sizes = [size for size in range(1, min(batch, samples) + 1) if suits(cut(samples, batch, size))]
         if world_size > count:
+            sizes = self.sizes_for(world_size, needs_two)
             raise UserError(
                 f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for {count} processes,"
                 f" and there are {world_size}; use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
                 "a larger --global-batch-size, or fewer processes")
-        raise UserError(
-            f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them ({samples} training"
-            f" samples), and BatchNorm needs two; use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
-            "another --global-batch-size, or fewer processes")
+        if needs_two and self.sizes[0] < 2:
+            sizes = self.sizes_for(world_size, needs_two)
+            raise UserError(
+                f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them ({samples} training"
+                f" samples), and BatchNorm needs two; use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
+                "another --global-batch-size, or fewer processes")
+
+    def sizes_for(self, world_size: int, needs_two: bool) -> list[int]:
+        """The micro-batch sizes that give every rank work and (needs_two) every micro-batch two samples, ascending."""
+        plans = {size: cut(self.num_samples, self.global_batch_size, size)
+                 for size in range(1, min(self.global_batch_size, self.num_samples) + 1)}
+        return [size for size, plan in plans.items()
+                if plan.num_micro_batches >= world_size and (plan.sizes[0] >= 2 or not needs_two)]
 
 
 def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> BatchPlan:
@@ -123,27 +129,41 @@ def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> Batc
     return BatchPlan(num_samples, global_batch_size, -(-min(global_batch_size, num_samples) // micro_batch_size))
 
 
-def settle_plan(config: BatchOptions, given: frozenset[str], num_samples: int, model: nn.Module, run: Run, world: World) -> BatchPlan:
+def settle_plan(
+    config: BatchOptions, num_samples: int, model: nn.Module, is_invariant: bool, run: Run, world: World
+) -> BatchPlan:
     """The plan of this run: its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
 
-    auto: the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples. For more processes
-    later a cut that was not given is made finer; one that was given is the user's, who is told.
+    is_invariant: see Strategy. Then `auto` does not look at the number of processes, and ranks may be without work. Else `auto`
+    is the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples, and is cut finer for
+    more processes later.
     """
-    batch, size = config.global_batch_size, config.micro_batch_size
-    is_given = "micro_batch_size" in given and size != "auto"
+    batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
 
     def derive() -> int:
-        if size != "auto":
-            return cut(num_samples, batch, size).num_micro_batches
-        return world.world_size * -(-min(batch, num_samples) // (AUTO_LIMIT * world.world_size))
+        if is_invariant:
+            return -(-batch // min(INVARIANT_LIMIT, max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))))
+        return world.world_size * -(-batch // (AUTO_LIMIT * world.world_size))
 
-    count = run.settle("micro_batches", derive() if is_given else "auto", derive)
-    if world.world_size > count and not is_given:
+    count = run.settle("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
+    if size == "auto" and world.world_size > count and not is_invariant:
         count = run.kept["micro_batches"] = count * -(-world.world_size // count)
-        run.note(f"{world.world_size} processes: a global batch is cut into {count} micro-batches from here")
-    plan = BatchPlan(num_samples, batch, count)
-    plan.check(world.world_size, needs_two=any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules()))
+        run.note(f"{world.world_size} processes: a global batch is cut into {count} micro-batches from here on:"
+                 " not bit-exact from here")
+    plan = BatchPlan(num_samples, config.global_batch_size, count)
+    plan.check(min(world.world_size, count) if is_invariant else world.world_size, has_batch_norm)
+    if world.world_size > count:
+        sizes = plan.sizes_for(world.world_size, has_batch_norm)
+        run.note(f"a global batch has {count} micro-batches: ranks {count} to {world.world_size - 1} compute nothing, they only"
+                 f" take part in the sums; {f'--micro-batch-size {sizes[-1]}' if sizes else 'a larger --global-batch-size'}"
+                 " in a new run would give them work")
     return plan
+
+
+def settle_eval_batch(config: BatchOptions, plan: BatchPlan, run: Run) -> int:
+    """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, at most AUTO_LIMIT."""
+    return run.settle("eval_batch_size", config.eval_batch_size, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))
 
 
 @dataclass(frozen=True)
@@ -159,44 +179,59 @@ class MicroBatch:
 class ElasticDistributedSampler(DistributedSampler):
     """torch's DistributedSampler without its padding and dropping; it starts anywhere, for any number of ranks.
 
-    An item is one global batch: this rank's micro-batches of it. set_position takes the place of set_epoch.
+    An item is one micro-batch, so that what is loaded at once does not grow with the global batch; this rank has `share` of
+    each global batch. set_position takes the place of set_epoch.
     lengths: [N] tokens of the samples, for batches of similar ones; None where all are alike.
     """
 
     def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Tensor | None = None):
         super().__init__(range(plan.num_samples), num_replicas=world_size, rank=rank, shuffle=True, seed=seed)
-        self.plan, self._lengths, self._start, self._order = plan, lengths, 0, None
+        self.plan, self._lengths, self._start, self._epochs = plan, lengths, 0, 1
+        self._orders: dict[int, Tensor] = {}  # of two epochs: loading is ahead of training
 
-    def set_position(self, epoch: int, start: int = 0) -> None:
-        """The next iteration goes through `epoch` from position `start`, the beginning of a global batch."""
-        if epoch != self.epoch or self._order is None:
-            self._order = epoch_order(self.seed, epoch, self.plan.num_samples)
+    @property
+    def share(self) -> range:
+        """Numbers of this rank's micro-batches of every global batch; empty where there are more ranks than micro-batches."""
+        return range(self.rank, self.plan.num_micro_batches, self.num_replicas)
+
+    def set_position(self, epoch: int, start: int = 0, epochs: int = 1) -> None:
+        """The next iteration goes through `epochs` epochs: `epoch` from position `start`, the beginning of a global batch, ..."""
+        self.epoch, self._start, self._epochs = epoch, start, epochs
+
+    def order(self, epoch: int) -> Tensor:
+        """The order of an epoch, [N], the same on every rank."""
+        if epoch not in self._orders:
+            order = epoch_order(self.seed, epoch, self.plan.num_samples)
             if self._lengths is not None:
-                self._order = bucketed(self._order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
-        self.epoch, self._start = epoch, start
+                order = bucketed(order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
+            self._orders = {each: self._orders[each] for each in list(self._orders)[-1:]} | {epoch: order}
+        return self._orders[epoch]
 
-    def indices(self, start: int) -> Tensor:
+    def indices(self, epoch: int, start: int) -> Tensor:
         """Indices into the training set of the whole global batch that begins at `start`; the same on every rank."""
-        return self._order[start : self.plan.end(start)]
+        return self.order(epoch)[start : self.plan.end(start)]
 
-    def num_tokens(self, start: int) -> int:
-        """Tokens of that batch; 0 where samples have none."""
-        return 0 if self._lengths is None else int(self._lengths[self.indices(start)].sum())
+    def num_tokens(self, indices: Tensor) -> int:
+        """Tokens of these samples; 0 where samples have none."""
+        return 0 if self._lengths is None else int(self._lengths[indices].sum())
 
-    def __iter__(self) -> Iterator[list[MicroBatch]]:
-        start = self._start
-        while start < self.plan.num_samples:
-            yield [self._micro_batch(start, number) for number in range(self.rank, self.plan.num_micro_batches, self.num_replicas)]
+    def __iter__(self) -> Iterator[MicroBatch]:
+        epoch, start, end = self.epoch, self._start, self.epoch + self._epochs
+        while self.share and epoch < end:
+            yield from (self.micro_batch(epoch, start, number) for number in self.share)
             start = self.plan.end(start)
+            if start == self.plan.num_samples:
+                epoch, start = epoch + 1, 0
 
     def __len__(self) -> int:
-        return self.plan.steps_per_epoch  # of a whole epoch
+        return self.plan.steps_per_epoch * len(self.share)  # of a whole epoch
 
-    def _micro_batch(self, start: int, number: int) -> MicroBatch:
+    def micro_batch(self, epoch: int, start: int, number: int) -> MicroBatch:
+        """Micro-batch `number` of the global batch that begins at position `start` of an epoch."""
         positions = self.plan.positions(start, number)
         taken = positions if len(positions) else range(start, start + 1)
-        indices = self._order[taken.start : taken.stop : taken.step]
-        return MicroBatch(self.epoch, number, tuple(indices.tolist()), is_stand_in=len(positions) == 0)
+        indices = self.order(epoch)[taken.start : taken.stop : taken.step]
+        return MicroBatch(epoch, number, tuple(indices.tolist()), is_stand_in=len(positions) == 0)
 
 
 @dataclass(frozen=True)
@@ -213,12 +248,12 @@ class EvaluationSampler:
         """Batches over all ranks, without surplus ones."""
         return -(-self.num_samples // self.batch_size)
 
-    def __iter__(self) -> Iterator[list[MicroBatch]]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         for number in range(self.rank, len(self) * self.world_size, self.world_size):
             is_surplus = number >= self.num_batches
             start = 0 if is_surplus else number * self.batch_size
             stop = min(start + self.batch_size, self.num_samples)
-            yield [MicroBatch(0, number, tuple(range(start, stop)), is_stand_in=is_surplus)]
+            yield MicroBatch(0, number, tuple(range(start, stop)), is_stand_in=is_surplus)
 
     def __len__(self) -> int:
         return -(-self.num_batches // self.world_size)

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.loader import BadSamples, build_loader, num_workers
-from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_plan
+from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_eval_batch, settle_plan
+from models.feed import Feed
 from models.tasks.base import Batch, Task
 from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.config import Config, duration_or_steps
@@ -47,7 +48,7 @@ class Training:
     watchdog: Watchdog
     bad_samples: BadSamples
     throughput: Throughput
-    train_loader: DataLoader
+    feed: Feed
     eval_loader: DataLoader
     schedule: Callable[[int], float]
     first_step: int  # of this start: steps that were done before it
@@ -55,14 +56,15 @@ class Training:
     last_step: int  # of this start: total_steps, or earlier by --stop-after
 
 
-def prepare(config: Config, given: frozenset[str], task: Task, precision: Precision, run: Run, watchdog: Watchdog,
-            world: World) -> Training:
+def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog: Watchdog, world: World) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=checkpoints.are_none()).to(world.device)  # Collective.
-    plan = settle_plan(config.batch, given, len(task.train_set), model, run, world)
-    strategy = load_strategy(config.device.strategy)(model, world, plan.num_micro_batches)
+    strategy_class = load_strategy(config.device.strategy)
+    plan = settle_plan(config.batch, len(task.train_set), model, strategy_class.is_invariant, run, world)
+    eval_batch = settle_eval_batch(config.batch, plan, run)
+    strategy = strategy_class(model, world, plan.num_micro_batches)
     state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
     run.where = lambda: state.progress
     watchdog.where = lambda: f"step {state.progress.step}"
@@ -73,9 +75,9 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     strategy.setup()  # Collective: wraps the model in DistributedDataParallel, say.
 
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
-    eval_sampler = EvaluationSampler(len(task.eval_set), task.eval_batch, world.rank, world.world_size)
+    eval_sampler = EvaluationSampler(len(task.eval_set), eval_batch, world.rank, world.world_size)
     workers = num_workers(config.data.workers, world)
-    item_bytes = task.example(plan.sizes[1]).nbytes * math.ceil(plan.num_micro_batches / world.world_size)
+    item_bytes = task.example(max(plan.sizes[1], eval_batch)).nbytes
     warn_of_room(run.path, sum(weight.nbytes for weight in model.parameters()), config.record.keep, item_bytes, workers, world, run.note)
     done = state.progress
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
@@ -85,12 +87,16 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples, {config.model.model},"
              f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches}"
              f" micro-batches; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
+    throughput = Throughput()
+    train_loader = build_loader(task.train_set, task.collate, sampler, workers, world)
+    eval_loader = build_loader(task.eval_set, task.collate, eval_sampler, workers, world)
+    iter(eval_loader)  # forks its processes now, while no thread writes a checkpoint; they live as long as the loader
     return Training(
         config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), watchdog,
         bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
-        throughput=Throughput(),
-        train_loader=build_loader(task.train_set, task.collate, sampler, workers, world),
-        eval_loader=build_loader(task.eval_set, task.collate, eval_sampler, workers, world),
+        throughput=throughput,
+        feed=Feed(task, train_loader, done, config.run.epochs - done.epoch, throughput, watchdog, config.faults, config.device.compile),
+        eval_loader=eval_loader,
         schedule=build_schedule(config.optim, total_steps),
         first_step=done.step,
         total_steps=total_steps,
@@ -98,33 +104,62 @@ def prepare(config: Config, given: frozenset[str], task: Task, precision: Precis
 
 
 def warm_up(t: Training) -> None:
-    """One throw-away forward and backward of the largest micro-batch, before the first step, at every start. Collective.
+    """One throw-away step of the largest micro-batch and one evaluation batch, before the first step of a start. Collective.
 
-    It freezes weights that get no gradient, on all ranks alike; it lets DDP lay out its buckets anew, which it does after the
-    first backward (gloo's sums depend on offsets: a resumed run would differ in bits); and memory runs out here, if it does.
+    It freezes parameters that get no gradient, on all ranks alike; it lets DDP lay out its buckets anew, which it does after the
+    first backward (gloo's sums depend on offsets: a resumed run would differ in bits); it allocates what the optimizer keeps;
+    and memory runs out here, if it does.
     """
-    t.strategy.module.train()
+    module = t.strategy.module
     while True:
-        for batch in t.strategy.share([t.task.example(t.plan.sizes[1])], t.precision.scale):
+        module.train()
+        for batch in t.strategy.share([t.task.example(t.plan.sizes[1])], 1, t.precision.scale):
             seed_micro_batch(t.config.run.seed, 0, 0)
             with t.precision.autocast():
                 output = t.task.forward(t.strategy.model, batch.to(t.world.device))
             (output.loss_sum / len(batch.weight) * t.precision.scale).backward()
-        unused = [name for name, weight in t.strategy.module.named_parameters() if weight.requires_grad and weight.grad is None]
+        t.precision.void_step(t.state.optimizer)
+        without = {name: param for name, param in module.named_parameters() if param.requires_grad and param.grad is None}
         t.state.optimizer.zero_grad(set_to_none=True)
-        if not unused:
-            return
-        t.log.note(f"{len(unused)} weights get no gradient and are frozen: {', '.join(unused[:5])}")
+        module.eval()
+        if not without or not (unused := names_unused(t, without)):
+            break
+        t.log.note(f"{len(unused)} parameters get no gradient and are frozen: {some(unused)}")
         for name in unused:
-            t.strategy.module.get_parameter(name).requires_grad_(False)
+            without[name].requires_grad_(False)
         t.strategy.setup()
+    with torch.no_grad(), t.precision.autocast():
+        t.task.forward(module, t.task.example(t.eval_loader.sampler.batch_size).to(t.world.device))
+
+
+def names_unused(t: Training, without: dict[str, torch.nn.Parameter]) -> list[str]:
+    """Of parameters that got no gradient in training mode, those that get none in evaluation mode either: no layer drop skips there.
+
+    Raises UserError (64) where layers are skipped at random and the strategy cannot sum what is left over several processes.
+    """
+    with t.precision.autocast():
+        output = t.task.forward(t.strategy.module, t.task.example(t.plan.sizes[1]).to(t.world.device))
+    gradients = torch.autograd.grad(output.loss_sum, list(without.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(without, gradients, strict=True) if gradient is None]
+    if len(unused) < len(without) and t.strategy.model is not t.strategy.module:
+        raise UserError(f"--model {t.config.model.model} skips layers at random ({len(without) - len(unused)} parameters got no gradient"
+                        " in one step), and DistributedDataParallel cannot sum that over several processes: use --strategy exact,"
+                        " or one process, or a layerdrop of 0 in the model's config.json")
+    return unused
 
 
 def check_last_step(t: Training) -> None:
     """See that the last step's gradient was finite; if not, the step has changed nothing, and the run ends with 80.
 
-    The host asks one step late, so that no device waits for it. Collective where the gradient was not finite.
+    The host asks one step late, so that no device waits for it. Where an unreadable sample made the step void, the run ends as
+    it was before it, saved (65). Collective where the gradient was not finite.
     """
+    if t.agreement.bad_sample:
+        t.state.progress = t.precision.undo()
+        t.watchdog.expect("saving", t.config.faults.section_timeout, drains=False)
+        t.checkpoints.save(t.state, lambda weights: t.log.flush())  # Collective.
+        t.checkpoints.flush()  # Collective.
+        t.bad_samples.stop(t.world)  # Collective.
     if (at := t.precision.take_nonfinite()) is None:
         return
     t.watchdog.expect("looking for what is not finite", t.config.faults.section_timeout)
@@ -140,25 +175,25 @@ def check_last_step(t: Training) -> None:
 
 def nonfinite_names(t: Training, at: Progress) -> list[str]:
     """The samples, among this rank's share of the step at `at`, that make its gradient non-finite. Computes the share anew."""
-    sampler = ElasticDistributedSampler(t.plan, t.world.rank, t.world.world_size, t.config.run.seed, t.task.lengths)
-    sampler.set_position(at.epoch, at.sample_offset)
-    global_weight, data = t.task.weight(sampler.indices(at.sample_offset)), t.train_loader.dataset
+    sampler, samples = t.feed.sampler, t.feed.samples
+    global_weight = t.task.weight(sampler.indices(at.epoch, at.sample_offset))
+    share = [sampler.micro_batch(at.epoch, at.sample_offset, number) for number in sampler.share]
 
     def loss_of(batch: Batch) -> torch.Tensor:
         seed_micro_batch(t.config.run.seed, at.step, batch.number)
         with t.precision.autocast():
             return t.task.forward(t.strategy.module, batch.to(t.world.device)).loss_sum / global_weight
 
-    share = [data[wanted] for wanted in next(iter(sampler))]
-    samples = nonfinite_samples(t.strategy.module, share, loss_of, lambda index: data.collated(at.epoch, [index]), t.strategy.largest)
-    is_all = len(samples) == sum(len(batch.indices) for batch in share) > 0
-    return ["all its samples"] if is_all else [f"sample {index} ({data.name(index)})" for index in samples]
+    found = nonfinite_samples(t.strategy.module, map(samples.__getitem__, share), loss_of,
+                              lambda index: samples.collated(at.epoch, [index]), t.strategy.largest)
+    is_all = len(found) == sum(len(wanted.indices) for wanted in share if not wanted.is_stand_in) > 0
+    return ["all its samples"] if is_all else [f"sample {index} ({samples.name(index)})" for index in found]
 
 
-def record_samples(t: Training, micro_batches: list[Batch], epoch: int) -> None:
-    """--ledger: the samples that the last step was computed from, as they came. Collective."""
-    told = t.world.gather([[batch.number, batch.indices] for batch in micro_batches])
-    t.log.consumed(t.state.progress.step, epoch, [indices for _, indices in sorted(row for rank in told for row in rank)])
+def record_samples(t: Training, epoch: int, consumed: list[tuple[int, tuple[int, ...]]]) -> None:
+    """--ledger: the samples that the last step was computed from. consumed: (number, indices) of this rank's micro-batches. Collective."""
+    rows = [row for rank in t.world.gather(consumed) for row in rank]  # Collective.
+    t.log.consumed(t.state.progress.step, epoch, [indices for _, indices in sorted(rows)])
 
 
 def record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:

@@ -18,6 +18,8 @@ import torch.distributed as dist
 
 import train
 from data import demo
+from data.loader import build_loader
+from models.feed import Feed
 from models.tasks import load_task
 from utils.command_line import parse_command_line
 from utils.distributed import Agreed, World
@@ -48,7 +50,7 @@ class NoWatchdog:
 class NoAgreement:
     """Nothing is said and nothing is heard."""
 
-    stop = error = False
+    stop = error = bad_sample = False
 
     def exchange(self, *ignored: Any) -> Agreed:
         """Nothing."""
@@ -72,12 +74,12 @@ def main() -> None:
     watchdog = Watchdog()
     with tempfile.TemporaryDirectory() as folder, World.from_env("cpu", watchdog=watchdog) as world:
         [folder] = world.gather(folder)[:1]
-        config, given = parse_command_line(
+        config = parse_command_line(
             ["--run-dir", f"{folder}/run", "--epochs", "1000", "--eval-every", "100000", "--log-every", "100000", "--workers", "0",
              "--save-every", "6", "--threads", "1"], demo.SETTINGS)
         with open_run(config, world, lambda text: None) as run:
             precision = settle_arithmetic(config.device, run, world)
-            safe = train.prepare(config, given, load_task(config.run.task)(config, run, world), precision, run, watchdog, world)
+            safe = train.prepare(config, load_task(config.run.task)(config, run, world), precision, run, watchdog, world)
             unguarded = Unguarded(precision.name, world.device)
             bare = replace(safe, watchdog=NoWatchdog(), agreement=NoAgreement(), precision=unguarded,
                            config=replace(config, record=replace(config.record, save_every="100000")))
@@ -95,8 +97,11 @@ def compare(safe: train.Training, bare: train.Training, watchdog: Watchdog, worl
     for i in range(ROUNDS + 1):
         for name, found in times.items():
             t = bare if name == "without" else safe
-            safe.strategy.clip_grad_norm_ = norm if t is safe else lambda limit: torch.zeros(())
-            watchdog._store = store if t is safe else None  # no signs of life either
+            loader = build_loader(safe.task.train_set, safe.task.collate, safe.feed.sampler, 0, world)
+            t = replace(t, feed=Feed(t.task, loader, t.state.progress, 1, t.throughput, t.watchdog, t.config.faults, is_compiled=False))
+            is_safe = name != "without"
+            safe.strategy.clip_grad_norm_ = norm if is_safe else lambda limit: torch.zeros(())
+            watchdog._store = store if is_safe else None  # no signs of life either
             safe.checkpoints.is_due = save_is_due if "checkpoint" in name else lambda step: False
             dist.barrier()
             began = time.perf_counter()

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from utils.checkpoint_folder import FORMAT, CheckpointFolder, manifest_digest
+from utils.checkpoint_folder import FORMAT, CheckpointFolder, manifest_digest, name_of
 from utils.config import RecordOptions, duration_or_steps
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -91,10 +91,11 @@ class Checkpoints:
         """The same for a duration, by rank 0's clock: ranks must agree before they act."""
         return self._every_s is not None and self._world.is_main and time.monotonic() - self._saved_at > self._every_s
 
-    def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None]) -> None:
+    def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None], is_evaluated: bool = True) -> None:
         """Start to save, unless nothing happened since the last save. Collective.
 
-        beside: rank 0 runs it with the weights, before the checkpoint that tells of it is there.
+        beside: rank 0 runs it with the weights, before the checkpoint that tells of it is there. is_evaluated: False where an
+        evaluation comes next, after which the same step is saved again.
         """
         if state.progress == self._saved:
             return
@@ -103,7 +104,8 @@ class Checkpoints:
         weights, values = state.strategy.model_state(), state.state_dict()
         if self._world.is_main:
             trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best, "processes": self._world.world_size}
-            self._pending = self._writer.submit(self._write, _copied(weights), _copied(values), trainer, beside)
+            name = name_of(state.progress.step, self._start, is_evaluated)
+            self._pending = self._writer.submit(self._write, name, _copied(weights), _copied(values), trainer, beside)
         self._saved, self._saved_at = state.progress, time.monotonic()
         self.count += 1
         self.stall_s += time.monotonic() - began
@@ -155,14 +157,15 @@ class Checkpoints:
         self._on_every_rank(lambda: _load_weights(folder, strategy))
         return Progress(**self._world.once(lambda: json.loads((folder / "trainer.json").read_text())["progress"]))
 
-    def _write(self, weights: dict[str, Tensor], values: dict, trainer: dict, beside: Callable[[dict[str, Tensor]], None]) -> None:
+    def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
+               beside: Callable[[dict[str, Tensor]], None]) -> None:
         weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors knows no strides
         try:
             beside(weights)
         except (OSError, RuntimeError, SafetensorError) as error:
             raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room and run the same command to continue",
                             Exit.IO) from error
-        self._folder.write(trainer["progress"]["step"], self._start, {
+        self._folder.write(name, {
             "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
             "state.pt": lambda path: torch.save(values, path),
             "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),

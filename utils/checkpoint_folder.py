@@ -3,7 +3,8 @@
     RUN/checkpoints/step-0000000120-g1/  model.safetensors  state.pt  trainer.json  MANIFEST.json
 
 MANIFEST.json is written last and holds a sha256 of every chunk of every file (torch.load and safetensors accept flipped bits
-silently), and the folder is renamed into place last: nothing unfinished is ever named step-*. g counts the starts of the run.
+silently), and the folder is renamed into place last: nothing unfinished is ever named step-*. g counts the starts of the run. What is saved
+before an evaluation is named ...-unevaluated, for it is there until the one after it is.
 """
 
 import errno
@@ -25,6 +26,8 @@ from utils.files import sync
 FORMAT = 1
 CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s a core, and chunks run in parallel
 _DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # what a checkpoint that is not whole gives when it is read
+_UNEVALUATED = "-unevaluated"
+_NAME = re.compile(rf"step-\d+-g\d+({_UNEVALUATED})?")
 LEAST_KEPT = 2  # valid ones, whatever --keep says: one may be damaged tomorrow
 
 
@@ -36,16 +39,15 @@ class CheckpointFolder:
         self._valid: set[str] = set()  # names of those that this process has checked, or written and read back
 
     def names(self) -> list[str]:
-        """Names of finished checkpoints, the newest (step, then start) first."""
-        found = [path.name for path in self.path.glob("step-*") if re.fullmatch(r"step-\d+-g\d+", path.name)] if self.path.is_dir() else []
-        return sorted(found, key=lambda name: [int(part) for part in re.findall(r"\d+", name)], reverse=True)
+        """Names of finished checkpoints, the newest (step, then start, then the evaluated one) first."""
+        found = [path.name for path in self.path.glob("step-*") if _NAME.fullmatch(path.name)] if self.path.is_dir() else []
+        return sorted(found, key=lambda name: (*map(int, re.findall(r"\d+", name)), not name.endswith(_UNEVALUATED)), reverse=True)
 
-    def write(self, step: int, start: int, files: Mapping[str, Callable[[Path], Any]], best_step: int | None) -> None:
-        """Write a checkpoint, then remove those that are no longer kept. files: {name: writes it}.
+    def write(self, name: str, files: Mapping[str, Callable[[Path], Any]], best_step: int | None) -> None:
+        """Write a checkpoint, then remove those that are no longer kept. name: of name_of. files: {name: writes it}.
 
         Raises UserError (74) if it cannot be written; the others are as they were.
         """
-        name = f"step-{step:010d}-g{start}"
         partial = self.path / f".tmp-{name}"
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -118,7 +120,9 @@ class CheckpointFolder:
 
     def _remove_old(self, best_step: int | None) -> None:
         names = self.names()
-        spared = [*names[: self._keep], *[name for name in names if step_of(name) == best_step][:1]]
+        by_step = {step_of(name): name for name in reversed(names)}  # of each step the newest
+        newest = sorted(by_step, reverse=True)[:self._keep]
+        spared = [by_step[step] for step in dict.fromkeys([*newest, best_step]) if step in by_step]
         doomed = [name for name in names if name not in spared]
         # Each is read back once, before the first that it makes superfluous is removed.
         while doomed and len(self._checked(spared)) < LEAST_KEPT:
@@ -169,6 +173,11 @@ def manifest_digest(folder: Path) -> str | None:
         return json.loads((folder / "MANIFEST.json").read_bytes())["sha256"]
     except (OSError, ValueError, KeyError):
         return None
+
+
+def name_of(step: int, start: int, is_evaluated: bool) -> str:
+    """What the checkpoint after `step`, made by that start of the run, is called."""
+    return f"step-{step:010d}-g{start}{'' if is_evaluated else _UNEVALUATED}"
 
 
 def step_of(name: str) -> int:

@@ -1,6 +1,6 @@
 """The command line: words and a YAML file become one config.
 
-    config, given = parse_command_line(argv, demo_settings)     # 0.15 s; nothing here imports torch
+    config = parse_command_line(argv, demo_settings)     # 0.15 s; nothing here imports torch
 
 Precedence: task defaults < settings of the built-in data < --config FILE < command line.
 """
@@ -28,8 +28,8 @@ from utils.watchdog import SIGNALS
 LAUNCHER = Path(__file__).parents[1] / "launch.sh"
 
 
-def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> tuple[Config, frozenset[str]]:
-    """The config, and the names of the settings that were given on the command line or in --config.
+def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> Config:
+    """The settings of this start.
 
     demo_settings: {task: {name: value}}, defaults of the built-in data. Exits (64) on what the user got wrong, 0 after --help;
     under torchrun rank 0 alone prints. `--nproc-per-node N` replaces this process by launch.sh.
@@ -44,7 +44,7 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
         raise SystemExit(int(error.code)) from None
 
 
-def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Config, frozenset[str]]:
+def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> Config:
     # torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same.
     argv = [word for before, word in zip(["", *argv], argv, strict=False)
             if not re.match(r"--local[-_]rank(=|$)", word) and not re.fullmatch(r"--local[-_]rank", before)]
@@ -75,12 +75,10 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> tuple[Confi
     except SystemExit as stop:  # tyro has said why
         record_exit(Exit.USAGE if stop.code else Exit.DONE)
         raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None
-    typed = {word[2:].split("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
-    typed |= {name[3:] for name in typed if name.startswith("no_")}
     _check(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
         _become_launcher(config.run.nproc_per_node, argv)
-    return config, frozenset(names) & (frozenset(typed) | frozenset(file_settings))
+    return config
 
 
 _USAGE = "Train a model, on one process or many. The same command continues the same run; `--task T --help` lists the settings of task T."
@@ -89,15 +87,19 @@ _USAGE = "Train a model, on one process or many. The same command continues the 
 def _check(config: Config) -> None:
     """Rules on single settings. Raises UserError."""
     at_least = {
-        "epochs": 1, "max_steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "threads": 1, "workers": 0, "log_every": 1,
-        "eval_every": 1, "keep": 1, "image_size": 1, "max_length": 8, "vocab_size": 64, "warmup_steps": 0, "lr": 0, "min_lr": 0,
-        "weight_decay": 0, "max_grad_norm": 0, "nproc_per_node": 1, "momentum": 0, "label_smoothing": 0, "seed": 0,
-        "start_timeout": 1, "step_timeout": 1, "section_timeout": 1, "max_nonfinite": 0}
+        "epochs": 1, "max_steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "eval_batch_size": 1, "threads": 1,
+        "workers": 0, "log_every": 1, "eval_every": 1, "keep": 1, "image_size": 1, "max_length": 8, "vocab_size": 64,
+        "warmup_steps": 0, "lr": 0, "min_lr": 0, "weight_decay": 0, "max_grad_norm": 0, "nproc_per_node": 1, "momentum": 0,
+        "label_smoothing": 0, "seed": 0, "start_timeout": 1, "step_timeout": 1, "section_timeout": 1, "max_nonfinite": 0}
     values = settings(config)
     for name, least in at_least.items():
         value = values.get(name)
         if isinstance(value, int | float) and not least <= value < math.inf:
             raise UserError(f"{flag(name)} {value}: must be a number, at least {least}")
+    for name in ("start_timeout", "step_timeout", "section_timeout", "seed"):
+        most = 2**63 - 1 if name == "seed" else 10**7
+        if values[name] > most:
+            raise UserError(f"{flag(name)} {values[name]}: must be at most {most}")
     for name in ("val_fraction", "label_smoothing", "momentum", "mask_probability"):
         if not 0 <= values.get(name, 0) < 1:
             raise UserError(f"{flag(name)} {values[name]}: must be at least 0 and below 1")

@@ -121,6 +121,7 @@ class BatchOptions:
 
     global_batch_size: int = option(64, "samples per optimizer step, over all processes")
     micro_batch_size: int | Auto = option("auto", "samples per forward and backward; ranks share the micro-batches out", TOLERATED)
+    eval_batch_size: int | Auto = option("auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64", TOLERATED)
 
 
 @options
@@ -148,7 +149,8 @@ class DeviceOptions:
     strategy: Literal["ddp", "exact"] = option("ddp", "exact: the same bits on any number of processes", TOLERATED)
     compile: bool = option(False, "torch.compile the model", TOLERATED)
     deterministic: bool = option(False, "CUDA: deterministic algorithms, no autotuning; on CPU always so", TOLERATED)
-    threads: int | Auto = option("auto", "arithmetic threads per process; auto = cores / processes at the first start", TOLERATED)
+    threads: int | Auto = option(
+        "auto", "arithmetic threads per process; auto = cores / processes at the first start, on the CPU under exact 1", TOLERATED)
 
 
 @options
@@ -167,7 +169,7 @@ class FaultOptions:
     """Faults: seconds after which a process that does not get on leaves with 76, and what is tolerated"""
 
     start_timeout: float = option(300, "for the processes to meet, and for the first step", OPERATIONAL)
-    step_timeout: float = option(100, "for a micro-batch with what follows it, and for the data of a step", OPERATIONAL)
+    step_timeout: float = option(100, "for a micro-batch with what follows it, and for its data", OPERATIONAL)
     section_timeout: float = option(300, "for a batch of an evaluation, for a checkpoint, for what rank 0 does alone", OPERATIONAL)
     max_nonfinite: int = option(0, "optimizer steps whose gradient may be not finite; they change nothing (one more: 80)", OPERATIONAL)
 

@@ -193,6 +193,7 @@ class Agreed:
     stop: bool = False
     save: bool = False
     error: bool = False  # of a save under way
+    bad_sample: bool = False  # met, and the policy is to stop
 
 
 class Agreement:
@@ -200,14 +201,14 @@ class Agreement:
 
     def __init__(self, world: World):
         self._group = world.control
-        self._flags = torch.zeros(3, dtype=torch.int32)
+        self._flags = torch.zeros(4, dtype=torch.int32)
         self._pending: Any = None
-        self.stop = self.error = False  # some rank wanted to stop, or came to an error, and all ranks know
+        self.stop = self.error = self.bad_sample = False  # some rank raised that flag, and all ranks know
 
-    def exchange(self, stop: bool, save: bool = False, error: bool = False) -> Agreed:
+    def exchange(self, stop: bool, save: bool = False, error: bool = False, bad_sample: bool = False) -> Agreed:
         """Say something to all ranks; returns what was said one exchange ago. Collective."""
         agreed = self.wait()
-        self._flags = torch.tensor([stop, save, error], dtype=torch.int32)
+        self._flags = torch.tensor([stop, save, error, bad_sample], dtype=torch.int32)
         self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 
@@ -219,4 +220,5 @@ class Agreement:
         self._pending = None
         agreed = Agreed(*map(bool, self._flags.tolist()))
         self.stop, self.error = self.stop or agreed.stop, self.error or agreed.error
+        self.bad_sample = self.bad_sample or agreed.bad_sample
         return agreed

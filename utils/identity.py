@@ -52,7 +52,8 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         old, new = defaults | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
     except (yaml.YAMLError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
-    apart = ("data", "device", "threads", "precision", "micro_batch_size")  # by content (require_same); by what auto became (settle)
+    # Compared by content (require_same), and by what auto became (settle).
+    apart = ("data", "device", "threads", "precision", "micro_batch_size", "eval_batch_size")
     differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
                      if old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
               for kind in (DEFINING, TOLERATED)}

@@ -28,7 +28,6 @@ TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory", "time")  # the
 _TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch", "samples": "progress/samples",
          **{name: f"perf/{name}" for name in TIMING}}
 _LABELLED_CLASSES = 20  # above this a confusion matrix is drawn without names and counts
-_LARGEST_SIDE = 1000  # above this many classes a pixel stands for several
 _SHADES = torch.tensor([(247, 250, 254), (198, 219, 239), (107, 174, 214), (33, 113, 181), (8, 48, 107)]).float()  # light to dark blue
 _INK, _PALE = (32, 36, 44), (176, 184, 194)
 
@@ -200,8 +199,6 @@ def _confusion_picture(confusion: Tensor, class_names: Sequence[str], title: str
     from PIL import Image, ImageDraw, ImageFont
     counts = confusion.cpu()  # [C, C]
     shares = (counts / counts.sum(dim=1, keepdim=True).clamp(min=1)).float()
-    if len(shares) > _LARGEST_SIDE:
-        shares = torch.nn.functional.adaptive_max_pool2d(shares[None], _LARGEST_SIDE)[0]
     font, gap, line = ImageFont.load_default(14), 8, 18
     labelled = len(counts) <= _LABELLED_CLASSES
     names = [_shortened(name) for name in class_names] if labelled else []

@@ -5,6 +5,7 @@ table that has one owner per row, is all-reduced once (every other rank holds ze
 Legend: B samples, C classes, S sums of a metric.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from utils.distributed import World
+from utils.errors import Exit, UserError
+
+MOST_CONFUSED = 1000  # classes: above it a confusion matrix is too large to keep and to read
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,13 @@ class Totals:
 
     def __init__(self, metrics: Sequence[Metric], num_batches: int):
         self._metrics, self._num_batches = metrics, num_batches
+        self._num_samples: Tensor | None = None
         self._sums: list[Tensor | None] = [None] * len(metrics)
 
     def add(self, number: int, output: Any, batch: Any) -> None:
         """Count batch `number`, each on one rank only; a surplus one (number >= num_batches) has weight 0 and adds nothing."""
+        num_samples = (batch.weight > 0).sum()
+        self._num_samples = num_samples if self._num_samples is None else self._num_samples + num_samples
         for i, metric in enumerate(self._metrics):
             sums = metric.sums(output, batch)
             if self._sums[i] is None:
@@ -44,11 +51,19 @@ class Totals:
                 self._sums[i][number] = sums
 
     def values(self, world: World) -> dict[str, Any]:
-        """The metrics over all batches of all ranks; every rank must have added at least one batch. Collective."""
+        """The metrics over all batches of all ranks; every rank must have added at least one batch. Collective.
+
+        Raises UserError: 65 where no sample counts, 80 where a metric is NaN all the same.
+        """
+        if not world.all_reduce_sum(self._num_samples):
+            raise UserError("no sample of the evaluation set could be read; repair them, and the same command continues", Exit.BAD_DATA)
         values: dict[str, Any] = {}
         for metric, sums in zip(self._metrics, self._sums, strict=True):
             world.all_reduce_sum(sums)
             values |= metric.values((sums if metric.is_count else _added_in_order(sums)).cpu())
+        if wrong := [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]:
+            raise UserError(f"{', '.join(wrong)} of the evaluation is NaN: the model diverged; continue with --precision fp32, or start"
+                            " over (--fresh) with a smaller --lr or --max-grad-norm 1", Exit.DIVERGED)
         return values
 
 
@@ -60,14 +75,24 @@ def _added_in_order(table: Tensor) -> Tensor:
 
 
 def classification_metrics(num_classes: int) -> tuple[Metric, ...]:
-    """loss; top1 and, above five classes, top5 (fractions of the samples); macro_f1; confusion ([C, C] int64, a row per true class)."""
+    """loss; top1 and, above five classes, top5 (fractions of the samples); macro_f1; up to MOST_CONFUSED classes also
+    confusion ([C, C] int64, a row per true class)."""
 
     def loss_sums(output: Any, batch: Any) -> Tensor:
         return torch.stack([output.loss_sum.double(), batch.weight.double().sum()])
 
+    def class_sums(output: Any, batch: Any) -> Tensor:
+        predicted, counts = output.logits.argmax(dim=1), (batch.weight > 0).long()  # [B]
+        sums = torch.zeros(3, num_classes, dtype=torch.int64, device=counts.device)  # of each class: right, true, predicted
+        for row, (classes, values) in enumerate([(predicted, counts * (predicted == batch.labels)), (batch.labels, counts),
+                                                 (predicted, counts)]):
+            sums[row].index_add_(0, classes, values)
+        return sums
+
     def confusion_sums(output: Any, batch: Any) -> Tensor:
         cells = batch.labels * num_classes + output.logits.argmax(dim=1)  # [B]
-        return torch.bincount(cells[batch.weight > 0], minlength=num_classes * num_classes)
+        sums = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=cells.device)
+        return sums.index_add_(0, cells, (batch.weight > 0).long())
 
     def top5_sums(output: Any, batch: Any) -> Tensor:
         hit = (output.logits.topk(5, dim=1).indices == batch.labels[:, None]).any(dim=1)
@@ -76,18 +101,20 @@ def classification_metrics(num_classes: int) -> tuple[Metric, ...]:
 
     metrics = [
         Metric(loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False),
-        Metric(confusion_sums, lambda sums: _confusion_values(sums.view(num_classes, num_classes)), is_count=True),
+        Metric(class_sums, _class_values, is_count=True),
     ]
     if num_classes > 5:
         metrics.append(Metric(top5_sums, lambda sums: {"top5": _ratio(sums[0], sums[1])}, is_count=True))
+    if num_classes <= MOST_CONFUSED:
+        metrics.append(Metric(confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
     return tuple(metrics)
 
 
-def _confusion_values(confusion: Tensor) -> dict[str, Any]:
-    right, true, predicted = confusion.diag().double(), confusion.sum(1).double(), confusion.sum(0).double()
+def _class_values(sums: Tensor) -> dict[str, float]:
+    right, true, predicted = sums.double()
     seen = (true + predicted) > 0  # a class that neither occurs nor is predicted has no F1
     f1 = 2 * right[seen] / (true + predicted)[seen]
-    return {"top1": _ratio(right.sum(), true.sum()), "macro_f1": _ratio(f1.sum(), seen.sum()), "confusion": confusion}
+    return {"top1": _ratio(right.sum(), true.sum()), "macro_f1": _ratio(f1.sum(), seen.sum())}
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from utils.config import DeviceOptions
 from utils.distributed import World
+from utils.parallel import load_strategy
 from utils.run import Run
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,7 +26,12 @@ def hardware_precision(device: torch.device) -> str:
 def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precision":
     """Fix what decides about rounding, as this run keeps it: device type, threads, precision, deterministic algorithms."""
     run.settle("device", config.device, lambda: world.device.type)
-    torch.set_num_threads(run.settle("threads", config.threads, lambda: run.cores_per_process))
+    is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant  # sums depend on the number of threads
+    threads = run.settle("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
+    torch.set_num_threads(threads)
+    if is_single and config.threads == "auto" and threads < run.cores_per_process:
+        run.note(f"--strategy {config.strategy} computes with one thread per process, the same on any number of processes;"
+                 f" {run.cores_per_process * world.local_world_size} processes per node would use all its cores")
     if world.device.type == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif config.deterministic:
@@ -44,6 +50,7 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
         self._last: tuple[Any, _Answer] | None = None  # a position, whether its step's gradient was finite: not yet looked at
+        self._scale_before: tuple[Tensor, Tensor] | None = None  # fp16: the loss scale and its growth, before the last step
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward."""
@@ -66,6 +73,7 @@ class Precision:
         """
         is_finite = torch.isfinite(grad_norm)
         if self.scaler.is_enabled():
+            self._scale_before = self.scaler._scale.clone(), self.scaler._growth_tracker.clone()  # state_dict() would wait
             self.scaler.step(optimizer)
             self.scaler.update()
         else:
@@ -74,6 +82,19 @@ class Precision:
             optimizer.step()
         self._last = (position, _Answer(is_finite))
         return is_finite
+
+    def void_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step that changes nothing, for memory: the optimizer allocates what it keeps for the parameters that have gradients."""
+        optimizer.grad_scale, optimizer.found_inf = None, torch.ones((), device=self._device)
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
+
+    def undo(self) -> Any:
+        """The position of the last step, whose gradient was not finite: with it, the loss scale too is as it was before."""
+        (position, _), self._last = self._last, None
+        if self.scaler.is_enabled():
+            self.scaler._scale, self.scaler._growth_tracker = self._scale_before
+        return position
 
     def take_nonfinite(self) -> Any | None:
         """The position of the last step if its gradient was not finite, once; before the next step and before any save.

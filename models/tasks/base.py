@@ -23,7 +23,7 @@ class Batch:
 
     inputs: dict[str, Tensor]  # what `forward` needs, [B, ...] or [P]
     labels: Tensor  # int64, [B] or, of predicted tokens, [P]
-    weight: Tensor  # [B] float32, 0 or 1
+    weight: Tensor  # [B] float32, 0 or 1; NaN where the step must be void (BadSamples)
     number: int = 0  # of the micro-batch in its global batch, or of the batch in its evaluation
     indices: tuple[int, ...] = ()  # of its samples in their set; none of a stand-in
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
@@ -76,7 +76,6 @@ class Task(Protocol):
 
     train_set: Any  # map-style; items are asked for as (epoch, index), for workers persist and see no changed attribute ...
     eval_set: Any  # map-style, likewise with epoch 0. Both have name(index), a path for one, for messages
-    eval_batch: int  # samples per evaluation batch; a constant, so that digits do not depend on the number of processes
     metrics: tuple[Metric, ...]
     best: str  # the metric that decides which model is best ...
     best_is_high: bool  # ... and whether more of it is better
@@ -93,7 +92,7 @@ class Task(Protocol):
         """Weight of a global batch (indices [n] into train_set): its samples or predicted tokens. Arithmetic, no communication."""
 
     def example(self, size: int) -> Batch:
-        """A synthetic batch of `size` samples of the largest shape that training meets."""
+        """A synthetic batch of `size` samples of the largest shape that training or evaluation meets."""
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The model on the CPU, drawn from torch's default generator. initial_weights: False where a checkpoint will replace them."""

@@ -26,7 +26,6 @@ from utils.run import Run
 class ImageClassification:
     """See models/tasks/base.py. Building it scans the data once per node. Collective."""
 
-    eval_batch = 64
     best, best_is_high = "top1", True
     unit, lengths = "img", None
 

@@ -22,7 +22,6 @@ from utils.run import Run
 class TextTask:
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
-    eval_batch = 64
     unit = "txt"
 
     def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World, label_column: str | None, cuts: bool):
@@ -66,8 +65,10 @@ class TextTask:
         save_model_folder(weights, self._encoder_config, described, self._tokenizer, folder)
 
     def example(self, size: int) -> Batch:
-        """The longest sample of train, `size` times."""
-        return self.collate([self.train_set[0, int(self._train.lengths.argmax())]] * size)
+        """The longest sample of train or of what is evaluated, `size` times."""
+        longest = [(table.lengths.max(), samples[0, int(table.lengths.argmax())])
+                   for table, samples in ((self._train, self.train_set), (self._eval, self.eval_set))]
+        return self.collate([max(longest, key=lambda each: each[0])[1]] * size)
 
 
 def _by_length(table: TokenTable) -> TokenTable:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +78,7 @@ class _Images:
 def _text_task(task: str, world: World, folder: Path) -> Any:
     """The real one, with dropout, on the texts in FOLDER; 57 of them: batches of 26, 16, 15."""
     config = parse_command_line(["--task", task, "--data", str(folder / "texts"), "--model", "bert-tiny", "--vocab-size", "200",
-                                 "--max-length", "32"], {})[0]
+                                 "--max-length", "32"], {})
     run = Run(folder, {}, writes=world.is_main, note=print, facts={"start": 1, "cores_per_process": 1})
     return load_task(task)(config, run, world)
 
@@ -158,7 +159,7 @@ def a_checkpoint_that_another_host_does_not_see(world: World, folder: Path) -> A
     for value in (None, 0.2, 0.1):
         for path, best, writer in ((shared, 0.1, 0), (own, value, world.world_size - 1)):
             if world.rank == writer and best:
-                CheckpointFolder(path, 3, print).write(1, 1, {"trainer.json": partial(_write_text, text=str(best))}, None)
+                CheckpointFolder(path, 3, print).write("step-0000000001-g1", {"trainer.json": partial(_write_text, text=str(best))}, None)
         world.gather(None)  # it is there
         path = own if world.rank == world.world_size - 1 else shared
         found.append(_error_of(lambda path=path: _checkpoints(path, world)._chosen(lambda: "step-0000000001-g1").name))
@@ -200,7 +201,7 @@ def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
 
 def _looking(kind: str, world: World) -> dict[str, Any]:
     def norm() -> float:
-        for batch in strategy.share(_shares(world), ONE):
+        for batch in strategy.share(shares := _shares(world), len(shares), ONE):
             strategy.model(batch.inputs["x"]).square().sum().backward()
         value = float(strategy.clip_grad_norm_(0.0))
         strategy.module.zero_grad(set_to_none=True)
@@ -252,11 +253,11 @@ def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -
     """Summed gradients and buffers of one optimizer step at position `start`, as train_one_epoch computes them."""
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, seed=0, lengths=task.lengths)
     sampler.set_position(0, start)
-    micro_batches = next(iter(build_loader(task.train_set, task.collate, sampler, 0, world)))
+    items = iter(build_loader(task.train_set, task.collate, sampler, 0, world))
     strategy.module.train()
-    for batch in strategy.share(micro_batches, ONE):
+    for batch in strategy.share(islice(items, len(sampler.share)), len(sampler.share), ONE):
         seed_micro_batch(0, start, batch.number)
-        (task.forward(strategy.model, batch).loss_sum / task.weight(sampler.indices(start))).backward()
+        (task.forward(strategy.model, batch).loss_sum / task.weight(sampler.indices(0, start))).backward()
     strategy.settle_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()
     result = {f"gradient of {name}": weight.grad.contiguous().clone() for name, weight in strategy.module.named_parameters()}
@@ -278,7 +279,7 @@ def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
     torch.manual_seed(0)
     strategy = load_strategy(kind)(nn.Linear(5, 3), world, M)
     strategy.setup()
-    for batch in strategy.share(_shares(world), ONE):
+    for batch in strategy.share(shares := _shares(world), len(shares), ONE):
         (strategy.model(batch.inputs["x"]).sum() * factors.get(batch.number, 1.0) / M).backward()
     return bool(torch.isfinite(strategy.clip_grad_norm_(0.0)))
 
@@ -288,14 +289,22 @@ def an_unused_weight(world: World, folder: Path) -> Any:
     return {kind: _with_an_unused_weight(kind, world) for kind in STRATEGIES}
 
 
-def _with_an_unused_weight(kind: str, world: World) -> dict[str, Any]:
+def a_layer_that_is_skipped_at_random(world: World, folder: Path) -> Any:
+    """{strategy: what warm_up makes of a layer that the first micro-batch skips}: the error, or what was frozen."""
+    return {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in STRATEGIES}
+
+
+def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict[str, Any]:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.used, self.left_over = nn.Linear(5, 3), nn.Linear(5, 3)
+            self.calls = 0
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.used(x)
+            self.calls += 1
+            is_used = skips and (not self.training or self.calls > 1)  # as a layer drop: never skipped in evaluation
+            return self.used(x) + (self.left_over(x) if is_used else 0)
 
     class Task:
         def example(self, size: int) -> Batch:
@@ -307,15 +316,16 @@ def _with_an_unused_weight(kind: str, world: World) -> dict[str, Any]:
 
     torch.manual_seed(0)
     task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world, M)
-    optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1, fused=True)
     strategy.setup()
     train.warm_up(SimpleNamespace(
         strategy=strategy, task=task, plan=BatchPlan(67, 26, M), precision=Precision("fp32", world.device),
-        log=SimpleNamespace(note=notes.append),
-        config=SimpleNamespace(run=SimpleNamespace(seed=0)), state=SimpleNamespace(optimizer=optimizer), world=world))
+        log=SimpleNamespace(note=notes.append), eval_loader=SimpleNamespace(sampler=SimpleNamespace(batch_size=2)),
+        config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine")),
+        state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []
     for _ in range(2):
-        for batch in strategy.share(_shares(world), ONE):
+        for batch in strategy.share(shares := _shares(world), len(shares), ONE):
             task.forward(strategy.model, batch).loss_sum.backward()
         norms.append(float(strategy.clip_grad_norm_(0.0)))
         optimizer.zero_grad(set_to_none=True)
@@ -362,7 +372,7 @@ CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
     what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_another_host_does_not_see, a_save_that_fails, looking_for_what_is_not_finite,
-    gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
+    gradients, planted_values_make_the_norm_non_finite, an_unused_weight, a_layer_that_is_skipped_at_random)
 
 
 def work() -> int:

@@ -140,12 +140,23 @@ def test_a_planted_nan_inf_or_overflow_makes_the_norm_non_finite_on_every_rank(t
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_an_unused_weight_is_named_and_frozen_on_every_rank_and_the_next_steps_work(told, processes):
-    note = "2 weights get no gradient and are frozen: left_over.weight, left_over.bias"
+    note = "2 parameters get no gradient and are frozen: left_over.weight, left_over.bias"
     found = by_rank(told, processes, "an_unused_weight")
     for strategy in ("ddp", "exact"):
         assert [rank[strategy]["frozen"] for rank in found] == [["left_over.weight", "left_over.bias"]] * processes
         assert [rank[strategy]["notes"] for rank in found] == [[note]] * processes
         assert {norm for rank in found for norm in rank[strategy]["norms"]} == {found[0]["ddp"]["norms"][0]} != {0.0}
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_layer_that_is_skipped_at_random_is_not_frozen(told, processes):
+    for rank in by_rank(told, processes, "a_layer_that_is_skipped_at_random"):
+        assert (rank["exact"][0], rank["exact"][1]["frozen"]) == ("no error", [])
+        if processes == 1:
+            assert (rank["ddp"][0], rank["ddp"][1]["frozen"]) == ("no error", [])
+        else:  # DDP would fail in the next step, in words of its own
+            assert rank["ddp"][::2] == ["UserError", Exit.USAGE]
+            assert "--strategy exact" in rank["ddp"][1]
 
 
 def test_torchrun_restarts_after_a_crash_until_all_ranks_meet(run_dir, run_torchrun):

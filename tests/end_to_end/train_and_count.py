@@ -25,9 +25,9 @@ def work() -> int:
     """A whole run."""
     import os
 
-    config, given = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    config = parse_command_line(sys.argv[1:], demo.SETTINGS)
     ImageFolder.__getitem__ = noted
-    code = main(config, given, Watchdog())
+    code = main(config, Watchdog())
     path = run_path(config)
     path.with_name(f"{path.name}-rank-{os.environ['RANK']}.json").write_text(json.dumps(read))
     return code

@@ -26,4 +26,4 @@ def spoiled(self, item):
 if __name__ == "__main__":
     watchdog = Watchdog()
     ImageFolder.__getitem__ = spoiled
-    exit_after(partial(main, *parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))

@@ -1,6 +1,6 @@
 """What a strategy is: how the ranks that compute one step share it. It knows no task."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,6 +14,7 @@ class Strategy:
     """The contract, and what all strategies share. `module` is the plain model, `model` the one that a step calls."""
 
     largest = torch.finfo(torch.float32).max  # of a micro-batch's gradient; beyond it the sum counts as non-finite
+    is_invariant = False  # whether sums are the same bits on any number of ranks, also where some compute no micro-batch
 
     def __init__(self, module: nn.Module, world: World, num_micro_batches: int):
         self.module, self.world, self.num_micro_batches = module, world, num_micro_batches
@@ -31,14 +32,15 @@ class Strategy:
     def finish(self) -> None:
         """After a rank's last backward: every weight.grad is the sum over all micro-batches of all ranks. Collective."""
 
-    def share(self, micro_batches: Sequence[Any], scale: Tensor) -> Iterator[Any]:
+    def share(self, micro_batches: Iterable[Any], count: int, scale: Tensor) -> Iterator[Any]:
         """This rank's micro-batches of one step, each computed in the context and from the buffers that it needs. Collective.
 
-        scale: scalar, the power of two that the losses are multiplied by. After the loop gradients are summed over ranks.
+        count: how many there are. scale: scalar, the power of two that the losses are multiplied by. After the loop gradients
+        are summed over ranks.
         """
         self._buffers.begin()
-        for i, batch in enumerate(micro_batches):
-            with self.summing(i == len(micro_batches) - 1, scale):
+        for i, batch in enumerate(micro_batches, 1):
+            with self.summing(i == count, scale):
                 yield batch
             if batch.number == 0:
                 self._buffers.keep()

@@ -25,6 +25,8 @@ CHUNK = 2**17  # values handled at once on the CPU, so that the steps of the ari
 class Exact(Strategy):
     """Order-free sums of gradients; `model` is the plain module."""
 
+    is_invariant = True
+
     def __init__(self, module: nn.Module, world: World, num_micro_batches: int):
         super().__init__(module, world, num_micro_batches)
         self._buckets: list[_Bucket] = []

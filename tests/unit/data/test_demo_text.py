@@ -145,7 +145,7 @@ def test_two_processes_write_the_same_bytes(task, cache, tmp_path):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_settings_are_settings_of_the_task(task):
-    config, _ = parse_command_line(["--task", task], SETTINGS)
+    config = parse_command_line(["--task", task], SETTINGS)
     assert {name: settings(config)[name] for name in SETTINGS[task]} == SETTINGS[task]
 
 

@@ -20,7 +20,7 @@ from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, cut
 from models.tasks.base import Batch
 from utils.distributed import World
-from utils.errors import Exit, RankError
+from utils.errors import Exit, UserError
 
 ROOT = Path(__file__).parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -59,11 +59,11 @@ def items_of(samples, plan, epochs=(0,), workers=0, rank=0, world_size=1, collat
     """[steps] [share] Batch over the epochs, from one loader."""
     sampler = ElasticDistributedSampler(plan, rank, world_size, seed=0)
     loader = build_loader(samples, collate, sampler, workers, world_of(world_size))
-    items = []
+    items, share = [], len(sampler.share)
     for epoch in epochs:
         sampler.set_position(epoch)
         items += list(loader)
-    return items
+    return [items[i:i + share] for i in range(0, len(items), share)]
 
 
 def as_values(items):
@@ -92,7 +92,7 @@ def test_persistent_workers_see_the_epoch():
     assert epochs == [[0], [0], [1], [1], [5], [5]]
 
 
-def test_an_item_is_a_ranks_share_of_one_global_batch():
+def test_items_are_a_ranks_shares_of_the_global_batches():
     ranks = [items_of(Numbers(), cut(22, 8, 2), rank=rank, world_size=3) for rank in range(3)]  # four micro-batches in each of three
     assert [[[batch.number for batch in share] for share in items] for items in ranks] == [[[0, 3]] * 3, [[1]] * 3, [[2]] * 3]
 
@@ -115,7 +115,7 @@ def test_a_batch_names_its_samples_in_the_order_of_its_rows():
 
 def test_the_weights_of_an_evaluation_over_all_ranks_are_those_of_the_samples():
     loaders = [build_loader(Numbers(), collate, EvaluationSampler(10, 4, rank, 2), 0, world_of(2)) for rank in range(2)]
-    assert [[batch.weight.sum().item() for [batch] in loader] for loader in loaders] == [[4, 2], [4, 0]]
+    assert [[batch.weight.sum().item() for batch in loader] for loader in loaders] == [[4, 2], [4, 0]]
 
 
 def test_making_an_iterator_draws_nothing_from_torchs_generator():
@@ -142,14 +142,28 @@ def bad_share(indices):
     return share[0]
 
 
+class Alone:  # a World of one process
+    def gather(self, value):
+        return [value]
+
+
 def test_an_unreadable_sample_stops_the_run_with_65_and_its_path(tmp_path):
-    with pytest.raises(RankError, match=r"3\.png: truncated.*--bad-samples skip") as stopped:
-        BadSamples("stop", tmp_path / "bad.txt").check(bad_share({3}))
+    bad_samples = BadSamples("stop", tmp_path / "bad.txt")
+    bad_samples.check(bad_share({3}))
+    with pytest.raises(UserError, match=r"3\.png: truncated; repair or restore.*--bad-samples skip") as stopped:
+        bad_samples.stop(Alone())
     assert stopped.value.code == Exit.BAD_DATA
 
 
+def test_an_unreadable_sample_makes_the_gradient_of_its_batch_nan(tmp_path):
+    weight = BadSamples("stop", None).check(bad_share({3})).weight
+    assert weight.isnan().all()
+
+
 def test_good_samples_do_not_stop_a_run(tmp_path):
-    assert BadSamples("stop", tmp_path / "bad.txt").check(bad_share(set())) is None
+    bad_samples, batch = BadSamples("stop", tmp_path / "bad.txt"), bad_share(set())
+    assert bad_samples.check(batch) is batch
+    assert bad_samples.stopped_by == []
 
 
 def test_a_skipped_sample_has_weight_zero():
@@ -207,7 +221,7 @@ watchdog.is_stoppable = False  # the process itself goes on
 threading.Thread(target=storm, daemon=True).start()
 for _ in range(4):
     loader = build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 2, SimpleNamespace(device=torch.device("cpu")))
-    print([int(number) for [batch] in loader for number in batch.labels], flush=True)
+    print([int(number) for batch in loader for number in batch.labels], flush=True)
 print(watchdog.reason, flush=True)
 os._exit(0)  # as train.py leaves
 """
@@ -257,7 +271,7 @@ def test_what_is_being_read_can_be_asked_of_the_process_and_its_workers(tmp_path
     names = ["0, 2", "1, 2", "2", "3"] if workers == 2 else ["0", "1", "2", "3"]
     expected, seen = ["", *(f" ({name} is being read)" for name in names), ""], [reading()]
     iterator = iter(loader)  # workers begin here, and end with this thread
-    reader = Thread(target=lambda: batches.extend(batch.indices for [batch] in iterator))
+    reader = Thread(target=lambda: batches.extend(batch.indices for batch in iterator))
     reader.start()
     for index in range(4):
         seen.append(becomes(reading, expected[index + 1]))

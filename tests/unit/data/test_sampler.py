@@ -23,6 +23,7 @@ from data.sampler import (
     bucketed,
     cut,
     epoch_order,
+    settle_eval_batch,
     settle_plan,
 )
 from utils.config import BatchOptions
@@ -57,7 +58,10 @@ def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
     for rank in range(world_size):
         sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths)
         sampler.set_position(epoch, start)
-        ranks.append(list(sampler))
+        wanted, share = list(sampler), len(sampler.share)
+        steps = sum(begin >= start for begin in starts_of(plan))
+        assert len(wanted) == steps * share
+        ranks.append([wanted[i * share:(i + 1) * share] for i in range(steps)])
     return ranks
 
 
@@ -76,6 +80,10 @@ def starts_of(plan):
     while plan.end(starts[-1]) < plan.num_samples:
         starts.append(plan.end(starts[-1]))
     return starts
+
+
+def settled(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, **options):
+    return settle_plan(BatchOptions(**options), num_samples, model, is_invariant, run, world_of(world_size))
 
 
 def world_of(world_size):
@@ -98,8 +106,10 @@ def test_over_all_ranks_every_sample_comes_exactly_once_per_epoch(plan_and_world
 def test_every_rank_takes_n_by_b_steps_rounded_up(plan_and_world_size):
     plan, world_size = plan_and_world_size
     expected = (plan.num_samples + plan.global_batch_size - 1) // plan.global_batch_size
-    lengths = {len(steps) for steps in steps_by_rank(plan, world_size)}
-    assert lengths | {plan.steps_per_epoch, len(ElasticDistributedSampler(plan, 0, world_size, 0))} == {expected}
+    ranks = steps_by_rank(plan, world_size)
+    lengths = [len(ElasticDistributedSampler(plan, rank, world_size, 0)) for rank in range(world_size)]
+    assert {plan.steps_per_epoch, *map(len, ranks)} == {expected}
+    assert lengths == [sum(map(len, steps)) for steps in ranks]
 
 
 @given(plans())
@@ -151,14 +161,32 @@ def test_another_number_of_processes_continues_the_sequence_from_any_step(plan_a
     assert begun + continued == global_steps(plan, 1, epoch=1)
 
 
+@given(plans(), st.integers(1, 5))
+def test_ranks_beyond_the_micro_batches_are_asked_for_nothing(plan, more):
+    world_size = plan.num_micro_batches + more
+    ranks = steps_by_rank(plan, world_size)
+    assert ranks[plan.num_micro_batches:] == [[[]] * plan.steps_per_epoch] * more
+    assert ranks[:plan.num_micro_batches] == steps_by_rank(plan, plan.num_micro_batches)
+
+
+@given(plans_and_world_sizes(), st.data())
+def test_one_iteration_goes_on_through_several_epochs(plan_and_world_size, data):
+    plan, world_size = plan_and_world_size
+    start = data.draw(st.sampled_from(starts_of(plan)))
+    sampler = ElasticDistributedSampler(plan, 0, world_size, seed=2)
+    sampler.set_position(3, start, epochs=3)
+    expected = [micro for epoch, begin in ((3, start), (4, 0), (5, 0))
+                for share in steps_by_rank(plan, world_size, 2, epoch, begin)[0] for micro in share]
+    assert list(sampler) == expected
+
+
 @given(plans_and_world_sizes())
 def test_the_indices_of_a_global_batch_are_known_to_every_rank(plan_and_world_size):
     plan, world_size = plan_and_world_size
     sampler = ElasticDistributedSampler(plan, world_size - 1, world_size, seed=0)
-    sampler.set_position(1)
     taken = [sorted(i for micro in step.values() if not micro.is_stand_in for i in micro.indices)
              for step in global_steps(plan, world_size, epoch=1)]
-    assert [sorted(sampler.indices(start).tolist()) for start in starts_of(plan)] == taken
+    assert [sorted(sampler.indices(1, start).tolist()) for start in starts_of(plan)] == taken
 
 
 @given(plans_and_world_sizes())
@@ -204,7 +232,7 @@ def test_one_sampler_takes_the_order_of_whatever_epoch_it_is_set_to():
     sampler, orders = ElasticDistributedSampler(BatchPlan(20, 8, 1), 0, 1, seed=5), []
     for epoch in (0, 1, 4, 0):
         sampler.set_position(epoch)
-        orders.append([i for [micro] in sampler for i in micro.indices])
+        orders.append([i for micro in sampler for i in micro.indices])
     assert orders == [epoch_order(5, epoch, 20).tolist() for epoch in (0, 1, 4, 0)]
 
 
@@ -223,8 +251,7 @@ def skewed_lengths(num_samples):
 
 def order_of(plan, lengths, seed=0, epoch=0):
     sampler = ElasticDistributedSampler(plan, 0, 1, seed, lengths)
-    sampler.set_position(epoch)
-    return torch.cat([sampler.indices(start) for start in starts_of(plan)]).tolist()
+    return torch.cat([sampler.indices(epoch, start) for start in starts_of(plan)]).tolist()
 
 
 def batch_lengths(plan, lengths, **position):
@@ -316,17 +343,14 @@ def test_batches_by_length_continue_from_any_step_on_another_number_of_processes
 def test_tokens_of_a_batch_are_the_sum_of_its_lengths_on_every_rank(plan_and_lengths, world_size):
     plan, lengths = plan_and_lengths
     samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths) for rank in range(world_size)]
-    for sampler in samplers:
-        sampler.set_position(2)
     expected = [sum(int(lengths[i]) for micro in step.values() if not micro.is_stand_in for i in micro.indices)
                 for step in global_steps(plan, 1, epoch=2, lengths=lengths)]
-    assert [[sampler.num_tokens(start) for start in starts_of(plan)] for sampler in samplers] == [expected] * world_size
+    assert [[sampler.num_tokens(sampler.indices(2, start)) for start in starts_of(plan)] for sampler in samplers] == [expected] * world_size
 
 
 def test_samples_without_lengths_have_no_tokens():
     sampler = ElasticDistributedSampler(cut(20, 8, 8), 0, 1, seed=0)
-    sampler.set_position(0)
-    assert sampler.num_tokens(8) == 0
+    assert sampler.num_tokens(sampler.indices(0, 8)) == 0
 
 
 # --- refusals
@@ -394,55 +418,92 @@ def test_batch_norm_does_not_trouble_a_plan_with_two_samples_everywhere():
     (1000, 128, 1, 2), (1000, 128, 2, 2), (1000, 128, 3, 3), (1000, 1000, 3, 18), (1000, 64, 1, 1), (1000, 65, 1, 2), (10, 128, 4, 4)])
 def test_auto_is_the_smallest_multiple_of_the_processes_within_the_limit(tmp_path, num_samples, batch, world_size, expected):
     run = run_in(tmp_path, [])
-    settle_plan(BatchOptions(global_batch_size=batch), frozenset(), num_samples, NO_BATCH_NORM, run, world_of(world_size))
+    settled(run, world_size, num_samples, global_batch_size=batch)
     assert run.kept == {"micro_batches": expected}
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 9))
 def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_factory, num_samples, batch, world_size):
-    run = run_in(tmp_path_factory.getbasetemp(), [])
-    plan = settle_plan(BatchOptions(global_batch_size=batch), frozenset(), num_samples, NO_BATCH_NORM, run, world_of(world_size))
+    plan = settled(run_in(tmp_path_factory.getbasetemp(), []), world_size, num_samples, global_batch_size=batch)
     count, n = plan.num_micro_batches, min(batch, num_samples)
     fewer = count - world_size  # the next smaller multiple would not do
     assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT, fewer == 0 or -(-n // fewer) > AUTO_LIMIT) == (0, True, True)
 
 
 def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
-    run = run_in(tmp_path, notes := [], {"micro_batches": 6})
-    plan = settle_plan(BatchOptions(), frozenset(), 1000, NO_BATCH_NORM, run, world_of(1))
+    plan = settled(run_in(tmp_path, notes := [], {"micro_batches": 6}), 1)
     assert (plan.num_micro_batches, notes) == (6, [])
 
 
-@pytest.mark.parametrize("size", ["auto", 32])  # 32: as the built-in data set it, which is not "given"
-def test_a_cut_that_was_not_given_is_made_finer_for_more_processes(tmp_path, size):
+def test_auto_is_cut_finer_for_more_processes_with_a_note(tmp_path):
     run = run_in(tmp_path, notes := [], {"micro_batches": 4})
-    plan = settle_plan(BatchOptions(micro_batch_size=size), frozenset({"lr"}), 1000, NO_BATCH_NORM, run, world_of(6))
+    plan = settled(run, 6)
     assert (plan.num_micro_batches, run.kept, len(notes)) == (8, {"micro_batches": 8}, 1)
+    assert "8 micro-batches" in notes[0]
+    assert "not bit-exact from here" in notes[0]
+
+
+@pytest.mark.parametrize("batch, model, expected", [  # global batch / 8, at least 4 (BatchNorm: 16), at most 32 samples
+    (64, BATCH_NORM, 4), (64, NO_BATCH_NORM, 8), (128, BATCH_NORM, 8), (100, NO_BATCH_NORM, 8), (24, NO_BATCH_NORM, 6),
+    (16, BATCH_NORM, 1), (512, BATCH_NORM, 16), (4096, NO_BATCH_NORM, 32), (3, NO_BATCH_NORM, 1)])
+@pytest.mark.parametrize("world_size", [1, 3, 40])
+def test_auto_of_an_invariant_strategy_ignores_the_processes(tmp_path, batch, model, expected, world_size):
+    run = run_in(tmp_path, [])
+    settled(run, world_size, 1000, model, is_invariant=True, global_batch_size=batch)
+    assert run.kept == {"micro_batches": expected}
+
+
+def test_a_run_that_becomes_invariant_keeps_its_micro_batches(tmp_path):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 3})
+    assert settled(run, 3, is_invariant=True).num_micro_batches == 3
+    assert (run.kept, notes) == ({"micro_batches": 3}, [])
+
+
+@pytest.mark.parametrize("size, wanted", [("auto", "--micro-batch-size 12"), (16, "--micro-batch-size 12")])
+def test_idle_ranks_are_named_with_the_size_that_gives_them_work(tmp_path, size, wanted):
+    run = run_in(tmp_path, notes := [])
+    plan = settled(run, 6, model=BATCH_NORM, is_invariant=True, global_batch_size=64, micro_batch_size=size)
+    assert plan.num_micro_batches == 4
+    [note] = notes
+    assert "ranks 4 to 5 compute nothing" in note
+    assert wanted in note
+    assert cut(1000, 64, 12).num_micro_batches >= 6
+
+
+def test_idle_ranks_where_no_size_helps_are_told_of_a_larger_batch(tmp_path):
+    settled(run_in(tmp_path, notes := []), 9, num_samples=8, is_invariant=True)
+    assert "a larger --global-batch-size" in notes[0]
 
 
 def test_a_given_cut_is_refused_for_more_processes(tmp_path):
-    options, given_names = BatchOptions(global_batch_size=128, micro_batch_size=32), frozenset({"micro_batch_size"})
     with pytest.raises(UserError, match="work for 4 processes, and there are 6") as refused:
-        settle_plan(options, given_names, 1000, NO_BATCH_NORM, run_in(tmp_path, []), world_of(6))
+        settled(run_in(tmp_path, []), 6, global_batch_size=128, micro_batch_size=32)
     assert refused.value.code == Exit.USAGE
 
 
 def test_a_given_cut_takes_the_place_of_the_kept_one_with_a_note(tmp_path):
     run = run_in(tmp_path, notes := [], {"micro_batches": 4})
-    options = BatchOptions(global_batch_size=128, micro_batch_size=16)
-    settle_plan(options, frozenset({"micro_batch_size"}), 1000, NO_BATCH_NORM, run, world_of(1))
+    settled(run, 1, global_batch_size=128, micro_batch_size=16)
     assert (run.kept, len(notes)) == ({"micro_batches": 8}, 1)
 
 
 def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path):
-    options, names = BatchOptions(global_batch_size=8, micro_batch_size=1), frozenset({"micro_batch_size"})
     outcomes = []
     for model in (NO_BATCH_NORM, BATCH_NORM):
         try:
-            outcomes.append(settle_plan(options, names, 80, model, run_in(tmp_path, []), world_of(1)).num_micro_batches)
+            plan = settled(run_in(tmp_path, []), 1, 80, model, global_batch_size=8, micro_batch_size=1)
+            outcomes.append(plan.num_micro_batches)
         except UserError as error:
             outcomes.append(error.code)
     assert outcomes == [8, Exit.USAGE]
+
+
+@pytest.mark.parametrize("given_size, micro_batches, expected", [("auto", 8, 16), ("auto", 1, 64), ("auto", 64, 2), (7, 8, 7)])
+def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
+    run = run_in(tmp_path, [])
+    options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
+    assert settle_eval_batch(options, BatchPlan(1000, 64, micro_batches), run) == expected
+    assert settle_eval_batch(BatchOptions(global_batch_size=64), BatchPlan(1000, 64, 2), run) == expected
 
 
 # --- evaluation
@@ -450,7 +511,7 @@ def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path)
 
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
 def test_every_sample_is_evaluated_once_over_all_ranks_in_batches_that_no_number_of_processes_changes(num_samples, batch, world_size):
-    taken = [micro for rank in range(world_size) for [micro] in EvaluationSampler(num_samples, batch, rank, world_size)]
+    taken = [micro for rank in range(world_size) for micro in EvaluationSampler(num_samples, batch, rank, world_size)]
     real = sorted((micro.number, micro.indices) for micro in taken if not micro.is_stand_in)
     whole = range(0, num_samples, batch)
     assert real == [(j, tuple(range(start, min(start + batch, num_samples)))) for j, start in enumerate(whole)]
@@ -461,11 +522,11 @@ def test_every_rank_evaluates_as_many_batches_and_surplus_ones_are_stand_ins(num
     ranks = [EvaluationSampler(num_samples, batch, rank, world_size) for rank in range(world_size)]
     batches = -(-num_samples // batch)
     rounds = -(-batches // world_size)
-    surplus = SimpleNamespace(found=sum(micro.is_stand_in for rank in ranks for [micro] in rank), expected=rounds * world_size - batches)
+    surplus = SimpleNamespace(found=sum(micro.is_stand_in for rank in ranks for micro in rank), expected=rounds * world_size - batches)
     assert ([len(list(rank)) for rank in ranks], surplus.found) == ([rounds] * world_size, surplus.expected)
 
 
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
 def test_a_surplus_evaluation_batch_has_a_number_beyond_the_table(num_samples, batch, world_size):
     ranks = [EvaluationSampler(num_samples, batch, rank, world_size) for rank in range(world_size)]
-    assert all((micro.number >= ranks[0].num_batches) == micro.is_stand_in for rank in ranks for [micro] in rank)
+    assert all((micro.number >= ranks[0].num_batches) == micro.is_stand_in for rank in ranks for micro in rank)

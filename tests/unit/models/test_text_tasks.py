@@ -67,7 +67,7 @@ def build(world, texts, folders, tmp_path, monkeypatch):
         argv = ["--task", task, "--data", texts, "--model", folder, "--pretrained", "--max-length", "32", *words]
         run = Run(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {}, True, print, {"start": 1, "cores_per_process": 1})
         run.path.mkdir()
-        return load_task(task)(parse_command_line(list(map(str, argv)), {})[0], run, world)
+        return load_task(task)(parse_command_line(list(map(str, argv)), {}), run, world)
 
     return built
 
@@ -198,11 +198,9 @@ def test_the_example_is_as_wide_as_any_batch_and_has_as_many_samples_as_asked_fo
 def evaluated(task, world):
     """The figures of train.evaluate over all of val."""
     strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world, 1)
-    loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), task.eval_batch, 0, 1), 0, world)
+    loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), 64, 0, 1), 0, world)
     agreement, watchdog = Agreement(world), SimpleNamespace(each=lambda items, *limits: items, wants_to_stop=lambda: False)
-    values = train.evaluate(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), agreement, watchdog, world)
-    agreement.wait()
-    return values
+    return train.evaluate(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), agreement, watchdog, world)
 
 
 @pytest.mark.parametrize("task_name", TASKS)

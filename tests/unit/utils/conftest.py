@@ -20,7 +20,7 @@ def first_start_in_a_new_folder(tmp_path, monkeypatch):
 
 
 def config_of(*words):
-    return parse_command_line(words, {})[0]
+    return parse_command_line(words, {})
 
 
 def start(world, *words):

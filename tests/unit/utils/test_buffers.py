@@ -29,7 +29,7 @@ def buffers_of(model):
 def run_step(strategy, numbers, is_finite=YES):
     """One step; returns the buffers from which each micro-batch started."""
     starts = []
-    for batch in strategy.share(batches_of(numbers), torch.ones(())):
+    for batch in strategy.share(batches_of(numbers), len(numbers), torch.ones(())):
         starts.append(buffers_of(strategy.module))
         strategy.model(batch.images).sum().backward()
     strategy.settle_buffers(is_finite)
@@ -71,7 +71,7 @@ def test_a_rank_without_micro_batch_0_keeps_its_own_until_they_are_sent(strategy
 
 def test_a_step_whose_buffers_were_never_settled_leaves_no_trace(strategy):
     before = buffers_of(strategy.module)
-    for batch in strategy.share(batches_of([0, 1]), torch.ones(())):
+    for batch in strategy.share(batches_of([0, 1]), 2, torch.ones(())):
         strategy.model(batch.images).sum().backward()
     assert buffers_of(strategy.module) == before  # the warm-up
 

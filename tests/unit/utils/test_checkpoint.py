@@ -8,6 +8,7 @@ import shutil
 import struct
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event, Thread
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from utils import checkpoint_folder
 from utils.checkpoint import Checkpoints, Progress, TrainState
-from utils.checkpoint_folder import CHUNK, find_damage
+from utils.checkpoint_folder import CHUNK, CheckpointFolder, find_damage
 from utils.config import OptimOptions, RecordOptions
 from utils.errors import Exit, UserError, explain
 from utils.optim import build_optimizer
@@ -511,6 +512,38 @@ def test_the_newest_are_kept_and_the_best_besides(world, checkpoints_of, folder,
         state.best = {"step": best, "metric": "top1", "value": 1.0} if best and step >= best else {}
         save(checkpoints, state)
     assert names_in(folder) == [f"step-{step:010d}-g1" for step in expected]
+
+
+def test_the_one_saved_after_an_evaluation_takes_the_place_of_the_one_before(world, checkpoints_of, folder):
+    state, (checkpoints, _) = build_state(world), checkpoints_of(keep=2)
+    found = []
+    for _ in range(3):
+        train_step(state)
+        checkpoints.save(state, lambda weights: None, is_evaluated=False)
+        checkpoints.flush()
+        found.append([name.removeprefix("step-000000000") for name in names_in(folder)])
+        state.progress = replace(state.progress, evaluated_step=state.progress.step)
+        save(checkpoints, state)
+    # The first is spared until there are two others: there shall always be two valid ones.
+    assert found == [["1-g1-unevaluated"], ["1-g1", "2-g1-unevaluated"], ["2-g1", "3-g1-unevaluated"]]
+    assert [name.removeprefix("step-000000000") for name in names_in(folder)] == ["2-g1", "3-g1"]
+    restored = build_state(world)
+    checkpoints_of(start=2)[0].restore(restored)
+    assert restored.progress == state.progress
+
+
+def test_of_one_step_the_evaluated_checkpoint_is_the_newest(world, checkpoints_of, folder):
+    state, (checkpoints, _) = build_state(world), checkpoints_of()
+    train_step(state)
+    checkpoints.save(state, lambda weights: None, is_evaluated=False)
+    checkpoints.flush()
+    state.progress = replace(state.progress, evaluated_step=1)
+    save(checkpoints, state)
+    assert CheckpointFolder(folder, 3, print).names() == ["step-0000000001-g1", "step-0000000001-g1-unevaluated"]
+    flip(folder / "step-0000000001-g1" / "state.pt", 100)
+    restored = build_state(world)
+    checkpoints_of(start=2)[0].restore(restored)
+    assert restored.progress.evaluated_step == 0
 
 
 def test_of_keep_1_two_valid_ones_remain(world, checkpoints_of, folder):

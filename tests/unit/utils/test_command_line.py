@@ -34,11 +34,7 @@ def yaml_file(tmp_path):
 
 
 def values_of(*words, demo_settings=None):
-    return settings(parse_command_line(words, demo_settings or {})[0])
-
-
-def given_by(*words):
-    return set(parse_command_line(words, demo.SETTINGS)[1])
+    return settings(parse_command_line(words, demo_settings or {}))
 
 
 def code_of(*words):
@@ -263,11 +259,12 @@ def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):
 def test_nproc_per_node_starts_the_same_command_by_the_launcher(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nfrom utils.command_line import parse_command_line\n"
-                      "config, given = parse_command_line(sys.argv[1:], {})\n"
-                      f"open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w').write(f'{{config.optim.lr}} {{sorted(given)}}')")
+                      "config = parse_command_line(sys.argv[1:], {})\n"
+                      f"with open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w') as file:\n"
+                      "    file.write(f'{config.optim.lr} {config.run.nproc_per_node}')")
     subprocess.run([sys.executable, script, "--nproc-per-node", "2", "--lr=0.4"], check=True, timeout=60, capture_output=True,
                    env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
-    assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.4 ['lr', 'nproc_per_node']"] * 2
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.4 2"] * 2
 
 
 def test_torchrun_hears_the_signals_that_the_watchdog_had_blocked_before_it(tmp_path):
@@ -281,21 +278,6 @@ def test_torchrun_hears_the_signals_that_the_watchdog_had_blocked_before_it(tmp_
     done = subprocess.run([sys.executable, "-c", program, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=60,
                           env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
     assert done.stdout == "set()\n", done.stderr
-
-
-# --- what was given
-
-
-@pytest.mark.parametrize("words, names", [
-    ([], set()), (["--lr", "0.05"], {"lr"}), (["--lr=0.05"], {"lr"}),
-    (["--global_batch_size=8", "--seed", "1"], {"global_batch_size", "seed"}),
-    (["--no-pretrained"], {"pretrained"}), (["--no_pretrained"], {"pretrained"}), (["--micro-batch-size=auto"], {"micro_batch_size"})])
-def test_given_are_the_names_on_the_command_line_whatever_their_spelling(words, names):
-    assert given_by(*words) == names
-
-
-def test_given_are_the_names_in_the_file_too_and_not_the_demos(yaml_file):
-    assert given_by(yaml_file("micro-batch-size: 16\n"), "--lr=1") == {"micro_batch_size", "lr", "config"}
 
 
 # --- durations
@@ -320,7 +302,8 @@ def test_anything_else_is_refused_by_its_flags_name(text):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_the_kinds_are_those_of_the_design(task):
     found = kinds(CONFIGS[task]())
-    tolerated = {"precision", "compile", "deterministic", "strategy", "micro_batch_size", "threads", "device"}
+    tolerated = {"precision", "compile", "deterministic", "strategy", "micro_batch_size", "eval_batch_size", "threads",
+                 "device"}
     operational = {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep", "eval_every",
                    "log_every", "stop_after", "bad_samples", "ledger", "start_timeout", "step_timeout", "section_timeout", "max_nonfinite"}
     expected = {name: TOLERATED if name in tolerated else OPERATIONAL if name in operational else DEFINING for name in found}

@@ -56,7 +56,7 @@ def loss_of(model, batch):
 def step(strategy, batches, scale=ONE):
     """{name: gradient or None} after one step."""
     strategy.module.zero_grad(set_to_none=True)
-    for batch in strategy.share(batches, scale):
+    for batch in strategy.share(batches, len(batches), scale):
         (loss_of(strategy.model, batch) * scale).backward()
     return {name: None if weight.grad is None else weight.grad.clone() for name, weight in strategy.module.named_parameters()}
 
@@ -147,7 +147,8 @@ class Optional(nn.Module):
 
 def optional_step(strategy, *uses_b):
     strategy.module.zero_grad(set_to_none=True)
-    for batch in strategy.share([SimpleNamespace(number=number, uses_b=use) for number, use in enumerate(uses_b)], ONE):
+    batches = [SimpleNamespace(number=number, uses_b=use) for number, use in enumerate(uses_b)]
+    for batch in strategy.share(batches, len(batches), ONE):
         strategy.model(batch.uses_b).backward()
     return [None if weight.grad is None else weight.grad.tolist() for weight in strategy.module.parameters()]
 

@@ -105,7 +105,7 @@ def test_a_given_run_dir_is_the_run_dir():
 
 def test_the_hash_does_not_depend_on_the_process():
     program = ("from utils.command_line import parse_command_line; from utils.identity import run_path\n"
-               "print(run_path(parse_command_line(['--data=/x'], {})[0]))")
+               "print(run_path(parse_command_line(['--data=/x'], {})))")
     other = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     assert other == str(run_path(config_of("--data=/x")))
 

@@ -180,9 +180,9 @@ def test_the_confusion_picture_shades_each_row_by_its_own_shares(tmp_path):
     assert (light, middle, dark) == pytest.approx((1, 2, 1), abs=0.05)
 
 
-def test_a_confusion_matrix_of_many_classes_is_drawn_small_and_one_of_very_many_is_reduced(tmp_path):
+def test_a_confusion_matrix_of_many_classes_is_drawn_small(tmp_path):
     assert picture_of(tmp_path / "a", torch.eye(100).long(), ["x"] * 100).size == (718, 668)
-    assert max(picture_of(tmp_path / "b", torch.eye(1200).long(), ["x"] * 1200).size) < 1200
+    assert max(picture_of(tmp_path / "b", torch.eye(1000).long(), ["x"] * 1000).size) < 1200
 
 
 def test_a_class_that_never_occurs_and_odd_names_can_be_drawn(tmp_path):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from utils.errors import Exit, UserError
 from utils.metrics import Metric, Totals, classification_metrics
 
 
@@ -25,6 +26,7 @@ def values_of(world, num_classes, *batches):
     return totals.values(world)
 
 
+ONE_SAMPLE = SimpleNamespace(weight=torch.ones(1))
 FLOATS = Metric(lambda output, batch: torch.tensor([output], dtype=torch.float64), lambda sums: {"sum": float(sums[0])}, is_count=False)
 
 
@@ -33,7 +35,7 @@ def test_float_sums_are_added_in_batch_order_whatever_the_order_of_computing(wor
     values = [1e16, 1.0, -1e16, 1.0]  # another order gives another sum
     totals = Totals([FLOATS], num_batches=4)
     for number in order:
-        totals.add(number, values[number], None)
+        totals.add(number, values[number], ONE_SAMPLE)
     assert totals.values(world) == {"sum": ((values[0] + values[1]) + values[2]) + values[3]}
 
 
@@ -41,7 +43,7 @@ def test_float_sums_are_those_of_python_to_the_last_digit(world):
     values = torch.rand(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()
     totals = Totals([FLOATS], num_batches=1000)
     for number, value in enumerate(values):
-        totals.add(number, value, None)
+        totals.add(number, value, ONE_SAMPLE)
     expected = 0.0
     for value in values:
         expected += value
@@ -111,6 +113,27 @@ def test_there_is_a_top5_above_five_classes(world, num_classes, expected):
     assert ("top5" in values_of(world, num_classes, (0, output_of([0], num_classes), batch_of([0])))) == expected
 
 
-def test_nothing_but_weight_zero_has_no_figure(world):
-    values = values_of(world, 6, (0, output_of([0], 6), batch_of([0], [0.0])))
-    assert all(math.isnan(values[name]) for name in ("loss", "top1", "top5", "macro_f1"))
+@pytest.mark.parametrize("num_classes", [1000, 1001, 100_000])
+def test_a_confusion_is_kept_up_to_a_thousand_classes(world, num_classes):
+    values = values_of(world, num_classes, (0, output_of_few([0, 2, 2], num_classes), batch_of([0, 2, 1])))
+    assert ("confusion" in values) == (num_classes <= 1000)
+    assert (values["top1"], values["macro_f1"]) == (2 / 3, pytest.approx((1 + 0 + 2 / 3) / 3, abs=1e-15))
+
+
+def output_of_few(predictions, num_classes):
+    """As output_of, without the num_classes x num_classes identity."""
+    logits = torch.zeros(len(predictions), num_classes)
+    logits[range(len(predictions)), predictions] = 1.0
+    return SimpleNamespace(logits=logits, loss_sum=torch.tensor(0.0))
+
+
+def test_nothing_but_weight_zero_is_bad_data(world):
+    with pytest.raises(UserError, match="no sample of the evaluation set could be read") as refused:
+        values_of(world, 6, (0, output_of([0], 6), batch_of([0], [0.0])))
+    assert refused.value.code == Exit.BAD_DATA
+
+
+def test_a_loss_that_is_nan_is_divergence(world):
+    with pytest.raises(UserError, match="loss of the evaluation is NaN: the model diverged") as refused:
+        values_of(world, 6, (0, output_of([0], 6, math.nan), batch_of([0])))
+    assert refused.value.code == Exit.DIVERGED

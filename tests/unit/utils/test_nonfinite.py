@@ -127,7 +127,8 @@ def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):
 def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0):
     """The Training after a look at step 7, and `notes`: what the user was told."""
     t = SimpleNamespace(
-        world=world, notes=[], precision=SimpleNamespace(take_nonfinite=lambda: None if is_finite else Progress(step=6)),
+        world=world, notes=[], agreement=SimpleNamespace(bad_sample=False),
+        precision=SimpleNamespace(take_nonfinite=lambda: None if is_finite else Progress(step=6)),
         state=SimpleNamespace(progress=Progress(step=7, skipped=skipped)), watchdog=SimpleNamespace(expect=lambda *words: None),
         config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
     t.log = SimpleNamespace(note=t.notes.append)

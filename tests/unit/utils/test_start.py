@@ -89,7 +89,7 @@ RESTART = """
 import sys
 from utils.command_line import parse_command_line
 from utils.start import finish_early
-finish_early(parse_command_line(sys.argv[1:], {})[0])
+finish_early(parse_command_line(sys.argv[1:], {}))
 print("goes on")
 """
 
