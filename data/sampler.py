@@ -15,7 +15,7 @@ from torch.utils.data import DistributedSampler
 
 from utils.config import BatchOptions
 from utils.distributed import World
-from utils.errors import UserError
+from utils.errors import UserError, some
 from utils.run import Run
 from utils.seed import derive_seed
 
@@ -155,9 +155,10 @@ def settle_plan(
     plan.check(min(world.world_size, count) if is_invariant else world.world_size, has_batch_norm)
     if world.world_size > count:
         sizes = plan.sizes_for(world.world_size, has_batch_norm)
-        run.note(f"a global batch has {count} micro-batches: ranks {count} to {world.world_size - 1} compute nothing, they only"
-                 f" take part in the sums; {f'--micro-batch-size {sizes[-1]}' if sizes else 'a larger --global-batch-size'}"
-                 " in a new run would give them work")
+        idle = some(str(rank) for rank in range(count, world.world_size))
+        run.note(f"a global batch has {count} micro-batches, and there are {world.world_size} processes: rank {idle} only takes part"
+                 f" in the sums; {f'--micro-batch-size {sizes[-1]}' if sizes else 'a larger --global-batch-size'} in a new run"
+                 " gives every rank work")
     return plan
 
 

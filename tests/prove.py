@@ -1,6 +1,7 @@
-"""`make prove`: one run on 1, 2, 3 and 4 processes, and once more killed, stopped and finished on other numbers: one hash.
+"""`make prove`: one run on 1, 2, 3 and 4 processes, one that grows and shrinks, one that is killed and stopped: one hash.
 
 Trains the built-in digits under --strategy exact and compares the sha256 of the final weights and of all records but timings.
+Batches and threads are left to `auto`, which looks at no number of processes there.
 """
 
 import hashlib
@@ -13,11 +14,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from utils.log import TIMING
+from tests.run_directory import records, weights_sha256
 
 ROOT = Path(__file__).parent.parent
-# auto looks at the number of processes of a run's first start; what it would become is given here, for these are separate runs.
-SETTINGS = ["--strategy", "exact", "--threads", "1", "--workers", "0", "--epochs", "2", "--log-every", "1", "--save-every", "4"]
+SETTINGS = ["--strategy", "exact", "--global-batch-size", "64", "--max-steps", "30", "--log-every", "1", "--save-every", "4"]
 
 
 def start(processes: int, run: Path, *words: str) -> subprocess.Popen:
@@ -52,10 +52,7 @@ def kill_amid(processes: int, run: Path, step: int) -> None:
 
 def digest(run: Path) -> tuple[str, str]:
     """(sha256 of the newest checkpoint's weights, sha256 of the records without timings), the first 16 digits."""
-    weights = sorted((run / "checkpoints").glob("step-*"))[-1] / "model.safetensors"
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = json.dumps([{name: value for name, value in record.items() if name not in TIMING} for record in records])
-    return hashlib.sha256(weights.read_bytes()).hexdigest()[:16], hashlib.sha256(kept.encode()).hexdigest()[:16]
+    return weights_sha256(run)[:16], hashlib.sha256(json.dumps(records(run)).encode()).hexdigest()[:16]
 
 
 def main() -> None:
@@ -63,17 +60,27 @@ def main() -> None:
     began, rows = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         print("processes                                              weights           records")
+
+        def show(name: str, run: Path) -> None:
+            rows.append((name, *digest(run)))
+            print("{:<54} {}  {}".format(*rows[-1]), flush=True)
+
         for processes in (1, 2, 3, 4):
             run = Path(folder) / f"on-{processes}"
             finish(processes, run)
-            rows.append((str(processes), *digest(run)))
-            print("{:<54} {}  {}".format(*rows[-1]), flush=True)
+            show(str(processes), run)
+        if (found := json.loads((run / "auto.json").read_text())["micro_batches"]) < processes:
+            sys.exit(f"prove: {found} micro-batches are no work for {processes} processes")
+        run = Path(folder) / "grown"
+        finish(1, run, "--stop-after", "8")
+        finish(4, run, "--stop-after", "8")
+        finish(2, run)
+        show("1, stopped 8 steps on; 4, stopped 8 steps on; then 2", run)
         run = Path(folder) / "killed"
         kill_amid(4, run, step=6)
         finish(3, run, "--stop-after", "9")
         finish(2, run)
-        rows.append(("4, killed after step 6; 3, stopped 9 steps on; then 2", *digest(run)))
-        print("{:<54} {}  {}".format(*rows[-1]))
+        show("4, killed after step 6; 3, stopped 9 steps on; then 2", run)
     hashes = {row[1:] for row in rows}
     print(f"{len(hashes)} hash{'' if len(hashes) == 1 else 'es'} in {time.monotonic() - began:.0f} s")
     sys.exit(len(hashes) != 1)

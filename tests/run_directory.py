@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 
+from utils.checkpoint_folder import CheckpointFolder
 from utils.log import TIMING
 
 
 def newest_checkpoint(run: Path) -> Path:
     """The newest finished checkpoint."""
-    return sorted((run / "checkpoints").glob("step-*"))[-1]
+    folder = run / "checkpoints"
+    return folder / CheckpointFolder(folder, 1, print).names()[0]
 
 
 def weights_sha256(run: Path) -> str:

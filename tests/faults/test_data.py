@@ -35,11 +35,57 @@ def test_a_vanished_image_ends_the_run_and_the_next_start_wants_it_back(
     gone.rename(run_dir.parent / "elsewhere.png")
     held.give()
     assert_failed(live, run_dir, Exit.BAD_DATA, f"cannot read {gone}: ", "No such file", "--bad-samples skip")
+    assert newest_checkpoint(run_dir).name == "step-0000000002-g1"
 
     assert_failed(start_torchrun(2, *words), run_dir, Exit.OTHER_RUN, f"the data set changed since {run_dir} began", "--fresh")
 
     (run_dir.parent / "elsewhere.png").rename(gone)
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
+
+
+def truncate(image):
+    """Spoil an image; returns what makes it whole again."""
+    data = image.read_bytes()
+    image.write_bytes(data[:len(data) // 2])
+    return lambda: image.write_bytes(data)
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_bad_training_image_of_rank_1_stops_all_with_the_step_before_saved(
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed, workers):
+    repair = truncate(bad := image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    words = [*words, "--save-every", 1000, "--workers", workers]
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.BAD_DATA, f"cannot read {bad}: ", "the same command continues")
+    assert newest_checkpoint(run_dir).name == "step-0000000001-g1"
+    repair()
+    result = run_torchrun(2, *words)
+    assert "resumed at step 1" in result.out, result.text
+    assert_as_undisturbed(result, run_dir, undisturbed)
+
+
+def test_a_bad_validation_image_stops_all_with_the_epoch_saved(
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    repair = truncate(bad := image_of(own_photos, "val", 60))
+    words = [*words, "--save-every", 1000]
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.BAD_DATA, f"cannot read {bad}: ", "the same command continues")
+    assert newest_checkpoint(run_dir).name == "step-0000000003-g1-unevaluated"
+    repair()
+    result = run_torchrun(2, *words)
+    assert "resumed at step 3" in result.out, result.text
+    assert_as_undisturbed(result, run_dir, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_under_any_precision_a_bad_image_costs_no_bit(own_photos, run_dir, run_train, precision):
+    words = [*WORDS, "--data", own_photos, "--workers", 0, "--precision", precision]
+    straight = run_dir.parent / "straight"
+    assert run_train(*words, "--run-dir", straight).returncode == 0
+    repair = truncate(image_of(own_photos, "train", sample_of(rank=1, step=2)))
+    assert run_train(*words, "--run-dir", run_dir).returncode == Exit.BAD_DATA
+    repair()
+    assert run_train(*words, "--run-dir", run_dir).returncode == 0
+    assert outcome(run_dir) == outcome(straight)
 
 
 @pytest.mark.slow

@@ -83,6 +83,23 @@ def test_a_finite_gradient_is_applied_and_nothing_is_said(world, precision):
     assert (trainer.step(), trainer.precision.take_nonfinite(), trainer.state() == before) == (True, None, False)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_void_step_allocates_and_changes_nothing(world, optimizer, steps_before):
+    void, plain = Trainer(world, "fp32", optimizer), Trainer(world, "fp32", optimizer)
+    for _ in range(steps_before):
+        void.step()
+        plain.step()
+    void.model(torch.randn(5, 4)).square().mean().backward()
+    void.precision.void_step(void.optimizer)
+    void.optimizer.zero_grad(set_to_none=True)
+    assert len(void.optimizer.state) == 2
+    assert void.state()[0] == plain.state()[0]
+    for trainer in (void, plain):
+        trainer.step()
+    assert void.state() == plain.state()
+
+
 # --- fp16
 
 
@@ -120,6 +137,17 @@ def test_fp16_tells_of_a_step_only_below_a_scale_of_1(world):
         scales.append(trainer.precision.scaler.get_scale())
         told.append(trainer.precision.take_nonfinite())
     assert (told, scales) == ([None] * 16 + [17], [65536 / 2**skips for skips in range(1, 18)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_that_is_undone_leaves_the_loss_scale_and_its_growth(world, precision):
+    trainer = Trainer(world, precision)
+    trainer.step()
+    before = trainer.precision.scaler.state_dict()
+    trainer.step(poison=float("nan"))
+    assert trainer.precision.undo() == 2
+    assert trainer.precision.scaler.state_dict() == before
+    assert trainer.precision.take_nonfinite() is None
 
 
 def test_the_scale_is_a_power_of_two_with_fp16_and_1_without():
@@ -169,6 +197,16 @@ def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kep
     run = Run(tmp_path, dict(kept), writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = settle_arithmetic(options, run, world)
     assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, {"threads": threads, "precision": name, "device": "cpu"})
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("strategy, cores, threads, notes", [("ddp", 3, 3, 0), ("exact", 3, 1, 1), ("exact", 1, 1, 0)])
+def test_under_exact_auto_is_one_thread_whatever_the_cores(world, tmp_path, strategy, cores, threads, notes):
+    said = []
+    run = Run(tmp_path, {}, writes=False, note=said.append, facts={"start": 1, "cores_per_process": cores})
+    settle_arithmetic(DeviceOptions(precision="fp32", strategy=strategy), run, world)
+    assert (torch.get_num_threads(), run.kept["threads"], len(said)) == (threads, threads, notes)
+    assert all("3 processes per node would use all its cores" in note for note in said)
 
 
 @pytest.mark.usefixtures("_torch_settings")
