@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
-from data.splits import SPLIT_NAMES, VAL_NAMES, hold_out
+from data.splits import SPLIT_NAMES, VAL_NAMES, hold_out, require_classes
 from utils.array_folder import digest_of, kept_arrays, one_at_a_time, open_arrays
 from utils.errors import Exit, UserError, some
 from utils.files import read_checked, sync, write_checked
@@ -185,6 +185,8 @@ class _Scan:
         classes = class_names["train"]
         if len(classes) == 1:
             raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; a classifier needs two or more", Exit.BAD_DATA)
+        require_classes(np.bincount(splits["train"].labels), f"--data {self.root}: {_shown(where['train'])}",
+                        "put all images of a class into one folder")
         label_of = {name: label for label, name in enumerate(classes)}
         for split in [split for split in splits if split != "train"]:
             if not class_names[split]:
@@ -271,14 +273,12 @@ def _scan(file: Path, root: str) -> FolderIndex:
 
 def _load(file: Path, root: str) -> FolderIndex | None:
     """The cached index; None if there is none, it is damaged, or a directory has changed."""
-    try:
+    with suppress(OSError, ValueError):
         classes, splits, fingerprint, notes, directories = read_checked(file)
-        if any(os.stat(path).st_mtime_ns != time for path, time in directories.items()):
-            return None
-    except (OSError, ValueError):
-        return None
-    found = open_arrays(file.with_name(_name(classes, splits, fingerprint)))
-    return found and FolderIndex(tuple(classes), _splits(root, splits, found[1]), fingerprint, tuple(notes))
+        found = open_arrays(file.with_name(_name(classes, splits, fingerprint)))
+        if found and all(os.stat(path).st_mtime_ns == time for path, time in directories.items()):
+            return FolderIndex(tuple(classes), _splits(root, splits, found[1]), fingerprint, tuple(notes))
+    return None
 
 
 def _name(classes: Iterable[str], splits: Iterable[str], fingerprint: str) -> str:

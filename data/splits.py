@@ -1,7 +1,8 @@
-"""Splits: what their folders and files are called, and the share of train that is held out where there is none for validation."""
+"""Splits and classes: names and order, what is refused, and what is held out of train where there is no val."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,28 @@ from utils.seed import derive_seed
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
 SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
+SURELY_CLASSES = 1000  # however few samples each has
+MOST_WITH_ONE = 0.9  # of more classes: the share of them that may have one sample
+
+
+def require_classes(counts: np.ndarray, place: str, way_out: str) -> None:
+    """Raise UserError (65) where labels are ids, one for each sample or nearly so, rather than classes.
+
+    counts: [C] training samples of each class, held-out ones included. place: what has these labels, for the message.
+    """
+    num_single = int((counts == 1).sum())
+    if len(counts) > SURELY_CLASSES and num_single > MOST_WITH_ONE * len(counts):
+        raise UserError(f"{place} has {len(counts)} classes, and {num_single} of them have a single training sample, as"
+                        f" ids do; of more than {SURELY_CLASSES} classes at most {MOST_WITH_ONE:.0%} may; {way_out}",
+                        Exit.BAD_DATA)
+
+
+def sort_classes(labels: Iterable[str]) -> list[str]:
+    """Numbers numerically, if all are; words by their characters."""
+    try:
+        return sorted(labels, key=lambda label: (Decimal(label), label))
+    except InvalidOperation:
+        return sorted(labels)
 
 
 def hold_out(

@@ -132,6 +132,7 @@ def test_arrays_are_mapped_with_and_without_a_val_folder(tree, tmp_path, index_o
 
 def test_nodes_with_data_of_their_own_under_one_path_do_not_overwrite(tree, tmp_path, index_of):
     other = write_images(tmp_path / "other", *(f"{split}/{name}/1.png" for split in ("train", "val") for name in "ab"))
+    os.utime(other, ns=(0, 0))  # here both are made within the same tick of the clock, perhaps
     written = []
     for _ in range(2):
         for node, number in ((tree, 8), (other, 2)):
@@ -252,6 +253,17 @@ def test_unusable_folder_is_bad_data_and_says_why(tmp_path, index_of, names, wor
     with pytest.raises(UserError, match=words) as error:
         index_of(write_images(root, *names))
     assert error.value.code == Exit.BAD_DATA and str(root) in str(error.value)
+
+
+def test_a_folder_for_each_image_is_refused_before_training(tmp_path, index_of):
+    for number in range(1001):
+        (tmp_path / "d/train" / str(number)).mkdir(parents=True)
+        (tmp_path / "d/train" / str(number) / "1.png").touch()
+    with pytest.raises(UserError) as error:
+        index_of(tmp_path / "d")
+    assert (error.value.code, str(error.value)) == (
+        Exit.BAD_DATA, f"--data {tmp_path}/d: train/ has 1001 classes, and 1001 of them have a single training sample,"
+        " as ids do; of more than 1000 classes at most 90% may; put all images of a class into one folder")
 
 
 def test_missing_folder_a_file_and_no_share_to_hold_out_have_their_codes(tmp_path, index_of):

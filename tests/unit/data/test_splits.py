@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.splits import held_out, hold_out, select
+from data.splits import held_out, hold_out, require_classes, select
 from data.text import TokenTable
 from utils.errors import Exit, UserError
 
@@ -120,6 +120,23 @@ def test_one_text_alone_cannot_be_held_out(tmp_path):
     with pytest.raises(UserError, match="there are too few texts, so none can be held out") as error:
         hold_out({"train": table_of([0] * 9)}, "corpus.txt", 0.2, 0, tmp_path / "new", np.zeros(9, int))
     assert error.value.code == 65
+
+
+# --- labels that are no classes
+
+
+@pytest.mark.parametrize("num_single, num_more, is_refused", [
+    (1000, 0, False), (1001, 0, True), (901, 100, True), (909, 101, False), (900, 100, False), (90_000, 10_000, False),
+    (90_001, 9_999, True)])
+def test_more_than_1000_classes_nearly_all_with_one_sample_are_ids(num_single, num_more, is_refused):
+    counts = np.array([1] * num_single + [2] * num_more)
+    if not is_refused:
+        require_classes(counts, "it", "mend it")
+        return
+    expected = f"^it has {num_single + num_more} classes, and {num_single} of .*; mend it$"
+    with pytest.raises(UserError, match=expected) as error:
+        require_classes(counts, "it", "mend it")
+    assert error.value.code == Exit.BAD_DATA
 
 
 # --- chosen samples
