@@ -4,20 +4,17 @@
     train_set = ImageFolder(folders.splits["train"], transform, seed=0)
     train_set[epoch, i]                      # Sample(image, label, bad)
 
-The tree is scanned once and the result cached; classes and order are those of torchvision.datasets.ImageFolder.
+The tree is scanned once; the result is kept in the cache, from where all processes map it. Classes and order are those
+of torchvision.datasets.ImageFolder.
 """
 
 import hashlib
-import json
 import os
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-from uuid import uuid4
+from typing import ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -26,37 +23,36 @@ from torch.utils.data import Dataset
 
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
-from data.splits import SPLIT_NAMES, VAL_NAMES, hold_out
+from data.splits import SPLIT_NAMES, VAL_NAMES, hold_out, require_classes
+from utils.array_folder import digest_of, kept_arrays, one_at_a_time, open_arrays
 from utils.errors import Exit, UserError, some
+from utils.files import read_checked, sync, write_checked
 from utils.seed import derive_seed, seeded
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-CACHE_VERSION = 1
-ARRAYS = ("names", "ends", "labels")
+CACHE_VERSION = 2
+ARRAYS = ("names", "spans", "labels")
 MID_GREY = 128  # of the stand-in for an unreadable image
 
 
 @dataclass(frozen=True, eq=False)
 class ImageIndex:
-    """Paths and labels of a split in three arrays: no Python object per file, so that forked workers share its memory."""
+    """Paths and labels of a split in three arrays, which processes share: no Python object per file."""
+
+    per_sample: ClassVar = ("spans", "labels")
 
     root: str
-    names: np.ndarray  # uint8: all paths relative to root, as bytes, joined
-    ends: np.ndarray  # [N] int64: where in `names` each ends
+    names: np.ndarray  # uint8: paths relative to root, as bytes, joined; there may be more than those of this split
+    spans: np.ndarray  # [N, 2] int64: begin and end of each in `names`
     labels: np.ndarray  # [N] int32
 
     def __len__(self) -> int:
-        return len(self.ends)
+        return len(self.spans)
 
     def path(self, i: int) -> str:
         """Absolute path of image i, 0 <= i < N."""
-        start = self.ends[i - 1] if i else 0
-        return os.path.join(self.root, os.fsdecode(self.names[start:self.ends[i]].tobytes()))
-
-    def select(self, chosen: np.ndarray) -> "ImageIndex":
-        """The images where chosen ([N] bool) is true, in the same order."""
-        lengths = np.diff(self.ends, prepend=0)
-        return replace(self, names=self.names[np.repeat(chosen, lengths)], ends=np.cumsum(lengths[chosen]), labels=self.labels[chosen])
+        begin, end = self.spans[i]
+        return os.path.join(self.root, os.fsdecode(self.names[begin:end].tobytes()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,19 +100,21 @@ class ImageFolder(Dataset):
 def build_index(root: str, val_fraction: float, seed: int, cache: Path) -> FolderIndex:
     """The index of a data folder, from the cache if no directory of it has changed since.
 
-    val_fraction: share of each class held out of train where there is no folder for val. Raises UserError (65, 66, 74).
-    One process per node should come first, so that the others find its cache; any number at once is safe.
+    val_fraction: share of each class held out of train where there is no folder for val. One process per node should
+    come first, so that the others find its cache; any number at once is safe. Raises UserError (64, 65, 66, 74).
     """
     root = os.path.abspath(root)
-    file = Path(cache) / f"images-{hashlib.sha256(f'{CACHE_VERSION} {root}'.encode(errors='surrogateescape')).hexdigest()[:20]}.npz"
+    # Nodes with local data differ in this time, nodes that share the data do not (inodes may differ then, under FUSE).
+    time = os.stat(root).st_mtime_ns if os.path.exists(root) else 0
+    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time)}.json"
     found = _load(file, root)
     if found is None:
-        scan = _Scan(root)
-        found = scan.read()
-        _store(file, found, scan.directories)
+        with one_at_a_time(file):
+            found = _load(file, root) or _scan(file, root)
     if "val" in found.splits:
         return found
-    splits, note = hold_out(found.splits, root, val_fraction, seed)
+    folder = file.with_name(f"{_name(found.classes, found.splits, found.fingerprint)}-val-{val_fraction}-{seed}")
+    splits, note = hold_out(found.splits, root, val_fraction, seed, folder)
     return replace(found, splits=splits, notes=(*found.notes, note))
 
 
@@ -187,6 +185,8 @@ class _Scan:
         classes = class_names["train"]
         if len(classes) == 1:
             raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; a classifier needs two or more", Exit.BAD_DATA)
+        require_classes(np.bincount(splits["train"].labels), f"--data {self.root}: {_shown(where['train'])}",
+                        "put all images of a class into one folder")
         label_of = {name: label for label, name in enumerate(classes)}
         for split in [split for split in splits if split != "train"]:
             if not class_names[split]:
@@ -200,7 +200,8 @@ class _Scan:
             notes.append(f"passed over {len(self.strays)} that are no images in class folders ({self.strays[0]}, for one)")
         digest = hashlib.sha256()
         for split in sorted(splits):
-            digest.update(splits[split].names.tobytes() + splits[split].ends.tobytes())
+            digest.update(splits[split].names)
+            digest.update(np.ascontiguousarray(splits[split].spans[:, 1]))
         return FolderIndex(tuple(classes), splits, digest.hexdigest(), tuple(notes))
 
     def _split(self, folder: str, optional: bool) -> tuple[list[str], ImageIndex]:
@@ -221,8 +222,9 @@ class _Scan:
             names.append(b"".join(encoded))
             lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
             counts.append(len(encoded))
+        ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
         return classes, ImageIndex(
-            self.root, np.frombuffer(b"".join(names), np.uint8), np.cumsum(np.concatenate(lengths or [np.zeros(0, np.int64)])),
+            self.root, np.frombuffer(b"".join(names), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
             np.repeat(np.arange(len(classes), dtype=np.int32), counts))
 
     def _walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
@@ -257,35 +259,35 @@ class _Scan:
         raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
 
 
-def _store(file: Path, found: FolderIndex, directories: dict[str, int]) -> None:
-    """Write the cache; where that fails, every process scans for itself."""
-    about: dict[str, Any] = {"classes": found.classes, "splits": list(found.splits), "fingerprint": found.fingerprint, "notes": found.notes,
-                             "directories": list(directories)}
-    arrays = {f"{split}.{name}": getattr(index, name) for split, index in found.splits.items() for name in ARRAYS}
-    temporary = file.with_name(f".{file.name}.{uuid4().hex}")
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as stream:
-                np.savez(stream, about=np.frombuffer(json.dumps(about).encode(), np.uint8),
-                         times=np.array(list(directories.values()), np.int64), **arrays)
-            os.replace(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
+def _scan(file: Path, root: str) -> FolderIndex:
+    """The index of a tree that is read anew. `file` names its arrays, and is valid until a directory changes."""
+    scan = _Scan(root)
+    found = scan.read()
+    arrays = kept_arrays(file.with_name(_name(found.classes, found.splits, found.fingerprint)), lambda: {
+        f"{split}.{name}": getattr(index, name) for split, index in found.splits.items() for name in ARRAYS})
+    with suppress(OSError):  # every process scans for itself then
+        write_checked(file, [found.classes, list(found.splits), found.fingerprint, found.notes, scan.directories])
+        sync(file.parent)
+    return replace(found, splits=_splits(root, found.splits, arrays))
 
 
 def _load(file: Path, root: str) -> FolderIndex | None:
     """The cached index; None if there is none, it is damaged, or a directory has changed."""
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            about = json.loads(arrays["about"].tobytes())
-            times = arrays["times"].tolist()
-            if any(os.stat(path).st_mtime_ns != time for path, time in zip(about["directories"], times, strict=True)):
-                return None
-            splits = {split: ImageIndex(root, *(arrays[f"{split}.{name}"] for name in ARRAYS)) for split in about["splits"]}
-        return FolderIndex(tuple(about["classes"]), splits, about["fingerprint"], tuple(about["notes"]))
-    except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error):
-        return None
+    with suppress(OSError, ValueError):
+        classes, splits, fingerprint, notes, directories = read_checked(file)
+        found = open_arrays(file.with_name(_name(classes, splits, fingerprint)))
+        if found and all(os.stat(path).st_mtime_ns == time for path, time in directories.items()):
+            return FolderIndex(tuple(classes), _splits(root, splits, found[1]), fingerprint, tuple(notes))
+    return None
+
+
+def _name(classes: Iterable[str], splits: Iterable[str], fingerprint: str) -> str:
+    """Of the folder with the arrays: the same for these images wherever they are, so copies of the data share it."""
+    return f"images-{digest_of(CACHE_VERSION, list(classes), list(splits), fingerprint)}"
+
+
+def _splits(root: str, splits: Iterable[str], arrays: Mapping[str, np.ndarray]) -> dict[str, ImageIndex]:
+    return {split: ImageIndex(root, *(arrays[f"{split}.{name}"] for name in ARRAYS)) for split in splits}
 
 
 def _shown(folder: str) -> str:

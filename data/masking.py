@@ -14,9 +14,12 @@ from data.tokenizer import is_special
 from utils.seed import derive_seed, seeded
 
 
-def num_predicted(table: TokenTable, probability: float) -> np.ndarray:
-    """[N] int64: predicted tokens of each sample, max(1, round(probability x tokens that are no special ones))."""
-    return np.maximum(1, np.rint(probability * table.num_ordinary)).astype(np.int64)
+def num_predicted(num_ordinary: np.ndarray, probability: float) -> np.ndarray:
+    """[n] int64: predicted tokens of samples, max(1, round(probability x num_ordinary)).
+
+    num_ordinary: [n], their non-special tokens.
+    """
+    return np.maximum(1, np.rint(probability * num_ordinary)).astype(np.int64)
 
 
 class MaskedSample(NamedTuple):
@@ -32,15 +35,14 @@ class MaskedTextSet(TextSet):
 
     def __init__(self, table: TokenTable, tokenizer: Any, probability: float, seed: int):
         super().__init__(table)
-        self.num_predicted = num_predicted(table, probability)
-        self._seed, self._mask_id = seed, tokenizer.mask_token_id
+        self._probability, self._seed, self._mask_id = probability, seed, tokenizer.mask_token_id
         self._is_special = is_special(tokenizer)
         self._ordinary = np.flatnonzero(~self._is_special)
 
     def __getitem__(self, item: tuple[int, int]) -> MaskedSample:
         epoch, i = map(int, item)
         text = self.table.sample(i)
-        count = int(self.num_predicted[i])
+        count = int(num_predicted(self.table.num_ordinary[i], self._probability))
         with seeded(derive_seed(self._seed, "masking", epoch, i)):
             maskable = np.flatnonzero(~self._is_special[text.ids])
             positions = np.sort(maskable[torch.randperm(len(maskable))[:count].numpy()])

@@ -10,26 +10,26 @@ Legend: N samples, B samples in a batch, T tokens in the longest of them.
 import copy
 import hashlib
 import json
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
-from uuid import uuid4
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from data.splits import require_classes, sort_classes
 from data.table import Row, choose_columns, find_tables, read_rows
 from data.tokenizer import is_special, without_ends
+from utils.array_folder import describe, digest_of, make_folder, open_arrays
 from utils.errors import Exit, UserError, some
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 ROWS_AT_ONCE = 2000  # handed to the tokenizer, which works on them in as many threads as there are cores
 PAD_TO = 8  # tokens: widths of batches are multiples
 
@@ -57,32 +57,27 @@ class TextSource:
 class TokenTable:
     """The samples of a split. Arrays on disk, mapped into memory: processes share them, and only what is read is loaded."""
 
+    per_sample: ClassVar = ("spans", "labels", "num_ordinary", "texts", "lengths")
+
     ids: np.ndarray  # uint16 or uint32: the tokens of all samples, one after the other
     types: np.ndarray  # uint8, as ids: token types; empty where the tokenizer has none
     spans: np.ndarray  # [N, 2] int64: begin and end of each sample in ids
     labels: np.ndarray  # [N] int32; 0 where there are no labels
     num_ordinary: np.ndarray  # [N] int32: tokens that are no special ones
     texts: np.ndarray  # [N] int32: the number of the text that it is, or is cut from
+    lengths: np.ndarray  # [N] int32: tokens
 
     def __len__(self) -> int:
         return len(self.spans)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """[N] int64: tokens in each sample."""
-        return self.spans[:, 1] - self.spans[:, 0]
 
     def sample(self, i: int) -> "TextSample":
         """Sample i, 0 <= i < N."""
         begin, end = self.spans[i]
         return TextSample(self.ids[begin:end].astype(np.int64), self.types[begin:end], int(self.labels[i]))
 
-    def select(self, chosen: np.ndarray) -> "TokenTable":
-        """The samples that `chosen` says, a mask ([N] bool) or indices in the order wanted."""
-        return replace(self, **{name: getattr(self, name)[chosen] for name in ("spans", "labels", "num_ordinary", "texts")})
 
-
-DTYPES = {"ids": np.uint32, "types": np.uint8, "spans": np.int64, "labels": np.int32, "num_ordinary": np.int32, "texts": np.int32}
+DTYPES = {"ids": np.uint32, "types": np.uint8, "spans": np.int64, "labels": np.int32, "num_ordinary": np.int32,
+          "texts": np.int32, "lengths": np.int32}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +89,7 @@ class TextIndex:
     splits: dict[str, TokenTable]
     fingerprint: str  # sha256 over classes, tokens and labels of train and val
     notes: tuple[str, ...]  # for the user, a line each
+    folder: Path  # that holds it
 
 
 class TextSample(NamedTuple):
@@ -138,58 +134,60 @@ def padded(samples: Sequence[TextSample], pad_id: int, max_length: int) -> dict[
 def tokenize(source: TextSource, tokenizer: Any, cache: Path) -> None:
     """Make the token ids of `source` under `cache`, unless they are there. Raises UserError (65, 66, 73, 74).
 
-    They appear whole or not at all; of several processes at once, one wins.
+    They appear whole or not at all; of several processes at once one works, and the others wait.
     """
     folder = _folder(source, cache)
-    if folder.is_dir():
-        return
-    partial = folder.with_name(f".{folder.name}.{uuid4().hex}")
     try:
-        partial.mkdir(parents=True)
-        _Writer(source, tokenizer, partial).write()
-        partial.rename(folder)
+        make_folder(folder, lambda partial: _Writer(source, tokenizer, partial).write())
     except OSError as error:
-        if not folder.is_dir():  # else another process came first, and its are the same
-            raise UserError(f"cannot keep token ids in {folder}: {error.strerror}; set LOCKSTEP_CACHE to a folder with room",
-                            Exit.CANNOT_CREATE) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"cannot keep token ids in {folder}: {error.strerror}; set LOCKSTEP_CACHE to a folder with"
+                        " room", Exit.CANNOT_CREATE) from None
 
 
 def open_texts(source: TextSource, cache: Path) -> TextIndex:
-    """What `tokenize` made."""
+    """What `tokenize` made. Raises UserError (74) if it is not there any more."""
     folder = _folder(source, cache)
-    about = json.loads((folder / "about.json").read_text())
-    dtypes = DTYPES | {"ids": about["ids"]}
-
-    def mapped(split: str, name: str) -> np.ndarray:
-        file = folder / f"{split}.{name}"
-        array = np.memmap(file, dtypes[name], "r") if file.stat().st_size else np.zeros(0, dtypes[name])
-        return array.reshape(-1, 2) if name == "spans" else array
-
-    splits = {split: TokenTable(**{name: mapped(split, name) for name in DTYPES}) for split in about["splits"]}
-    return TextIndex(tuple(about["classes"]), tuple(about["text_columns"]), splits, about["fingerprint"], tuple(about["notes"]))
+    if (found := open_arrays(folder)) is None:
+        raise UserError(f"{folder} was removed or damaged as it was about to be read; start again", Exit.IO)
+    about, arrays = found
+    splits = {split: TokenTable(**{name: arrays[f"{split}.{name}"] for name in DTYPES}) for split in about["splits"]}
+    return TextIndex(tuple(about["classes"]), tuple(about["text_columns"]), splits, about["fingerprint"],
+                     tuple(about["notes"]), folder)
 
 
 def _folder(source: TextSource, cache: Path) -> Path:
     """Its name holds all that decides what is in it: no need to compare."""
     files = [(split, str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
              for split, paths in source.files.items() for path in paths]
-    content = [CACHE_VERSION, files, asdict(replace(source, split=""))]  # which is in the files
-    return cache / f"texts-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:20]}"
+    settings = asdict(replace(source, split=""))  # which is in the files
+    return cache / f"texts-{digest_of(CACHE_VERSION, files, settings)}"
 
 
 def read_texts(source: TextSource) -> Iterator[str]:
-    """The training texts, one by one."""
+    """The training texts, one by one. Raises UserError (65, 74), before the first one if the labels are no classes."""
+    _check_labels(source)
+    return (text for row in _train_rows(source) for text in row.texts)
+
+
+def _train_rows(source: TextSource) -> Iterator[Row]:
     files = source.files["train"]
     columns = choose_columns(files[0], source.text_column, source.label_column)
-    return (text for path in files for row in read_rows(path, columns) for text in row.texts)
+    return (row for path in files for row in read_rows(path, columns))
+
+
+def _check_labels(source: TextSource) -> None:
+    """Before the work that it may save: this takes a twentieth of the time that tokenizing does."""
+    if source.label_column is not None:
+        counts = Counter(row.label for row in _train_rows(source))
+        require_classes(np.array(list(counts.values())), f"--data {source.root}: the column {source.label_column}",
+                        "name the column with the classes by --label-column")
 
 
 class _Writer:
     """Reads the tables, and writes the arrays of every split into `folder`."""
 
     def __init__(self, source: TextSource, tokenizer: Any, folder: Path):
+        _check_labels(source)
         self._source, self._folder = source, folder
         self._tokenizer = copy.deepcopy(tokenizer)  # it keeps the truncation that it is called with
         self._files, self._notes = source.files, find_tables(source.root)[1]
@@ -213,12 +211,13 @@ class _Writer:
                                f" tokens and are {what}")
         digest = hashlib.sha256(json.dumps(classes).encode())
         for split in [split for split in self._files if split != "test"]:  # a run is the same whether it is read or not
-            for name in DTYPES:
+            for name in [name for name in DTYPES if name != "lengths"]:  # which are in spans
                 with (self._folder / f"{split}.{name}").open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
         about = {"classes": classes, "text_columns": self._columns.texts, "splits": list(self._files), "notes": self._notes,
-                 "ids": np.dtype(self._dtypes["ids"]).name, "fingerprint": digest.hexdigest()}
-        (self._folder / "about.json").write_text(json.dumps(about))
+                 "fingerprint": digest.hexdigest()}
+        describe(self._folder, about, {f"{split}.{name}": (dtype, (2,) if name == "spans" else ())
+                                       for split in self._files for name, dtype in self._dtypes.items()})
 
     def _write_split(self, split: str) -> None:
         rows, end = self._rows(split), 0
@@ -255,7 +254,8 @@ class _Writer:
             "spans": np.stack([ends[:-1], ends[1:]], axis=1),
             "labels": np.array([label for *_, label, _ in samples]),
             "num_ordinary": num_ordinary,
-            "texts": np.array([number for *_, number in samples])}
+            "texts": np.array([number for *_, number in samples]),
+            "lengths": np.diff(ends)}
 
     def _rows(self, split: str) -> Iterator[Row]:
         for path in self._files[split]:
@@ -277,14 +277,14 @@ class _Writer:
         if split == "train" and row.label is not None:
             self._labels.setdefault(row.label, len(self._labels))
         elif row.label is not None and row.label not in self._labels:
-            return f"the label {row.label} does not occur in train, which has {some(_sorted(self._labels))}"
+            return f"the label {row.label} does not occur in train, which has {some(sort_classes(self._labels))}"
         return ""
 
     def _sort_classes(self) -> list[str]:
         """The classes in label order; the labels on disk are renumbered to it. Raises UserError where there is only one."""
         if self._source.label_column is None:
             return []
-        classes = _sorted(self._labels)
+        classes = sort_classes(self._labels)
         if len(classes) == 1:
             raise UserError(f"--data {self._source.root}: there is only one class, {classes[0]}, in {self._columns.label};"
                             " a classifier needs two or more", Exit.BAD_DATA)
@@ -294,11 +294,3 @@ class _Writer:
             file = self._folder / f"{split}.labels"
             file.write_bytes(new[np.fromfile(file, DTYPES["labels"])].tobytes())
         return classes
-
-
-def _sorted(labels: Iterable[str]) -> list[str]:
-    """Numbers numerically, if all are; words by their characters."""
-    try:
-        return sorted(labels, key=lambda label: (Decimal(label), label))
-    except InvalidOperation:
-        return sorted(labels)

@@ -112,8 +112,9 @@ def classify_images(
     mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
     transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])
     encoded = [os.fsencode(path) for path in paths]
-    index = ImageIndex(
-        "", np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(name) for name in encoded]), np.zeros(len(paths), np.int32))
+    ends = np.cumsum([0, *map(len, encoded)])
+    index = ImageIndex("", np.frombuffer(b"".join(encoded), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
+                       np.zeros(len(paths), np.int32))
     workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(paths) // BATCH)
     loader = DataLoader(
         ImageFolder(index, transform, seed=0), BATCH, sampler=[(0, i) for i in range(len(paths))], num_workers=workers,

@@ -1,5 +1,6 @@
 """Small files on disk: a reader sees the old or the new content, and damage is named; and where caches are."""
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -35,6 +36,20 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def write_checked(path: Path, value: Any) -> None:
+    """Write a JSON value under its checksum, so that damage is found."""
+    text = json.dumps(value)
+    write_atomically(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+
+
+def read_checked(path: Path) -> Any:
+    """What write_checked wrote. Raises OSError, or ValueError where it is damaged."""
+    digest, _, text = path.read_text().partition("\n")
+    if hashlib.sha256(text.encode()).hexdigest() != digest:
+        raise ValueError(f"{path} is damaged")
+    return json.loads(text)
 
 
 def cache_path() -> Path:

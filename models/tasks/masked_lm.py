@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from data.masking import MaskedSample, MaskedTextSet
+from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.text import padded
 from data.tokenizer import is_special
 from models.bert import SparsePrediction
@@ -41,7 +41,6 @@ class MaskedLM(TextTask):
         probability = config.masks.mask_probability
         self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
         self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
-        self._weights = torch.from_numpy(self.train_set.num_predicted)
         self.metrics = (Metric(_loss_sums, _loss_values, is_count=False),)
 
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
@@ -54,7 +53,8 @@ class MaskedLM(TextTask):
 
     def weight(self, indices: Tensor) -> float:
         """Predicted tokens in the global batch."""
-        return float(self._weights[indices].sum())
+        num_ordinary = self._train.num_ordinary[indices.numpy()]
+        return float(num_predicted(num_ordinary, self._config.masks.mask_probability).sum())
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder with its language modelling head, computed where tokens are predicted. Raises UserError (64, 66)."""

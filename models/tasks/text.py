@@ -1,5 +1,6 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from data import demo
-from data.splits import hold_out
-from data.text import TextSource, TokenTable, open_texts, read_texts, tokenize
+from data.splits import hold_out, select
+from data.text import TextIndex, TextSource, TokenTable, open_texts, read_texts, tokenize
 from data.tokenizer import settle_tokenizer
 from models.bert import build_encoder, find_folder, save_model_folder, takes_types
 from models.tasks.base import Batch
@@ -36,19 +37,17 @@ class TextTask:
         self._tokenizer = settle_tokenizer(tokenizer_folder, takes_types(self._folder), lambda: read_texts(source), text.vocab_size, run,
                                            world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
-        world.once(lambda: tokenize(source, self._tokenizer, cache), per_node=True)
-        index = open_texts(source, cache)
-        splits, self.notes = index.splits, index.notes
-        if "val" not in splits:
-            texts = splits["train"].texts if cuts else None
-            splits, note = hold_out(splits, root, config.data.val_fraction, config.run.seed, texts)
-            self.notes = (*self.notes, note)
-        if config.run.split not in splits:
-            raise UserError(f"--split {config.run.split}: {root} has no such split; it has {', '.join(splits)}", Exit.NO_INPUT)
+
+        def prepare() -> None:
+            tokenize(source, self._tokenizer, cache)
+            _open_splits(source, cache, config.data.val_fraction, config.run.seed)
+
+        world.once(prepare, per_node=True)  # the others map what it has written
+        index, self._eval = _open_splits(source, cache, config.data.val_fraction, config.run.seed)
         self.classes, self.fingerprint, self._text_columns = index.classes, index.fingerprint, index.text_columns
-        self._train = splits["train"]
-        self.lengths = torch.from_numpy(self._train.lengths)
-        self._eval = _by_length(splits[config.run.split])
+        self.notes, self._train = index.notes, index.splits["train"]
+        with warnings.catch_warnings(action="ignore"):  # that the array is read-only; so is whoever uses the tensor
+            self.lengths = torch.from_numpy(self._train.lengths)
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder that --model names, with this task's head. Raises UserError (64, 66)."""
@@ -66,11 +65,26 @@ class TextTask:
 
     def example(self, size: int) -> Batch:
         """The longest sample of train or of what is evaluated, `size` times."""
-        longest = [(table.lengths.max(), samples[0, int(table.lengths.argmax())])
-                   for table, samples in ((self._train, self.train_set), (self._eval, self.eval_set))]
-        return self.collate([max(longest, key=lambda each: each[0])[1]] * size)
+        is_of_train = int(self.lengths.max()) >= int(self._eval.lengths[-1])  # which is in order of length
+        samples, longest = (self.train_set, int(self.lengths.argmax())) if is_of_train else (self.eval_set, len(self._eval) - 1)
+        return self.collate([samples[0, longest]] * size)
 
 
-def _by_length(table: TokenTable) -> TokenTable:
-    """Samples of like length stand together, so that batches are padded little; the order is one of the data alone."""
-    return table.select(table.lengths.argsort(kind="stable"))
+def _open_splits(source: TextSource, cache: Path, val_fraction: float, seed: int) -> tuple[TextIndex, TokenTable]:
+    """What `tokenize` made, with val held out of train where there is none; and what is evaluated, in order of length.
+
+    So evaluation batches are padded little, and the order depends on the data alone. Raises UserError (64, 65, 66, 74).
+    """
+    index = open_texts(source, cache)
+    folder = index.folder
+    if "val" not in index.splits:
+        folder = folder.with_name(f"{folder.name}-val-{val_fraction}-{seed}")
+        texts = index.splits["train"].texts if source.cuts else None
+        splits, note = hold_out(index.splits, source.root, val_fraction, seed, folder, texts)
+        index = replace(index, splits=splits, notes=(*index.notes, note))
+    if source.split not in index.splits:
+        raise UserError(f"--split {source.split}: {source.root} has no such split; it has {', '.join(index.splits)}",
+                        Exit.NO_INPUT)
+    table = index.splits[source.split]
+    sorted_folder = folder.with_name(f"{folder.name}-{source.split}-by-length")
+    return index, select(table, lambda: {"samples": table.lengths.argsort(kind="stable")}, sorted_folder)["samples"]

@@ -155,7 +155,7 @@ def test_settings_are_settings_of_the_task(task):
 def table_of(texts, labels):
     spans = np.cumsum([0, *map(len, texts)])
     return TokenTable(np.concatenate(texts), np.zeros(0, np.uint8), np.stack([spans[:-1], spans[1:]], axis=1), np.array(labels),
-                      np.ones(len(texts)), np.arange(len(texts)))
+                      np.ones(len(texts)), np.arange(len(texts)), np.diff(spans))
 
 
 def test_the_linear_model_is_far_above_guessing_on_the_docstrings(cache, docstrings):

@@ -1,7 +1,13 @@
+import fcntl
 import io
 import os
 import pickle
 import random
+import re
+import select
+import shutil
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -15,6 +21,7 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 from data import image_folder
 from data.image_decode import EncodedImage, UnreadableImage
 from data.image_folder import ImageFolder, build_index
+from tests.conftest import ROOT
 from utils.errors import Exit, UserError
 
 torch.set_num_threads(1)
@@ -95,16 +102,70 @@ def test_added_file_makes_the_cache_outdated(tree, index_of, name):
     assert after.fingerprint != before.fingerprint
 
 
-def test_damaged_cache_is_rebuilt(tree, index_of, tmp_path):
-    expected = paths(index_of(tree).splits["train"])
-    (file,) = (tmp_path / "cache").iterdir()
-    good = file.read_bytes()
-    for position in range(0, len(good), 97):
-        file.write_bytes(good[:position])
-        assert paths(index_of(tree).splits["train"]) == expected
-        file.write_bytes(good[:position] + bytes([good[position] ^ 0xFF]) + good[position + 1:])
-        assert paths(index_of(tree).splits["train"]) == expected
-    assert list((tmp_path / "cache").iterdir()) == [file]
+def damages(good: bytes, is_checked: bool):
+    """Shorter and longer content; with a checksum, changed content too."""
+    for position in range(0, len(good), max(1, len(good) // 7)):
+        yield good[:position]
+        if is_checked:
+            yield good[:position] + bytes([good[position] ^ 0xFF]) + good[position + 1:]
+    yield good + b"\0"
+
+
+def test_damaged_cache_is_rebuilt(tmp_path, index_of):
+    root = write_images(tmp_path / "d", *(f"train/{name}/{i}.png" for name in "ab" for i in range(4)))
+    expected = {split: paths(table) for split, table in index_of(root).splits.items()}
+    files = {file: file.read_bytes() for file in (tmp_path / "cache").rglob("*") if file.is_file()}
+    assert len(files) == 1 + 4 + 5  # directories and their times; names, spans, labels; spans and labels of two splits
+    for file, good in files.items():
+        for bad in damages(good, is_checked=file.suffix == ".json"):
+            file.write_bytes(bad)
+            assert {split: paths(table) for split, table in index_of(root).splits.items()} == expected
+            assert {file: file.read_bytes() for file in (tmp_path / "cache").rglob("*") if file.is_file()} == files
+
+
+def test_arrays_are_mapped_with_and_without_a_val_folder(tree, tmp_path, index_of):
+    flat = write_images(tmp_path / "flat", *(f"train/{name}/{i}.png" for name in "ab" for i in range(4)))
+    for _ in range(2):  # scanned, then cached
+        tables = [table for root in (tree, flat) for table in index_of(root).splits.values()]
+        assert {type(array) for table in tables for array in (table.names, table.spans, table.labels)} == {np.memmap}
+
+
+def test_nodes_with_data_of_their_own_under_one_path_do_not_overwrite(tree, tmp_path, index_of):
+    other = write_images(tmp_path / "other", *(f"{split}/{name}/1.png" for split in ("train", "val") for name in "ab"))
+    os.utime(other, ns=(0, 0))  # here both are made within the same tick of the clock, perhaps
+    written = []
+    for _ in range(2):
+        for node, number in ((tree, 8), (other, 2)):
+            node.rename(tmp_path / "local")
+            assert len(index_of(tmp_path / "local").splits["train"]) == number
+            (tmp_path / "local").rename(node)
+        written.append({file: file.stat().st_mtime_ns for file in (tmp_path / "cache").rglob("*")})
+    assert written[0] == written[1]
+
+
+def test_copies_of_the_data_on_several_nodes_share_one_index(tree, tmp_path, index_of):
+    shutil.copytree(tree, tmp_path / "copy")
+    index_of(tree), index_of(tmp_path / "copy")
+    assert len([entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir()]) == 1
+    assert paths(index_of(tmp_path / "copy").splits["val"])[0].startswith(f"{tmp_path}/copy/")
+
+
+def test_one_process_scans_while_another_waits_and_finds_the_index(tree, tmp_path, index_of):
+    index_of(tree)
+    (file,) = (tmp_path / "cache").glob("*.json")
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").mkdir()
+    program = ("import os, sys\nfrom pathlib import Path\nfrom data.image_folder import build_index\n"
+               "os.scandir = lambda path: sys.exit('scanned too')\n"
+               "print(len(build_index(sys.argv[1], 0.1, 0, Path(sys.argv[2])).splits['train']))")
+    with file.with_name(f".{file.name}.lock").open("w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        other = subprocess.Popen([sys.executable, "-c", program, tree, tmp_path / "cache"], cwd=ROOT, text=True,
+                                 stdout=subprocess.PIPE)
+        while not re.search(rf"->.* {other.pid} ", Path("/proc/locks").read_text()):  # blocked
+            assert not select.select([other.stdout], [], [], 0.005)[0], "it did not wait"
+        index_of(tree)
+    assert other.communicate()[0] == "8\n"
 
 
 def test_cache_that_cannot_be_written_does_not_matter(tree):
@@ -192,6 +253,17 @@ def test_unusable_folder_is_bad_data_and_says_why(tmp_path, index_of, names, wor
     with pytest.raises(UserError, match=words) as error:
         index_of(write_images(root, *names))
     assert error.value.code == Exit.BAD_DATA and str(root) in str(error.value)
+
+
+def test_a_folder_for_each_image_is_refused_before_training(tmp_path, index_of):
+    for number in range(1001):
+        (tmp_path / "d/train" / str(number)).mkdir(parents=True)
+        (tmp_path / "d/train" / str(number) / "1.png").touch()
+    with pytest.raises(UserError) as error:
+        index_of(tmp_path / "d")
+    assert (error.value.code, str(error.value)) == (
+        Exit.BAD_DATA, f"--data {tmp_path}/d: train/ has 1001 classes, and 1001 of them have a single training sample,"
+        " as ids do; of more than 1000 classes at most 90% may; put all images of a class into one folder")
 
 
 def test_missing_folder_a_file_and_no_share_to_hold_out_have_their_codes(tmp_path, index_of):
@@ -364,5 +436,5 @@ def test_index_of_many_files_is_fast_and_small(tmp_path, index_of):
     with warnings.catch_warnings(action="error"):
         index = index_of(root, 0.25)
     assert {name: len(split) for name, split in index.splits.items()} == {"train": 3000, "val": 1000}
-    assert len(pickle.dumps(index.splits["train"])) < 3000 * 40
+    assert len(pickle.dumps(index.splits["train"])) < 3000 * 42  # 20 for spans and labels, 15 for each of 4000 names
     assert image_folder.EXTENSIONS[0] == ".jpg"

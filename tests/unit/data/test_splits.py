@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.splits import held_out, hold_out
+from data.splits import held_out, hold_out, require_classes, select
 from data.text import TokenTable
 from utils.errors import Exit, UserError
 
@@ -76,25 +76,25 @@ def table_of(labels):
     """Sample i is the token i alone."""
     places = np.arange(len(labels))
     return TokenTable(places.astype(np.uint16), np.zeros(0, np.uint8), np.stack([places, places + 1], axis=1), np.array(labels), places,
-                      places)
+                      places, np.ones(len(labels), np.int32))
 
 
 def tokens(table):
     return [int(table.sample(i).ids[0]) for i in range(len(table))]
 
 
-def test_val_is_taken_out_of_train_and_other_splits_stay():
+def test_val_is_taken_out_of_train_and_other_splits_stay(tmp_path):
     labels = np.array([0, 1, 0, 1, 1, 0, 0, 1, 2, 0])
     given = {"train": table_of(labels), "test": table_of([0, 1])}
-    splits, _ = hold_out(given, "reviews", 0.4, 3)
+    splits, _ = hold_out(given, "reviews", 0.4, 3, tmp_path / "new")
     held = held_out(labels, 0.4, 3)
     assert (tokens(splits["train"]), tokens(splits["val"])) == (np.flatnonzero(~held).tolist(), np.flatnonzero(held).tolist())
     assert (splits["train"].labels.tolist(), splits["val"].labels.tolist()) == (labels[~held].tolist(), labels[held].tolist())
     assert splits["test"] is given["test"] and set(given) == {"train", "test"} and len(given["train"]) == 10
 
 
-def test_what_is_held_out_is_noted():
-    assert hold_out({"train": table_of([0] * 10 + [1] * 30)}, "reviews", 0.2, 0)[1] == (
+def test_what_is_held_out_is_noted(tmp_path):
+    assert hold_out({"train": table_of([0] * 10 + [1] * 30)}, "reviews", 0.2, 0, tmp_path / "new")[1] == (
         "there is no val: 8 of the 40 training samples are held out (--val-fraction 0.2)")
 
 
@@ -103,20 +103,57 @@ def test_what_is_held_out_is_noted():
      " out; give more than 0, or add val"),
     ([2, 0, 1], 0.5, Exit.BAD_DATA, "--data reviews: every class has one sample, so none can be held out for validation; add samples, or"
      " val")])
-def test_where_none_can_be_held_out_the_way_out_is_named(labels, fraction, code, message):
+def test_where_none_can_be_held_out_the_way_out_is_named(labels, fraction, code, message, tmp_path):
     with pytest.raises(UserError) as error:
-        hold_out({"train": table_of(labels)}, "reviews", fraction, 0)
+        hold_out({"train": table_of(labels)}, "reviews", fraction, 0, tmp_path / "new")
     assert (error.value.code, str(error.value)) == (code, message)
 
 
-def test_the_pieces_of_a_text_are_held_out_together():
+def test_the_pieces_of_a_text_are_held_out_together(tmp_path):
     texts = np.repeat(np.arange(20), 3)  # three of each
-    splits, _ = hold_out({"train": table_of([0] * 60)}, "corpus.txt", 0.2, 0, texts)
+    splits, _ = hold_out({"train": table_of([0] * 60)}, "corpus.txt", 0.2, 0, tmp_path / "new", texts)
     held = splits["val"].num_ordinary // 3  # the text that a sample is cut from: table_of numbers the samples there
     assert len(set(held)) == 4 and len(held) == 12 and not set(held) & set(splits["train"].num_ordinary // 3)
 
 
-def test_one_text_alone_cannot_be_held_out():
+def test_one_text_alone_cannot_be_held_out(tmp_path):
     with pytest.raises(UserError, match="there are too few texts, so none can be held out") as error:
-        hold_out({"train": table_of([0] * 9)}, "corpus.txt", 0.2, 0, np.zeros(9, int))
+        hold_out({"train": table_of([0] * 9)}, "corpus.txt", 0.2, 0, tmp_path / "new", np.zeros(9, int))
     assert error.value.code == 65
+
+
+# --- labels that are no classes
+
+
+@pytest.mark.parametrize("num_single, num_more, is_refused", [
+    (1000, 0, False), (1001, 0, True), (901, 100, True), (909, 101, False), (900, 100, False), (90_000, 10_000, False),
+    (90_001, 9_999, True)])
+def test_more_than_1000_classes_nearly_all_with_one_sample_are_ids(num_single, num_more, is_refused):
+    counts = np.array([1] * num_single + [2] * num_more)
+    if not is_refused:
+        require_classes(counts, "it", "mend it")
+        return
+    expected = f"^it has {num_single + num_more} classes, and {num_single} of .*; mend it$"
+    with pytest.raises(UserError, match=expected) as error:
+        require_classes(counts, "it", "mend it")
+    assert error.value.code == Exit.BAD_DATA
+
+
+# --- chosen samples
+
+
+@pytest.mark.parametrize("chosen, expected", [
+    (np.array([True, False, True, False]), [0, 2]), (np.array([3, 0, 0]), [3, 0, 0]), (np.zeros(4, dtype=bool), [])])
+@pytest.mark.parametrize("cache", ["cache", "/proc/nowhere"], ids=["kept", "in memory"])
+def test_chosen_samples_are_those_of_a_mask_or_of_indices_in_their_order(chosen, expected, cache, tmp_path):
+    for _ in range(2):  # made, then read
+        found = select(table_of([5, 6, 7, 8]), lambda: {"some": chosen, "none": np.zeros(4, bool)}, tmp_path / cache)
+        assert list(found) == ["some", "none"] and tokens(found["some"]) == expected and len(found["none"]) == 0
+        assert found["some"].labels.tolist() == [5 + i for i in expected]
+
+
+def test_what_is_kept_is_chosen_once_and_mapped(tmp_path):
+    choices = iter([{"some": np.array([2, 0])}])
+    for _ in range(2):
+        found = select(table_of([0, 1, 2]), lambda: next(choices), tmp_path / "new")["some"]
+    assert tokens(found) == [2, 0] and {type(found.spans), type(found.labels)} == {np.memmap}

@@ -239,6 +239,15 @@ def test_one_class_alone_is_refused(write, opened):
         Exit.BAD_DATA, f"--data {root}: there is only one class, x, in label; a classifier needs two or more")
 
 
+def test_a_column_of_ids_is_refused_before_a_text_is_tokenized(write, opened):
+    root = write("train.csv", [("so", f"u{number % 99_990}") for number in range(100_000)])
+    expected = Exit.BAD_DATA, (
+        f"--data {root}: the column label has 99990 classes, and 99980 of them have a single training sample, as ids"
+        " do; of more than 1000 classes at most 90% may; name the column with the classes by --label-column")
+    assert refusal(opened, root, by=None) == expected == refusal(read_texts, source_of(root))
+    assert len(list(read_texts(source_of(root, label_column=None)))) == 100_000
+
+
 # --- bad rows
 
 
@@ -276,8 +285,26 @@ def test_a_split_without_texts_is_refused(write, opened, split, rows):
 
 def test_arrays_are_mapped_into_memory_and_cannot_be_written(write, opened):
     table = opened(write("train.csv", SMALL)).splits["train"]
-    arrays = [table.ids, table.types, table.spans, table.labels, table.num_ordinary]
-    assert [(type(array), array.flags.writeable) for array in arrays] == [(np.memmap, False)] * 5
+    arrays = [table.ids, table.types, table.spans, table.labels, table.num_ordinary, table.texts, table.lengths]
+    assert [(type(array), array.flags.writeable) for array in arrays] == [(np.memmap, False)] * 7
+
+
+@pytest.mark.parametrize("name", ["about.json", "train.ids", "train.labels"])
+def test_a_short_file_of_the_cache_is_made_anew(write, opened, tmp_path, name):
+    root = write("train.csv", SMALL)
+    expected = samples(opened(root).splits["train"])
+    (folder,) = (tmp_path / "cache").iterdir()
+    os.truncate(folder / name, (folder / name).stat().st_size - 1)
+    assert samples(opened(root).splits["train"]) == expected and list((tmp_path / "cache").iterdir()) == [folder]
+
+
+def test_what_was_removed_before_it_could_be_read_is_named(write, opened, tmp_path):
+    root = write("train.csv", SMALL)
+    opened(root)
+    (folder,) = (tmp_path / "cache").iterdir()
+    (folder / "train.ids").unlink()
+    code, message = refusal(open_texts, source_of(root), tmp_path / "cache")
+    assert (code, str(folder) in message, "start again" in message) == (Exit.IO, True, True)
 
 
 def test_the_fingerprint_is_that_of_the_content_wherever_it_lies(write, opened):
@@ -369,13 +396,9 @@ def test_a_cache_that_cannot_be_written_is_named(write, tokenizer, tmp_path):
 # --- samples
 
 
-@pytest.mark.parametrize("chosen, expected", [
-    (np.array([True, False, True, False]), [0, 2]), (np.array([3, 0, 0]), [3, 0, 0]), (np.zeros(4, dtype=bool), [])])
-def test_select_gives_the_samples_of_a_mask_or_of_indices_in_their_order(write, opened, chosen, expected):
+def test_lengths_are_those_of_the_samples(write, opened):
     table = opened(write("train.csv", [*SMALL, ("quite low so low", "y")])).splits["train"]
-    selected = table.select(chosen)
-    assert samples(selected) == [samples(table)[i] for i in expected]
-    assert selected.lengths.tolist() == (selected.num_ordinary + 2).tolist() == [table.lengths[i] for i in expected]
+    assert table.lengths.tolist() == [len(one) for one in ids(table)] == [4, 4, 4, 6]
 
 
 def test_items_are_the_samples_in_every_epoch(write, opened):

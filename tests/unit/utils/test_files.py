@@ -2,7 +2,7 @@
 
 import pytest
 
-from utils.files import cache_path, write_atomically
+from utils.files import cache_path, read_checked, write_atomically, write_checked
 
 
 def test_a_small_file_is_written_whole(tmp_path):
@@ -20,3 +20,15 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, environment, expec
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert str(cache_path()) == expected
+
+
+def test_a_checked_file_is_read_as_written_and_damage_is_found(tmp_path):
+    file, value = tmp_path / "file", {"name": "a\udcff", "numbers": [1, 2.5, None]}
+    write_checked(file, value)
+    assert read_checked(file) == value
+    good = file.read_bytes()
+    for position in range(len(good)):
+        for bad in (good[:position], good[:position] + bytes([good[position] ^ 1]) + good[position + 1:]):
+            file.write_bytes(bad)
+            with pytest.raises(ValueError):
+                read_checked(file)
