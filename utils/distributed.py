@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.preflight import require_architecture, require_own_name
 from utils.watchdog import Watchdog
 
+T = TypeVar("T")
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
 
@@ -83,8 +84,7 @@ class World:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
-        if error is None or (isinstance(error, UserError) and not isinstance(error, RankError | PeerError)):
+        if error is None:  # else the peers may be gone, and destroying the group would wait for them; the process ends anyway
             dist.destroy_process_group()
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -101,24 +101,39 @@ class World:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
         They wait for --section-timeout, or where it is about all the data (per_node, takes_long) for hours.
-        Returns rank 0's result, which must be JSON, on every rank. An error of `work` is raised on every rank: the barrier
-        carries the answer, and where a rank does not come it names the missing one.
+        Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as everywhere() does.
         """
-        answer, failure = {}, None
-        if (self.local_rank if per_node else self.rank) == 0:
+        works = (self.local_rank if per_node else self.rank) == 0
+        return self._outcomes(work if works else None, DATA_TIMEOUT if per_node or takes_long else self.section_timeout)[0]
+
+    def everywhere(self, work: Callable[[], T]) -> T:
+        """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
+
+        If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host where others
+        did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
+        """
+        results: list[T] = []
+        self._outcomes(lambda: results.append(work()), DATA_TIMEOUT)
+        return results[0]
+
+    def _outcomes(self, work: Callable[[], Any] | None, timeout: timedelta) -> list[Any]:
+        """What `work` returned, by rank; work: None = this rank has none, and waits for the others. Collective."""
+        outcome, failure = {}, None
+        if work is not None:
             try:
-                answer = {"value": work()}
-            except Exception as error:  # told to all ranks, and raised again below
+                outcome = {"value": work()}
+            except Exception as error:  # all ranks learn of it and raise it below
                 failure, (message, code) = error, explain(error)
-                answer = {"error": message or repr(error), "code": int(code)}
-        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node or takes_long else self.section_timeout, wait_all_ranks=True)
-        answers = self.gather(answer)
-        if failure is not None:
-            raise failure
-        for told in answers:
-            if "error" in told:
-                raise UserError(told["error"], Exit(told["code"]))
-        return answers[0]["value"]
+                outcome = {"error": [message or repr(error), int(code), socket.gethostname()]}
+        dist.monitored_barrier(self.control, timeout=timeout, wait_all_ranks=True)  # where a rank does not come it names the missing one
+        outcomes = self.gather(outcome)
+        failed = {rank: found["error"] for rank, found in enumerate(outcomes) if "error" in found}
+        for rank, (message, code, host) in failed.items():
+            if code == Exit.INTERNAL:
+                raise failure if rank == self.rank else PeerError(f"rank {rank}: {message}", Exit.INTERNAL)
+            has_every_worker = len(failed) == len([found for found in outcomes if found])
+            raise UserError(message if has_every_worker else f"{host}: {message}", Exit(code)) from failure
+        return [found.get("value") for found in outcomes]
 
     def require_same(self, value: str, what: str) -> None:
         """Raise UserError (65) on every rank if `value` differs between them. Collective."""

@@ -36,7 +36,7 @@ class Exit(IntEnum):
 
 
 class UserError(ValueError):
-    """Something the user can mend: what was found, the rule, a way out. Raised alike on every rank; rank 0 prints it."""
+    """Something the user can mend: what was found, the rule, a way out. Raised on every rank (World.everywhere); rank 0 prints it."""
 
     def __init__(self, message: str, code: Exit = Exit.USAGE):
         super().__init__(message)
@@ -48,7 +48,21 @@ class RankError(UserError):
 
 
 class PeerError(UserError):
-    """A UserError of another rank, which has printed it."""
+    """An error of another rank. is_shown: that rank prints it; else rank 0 does."""
+
+    def __init__(self, message: str, code: Exit, is_shown: bool = True):
+        super().__init__(message, code)
+        self.is_shown = is_shown
+
+
+LAST_WORD = threading.Lock()  # taken, for good, by the thread that ends the process: it alone prints why
+
+
+def is_shown_here(error: Exception) -> bool:
+    """Whether this rank prints the error that ends it, so that one rank does."""
+    if isinstance(error, RankError) or not isinstance(error, UserError):
+        return True
+    return os.environ.get("RANK", "0") == "0" and not (isinstance(error, PeerError) and error.is_shown)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -106,18 +120,17 @@ def begin_start() -> None:
 
 
 def exit_after(work: Callable[[], int]) -> NoReturn:
-    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
+    """Run `work` and leave with its exit code; an error gets one message over all ranks, and the right code."""
     try:
         code, error = work(), None
     except Exception as caught:
         error = caught
         message, code = explain(error)
+    LAST_WORD.acquire()
     record_exit(code)
-    is_known_to_all = isinstance(error, UserError) and not isinstance(error, RankError | PeerError)
-    if error is not None and code == Exit.INTERNAL:
-        bounded(lambda: say("".join(traceback.format_exception(error))))
-    elif error is not None and not isinstance(error, PeerError) and (not is_known_to_all or os.environ.get("RANK", "0") == "0"):
-        bounded(lambda: say(f"train.py: {message}"))
+    if error is not None and is_shown_here(error):
+        text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"train.py: {message}"
+        bounded(lambda: say(text))
     bounded(_flush)
     # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
     # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.

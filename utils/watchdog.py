@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from utils.errors import Exit, PeerError, RankError, bounded, explain, record_exit, say, some
+from utils.errors import LAST_WORD, Exit, PeerError, RankError, bounded, explain, is_shown_here, record_exit, say, some
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 BEAT_S = 0.5  # between two signs of life
@@ -111,11 +111,11 @@ class Watchdog:
         except Exception as error:
             message, code = explain(error)
             if code != Exit.LOST_PEERS:
-                self._say(f"left/{self._rank}", [code, message])
+                self._say(f"left/{self._rank}", [code, message, is_shown_here(error)])
                 raise
             silent = self.silent_peers()  # takes a while: the one that failed first has said so by then, and is the one that is reported
-            for rank, (code, told) in self._said("left").items():
-                raise PeerError(f"rank {rank}: {told}", code) from error
+            for rank, (code, told, is_shown) in self._said("left").items():
+                raise PeerError(f"rank {rank}: {told}", code, is_shown) from error
             raise RankError(message + _silence(silent), code) from error
 
     def silent_peers(self) -> list[int]:
@@ -149,9 +149,9 @@ class Watchdog:
     def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> NoReturn:
         silent = self.silent_peers() if may_be_for_a_peer else []  # torchrun ends the others, too, when one has died
         left, message = self._said("left"), f"stopped ({reason}); there was nothing to save"
-        for rank, (code, told) in left.items():
+        for rank, (code, told, is_shown) in left.items():
             if code != Exit.STOPPED:
-                self._leave("failed", f"rank {rank}: {told}", code, shown="")
+                self._leave("failed", f"rank {rank}: {told}", code, shown="" if is_shown or self._rank else None, is_shown=is_shown)
             if " to rank " in told:  # then torchrun's signal is but a consequence, and no sign of nodes that come or go
                 message = told
         if silent := [rank for rank in silent if rank not in left]:
@@ -171,11 +171,12 @@ class Watchdog:
         silent, told = self.silent_peers(), self._said("alive")
         states = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
                   for rank in sorted(set(told) - {self._rank})]
-        self._leave("failed", message, Exit.LOST_PEERS, shown="\n".join(states))
+        self._leave("failed", message, Exit.LOST_PEERS, shown="\n".join(states), is_shown=True)
 
-    def _leave(self, state: str, message: str, code: int, shown: str | None = None) -> NoReturn:
-        """End the process. shown: what is printed instead of the message."""
-        self._say(f"left/{self._rank}", [code, message])
+    def _leave(self, state: str, message: str, code: int, shown: str | None = None, is_shown: bool = False) -> NoReturn:
+        """End the process. shown: what is printed instead of the message. is_shown: the message has been printed, here or elsewhere."""
+        LAST_WORD.acquire()
+        self._say(f"left/{self._rank}", [code, message, is_shown or shown is None])
         record_exit(code)
         if text := f"train.py: {message}" if shown is None else shown:
             bounded(lambda: say(text))

@@ -33,6 +33,7 @@ from utils.command_line import parse_command_line
 from utils.config import OptimOptions, RecordOptions
 from utils.distributed import Agreement, World
 from utils.errors import Exit, UserError, exit_after
+from utils.files import is_folder
 from utils.nonfinite import nonfinite_samples
 from utils.optim import build_optimizer
 from utils.parallel import STRATEGIES, load_strategy
@@ -109,6 +110,24 @@ def once_tells_another_nodes_error(world: World, folder: Path) -> Any:
 
 def once_tells_a_failing_disk(world: World, folder: Path) -> Any:
     return _error_of(lambda: world.once(lambda: Path("/nonexistent/file").read_text()))
+
+
+def everywhere_gives_each_rank_its_own_result(world: World, folder: Path) -> Any:
+    tensor = world.everywhere(lambda: torch.tensor(world.rank))  # which is no JSON
+    return int(tensor)
+
+
+def everywhere_raises_what_failed_on_some(world: World, folder: Path) -> Any:
+    """What comes of a missing file on the last rank, on all, and of a bug on the last two."""
+    is_last, missing = world.rank == world.world_size - 1, Path("/nonexistent/file")
+    return [_error_of(lambda: world.everywhere(lambda: _refuse("there is no file w.pth", Exit.NO_INPUT) if is_last else None)),
+            _error_of(lambda: world.everywhere(missing.read_text)),
+            _error_of(lambda: world.everywhere(lambda: {}["a bug"] if world.rank >= world.world_size - 2 else None))]
+
+
+def a_folder_that_the_last_rank_lacks(world: World, folder: Path) -> Any:
+    name = "/nonexistent" if world.rank == world.world_size - 1 else "/"
+    return [_error_of(partial(is_folder, each, world)) for each in ("/", "/nonexistent", name)]
 
 
 def what_differs_between_ranks(world: World, folder: Path) -> Any:
@@ -360,6 +379,7 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 
 CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
+    everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_another_host_does_not_see, a_save_that_fails, looking_for_what_is_not_finite,
     gradients, planted_values_make_the_norm_non_finite, an_unused_weight)

@@ -1,6 +1,7 @@
 """What ranks do together, on 1 to 4 of them. One launch per number of processes serves all checks: check_world.py."""
 
 import json
+import socket
 
 import pytest
 
@@ -43,14 +44,39 @@ def test_once_raises_an_error_of_rank_0_on_all_with_its_code(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_once_per_node_raises_an_error_of_another_node_on_all(told, processes):
-    assert by_rank(told, processes, "once_tells_another_nodes_error") == [["UserError", "the last node refused", Exit.IO]] * processes
+    host = "" if processes == 1 else f"{socket.gethostname()}: "
+    refused = ["UserError", f"{host}the last node refused", Exit.IO]
+    assert by_rank(told, processes, "once_tells_another_nodes_error") == [refused] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_once_turns_a_failing_disk_of_rank_0_into_74_on_the_others(told, processes):
-    first, *others = by_rank(told, processes, "once_tells_a_failing_disk")
-    assert first[0] == "FileNotFoundError"
-    assert [(kind, code) for kind, _, code in others] == [("UserError", Exit.IO)] * (processes - 1)
+def test_once_turns_a_failing_disk_of_rank_0_into_74_on_all(told, processes):
+    found = by_rank(told, processes, "once_tells_a_failing_disk")
+    assert [(kind, code) for kind, _, code in found] == [("UserError", Exit.IO)] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_everywhere_returns_each_ranks_own_result(told, processes):
+    assert by_rank(told, processes, "everywhere_gives_each_rank_its_own_result") == list(range(processes))
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_everywhere_raises_the_first_error_on_all_ranks(told, processes):
+    """With its code; the host is named where others did not fail; of a bug the rank that has it keeps the traceback."""
+    host = "" if processes == 1 else f"{socket.gethostname()}: "
+    first = max(0, processes - 2)  # that fails by the bug
+    for rank, (some, all_of_them, bug) in enumerate(by_rank(told, processes, "everywhere_raises_what_failed_on_some")):
+        assert some == ["UserError", f"{host}there is no file w.pth", Exit.NO_INPUT]
+        assert all_of_them == ["UserError", "FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/file'", Exit.IO]
+        assert bug == (["KeyError", "'a bug'", -1] if rank == first else ["PeerError", f"rank {first}: 'a bug'", Exit.INTERNAL])
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_folder_that_one_node_lacks_is_refused_on_all(told, processes):
+    for there, nowhere, (kind, message, code) in by_rank(told, processes, "a_folder_that_the_last_rank_lacks"):
+        assert (there, nowhere) == (["no error", True, None], ["no error", False, None])
+        assert processes == 1 or (kind, message.split(" /")[0], code) == (
+            "UserError", f"{socket.gethostname()} has no folder", Exit.NO_INPUT)
 
 
 @pytest.mark.parametrize("processes", NUMBERS)

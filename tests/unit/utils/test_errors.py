@@ -128,6 +128,9 @@ def leave(work, **environment):
     ("fail(UserError('no such', Exit.NO_INPUT))", "1", 66, ""),  # rank 0 says what all know
     ("fail(RankError('unreadable', Exit.BAD_DATA))", "1", 65, "train.py: unreadable\n"),
     ("fail(PeerError('rank 1: it ended', Exit.STOPPED))", "0", 75, ""),  # which has said so itself
+    ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "0", 66, "train.py: rank 1: no such\n"),
+    ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "2", 66, ""),
+    ("fail(PeerError('rank 1: a bug', Exit.INTERNAL))", "0", 70, ""),
     ("fail(OSError(28, 'No space left'))", "1", 74,
      "train.py: OSError: [Errno 28] No space left; make room, and the same command continues\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):

@@ -193,17 +193,20 @@ time.sleep(1000)
 STOPPED = "stopped (SIGTERM); there was nothing to save"
 ALONE = "stopped (SIGUSR1 to rank 1); there was nothing to save"
 LOST = "rank 0 lost its peers; rank 1 shows no sign of life"
-UNREADABLE = "rank 1: cannot read a.png"
-ONE_LEFT = "Peers.living = (2,); Store.values['left/1'] = json.dumps([{}, {!r}])"
+UNREADABLE, UNPRINTED = "rank 1: cannot read a.png", "rank 1: there is no file w.pth"
+ONE_LEFT = "Peers.living = (2,); Store.values['left/1'] = json.dumps([{}, {!r}, {}])"
 BECOMES = {
     "all live": ("", STOPPED, 75), "one is silent": ("Peers.living = (2,)", LOST, 76),
-    "one left with an error": (ONE_LEFT.format(65, "cannot read a.png"), UNREADABLE, 65),
+    "one left with an error": (ONE_LEFT.format(65, "cannot read a.png", True), UNREADABLE, 65),
+    "one left with an error that it alone knew and did not print": (
+        ONE_LEFT.format(66, "there is no file w.pth", False), UNPRINTED, 66),
     "one left with an error, and another one is silent": (
-        ONE_LEFT.format(65, "cannot read a.png") + "; Peers.living = ()", UNREADABLE, 65),
-    "one stopped": (ONE_LEFT.format(75, STOPPED.replace("TERM", "INT")), STOPPED, 75), "it alone": (ONE_LEFT.format(75, ALONE), ALONE, 75),
+        ONE_LEFT.format(65, "cannot read a.png", True) + "; Peers.living = ()", UNREADABLE, 65),
+    "one stopped": (ONE_LEFT.format(75, STOPPED.replace("TERM", "INT"), False), STOPPED, 75),
+    "it alone": (ONE_LEFT.format(75, ALONE, False), ALONE, 75),
     "one stopped, and another one is silent": (
-        ONE_LEFT.format(75, STOPPED).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
-    "a second Ctrl-C ended one": (ONE_LEFT.format(130, "rank 1: a second Ctrl-C"), "rank 1: rank 1: a second Ctrl-C", 130)}
+        ONE_LEFT.format(75, STOPPED, False).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
+    "a second Ctrl-C ended one": (ONE_LEFT.format(130, "rank 1: a second Ctrl-C", True), "rank 1: rank 1: a second Ctrl-C", 130)}
 
 
 @pytest.mark.parametrize("peers, message, code", BECOMES.values(), ids=BECOMES)
@@ -213,13 +216,13 @@ def test_a_sigterm_of_torchrun_with_nothing_to_save_has_the_code_of_what_became_
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=LIMIT_S)
     state = "stopped" if code == 75 else "failed"
-    is_told = message in (STOPPED, ALONE, LOST)  # a peer that left with an error has said so itself
+    is_told = message in (STOPPED, ALONE, LOST, UNPRINTED)  # a peer that left with an error has said so itself
     assert (out, err, process.returncode, (tmp_path / "exit").read_text()) == (
         f"at_end {state} {code} {message}\n", f"train.py: {message}\n" if is_told else "", code, f"{code}\n")
 
 
 @pytest.mark.parametrize("peers, code, said", [
-    ("", 75, ""), (ONE_LEFT.format(75, ALONE).replace("1'", "2'"), 75, ""),
+    ("", 75, ""), (ONE_LEFT.format(75, ALONE, False).replace("1'", "2'"), 75, ""),
     ("Peers.living = (1,)", 76, "train.py: rank 1 lost its peers; rank 2 shows no sign of life\n")])
 def test_that_a_peer_is_silent_is_said_by_each_that_lost_it_and_a_stop_by_rank_0_alone(start, peers, code, said):
     process = start(AT_START.format(peers=peers, then=""), RANK="1", **TORCHRUN)
@@ -262,14 +265,16 @@ def what_becomes_of(error):
 
 
 def test_what_ends_a_process_is_told_to_its_peers_and_raised_as_it_is(start):
-    process = start(TOLD + "what_becomes_of(UserError('no such file', Exit.NO_INPUT)); what_becomes_of(KeyError('a bug'))")
-    assert [json.loads(line_of(process)) for _ in range(2)] == [
-        ["UserError", "no such file", 66, [66, "no such file"]], ["KeyError", "'a bug'", -1, [70, "'a bug'"]]]
+    process = start(TOLD + "what_becomes_of(UserError('no such file', Exit.NO_INPUT)); what_becomes_of(KeyError('a bug'));"
+                    " os.environ['RANK'] = '1'; what_becomes_of(UserError('no such file', Exit.NO_INPUT))")
+    assert [json.loads(line_of(process)) for _ in range(3)] == [
+        ["UserError", "no such file", 66, [66, "no such file", True]], ["KeyError", "'a bug'", -1, [70, "'a bug'", True]],
+        ["UserError", "no such file", 66, [66, "no such file", False]]]
 
 
 def test_what_ended_a_peer_takes_the_place_of_having_lost_it(start):
     process = start(TOLD + """
-Store.values["left/2"] = '[65, "cannot read a.png"]'
+Store.values["left/2"] = '[65, "cannot read a.png", true]'
 what_becomes_of(RuntimeError("Connection closed by peer"))
 what_becomes_of(UserError("no such file", Exit.NO_INPUT))
 """)
@@ -307,5 +312,5 @@ told("ready")
     ready = line_of(process)
     if code == 75:
         process.send_signal(signal.SIGTERM)
-    found, message = json.loads(line_of(process))
+    found, message, _ = json.loads(line_of(process))
     assert (ready, found, message.startswith("stopped (SIGTERM)" if code == 75 else "rank 1 on ")) == ("ready", code, True)
