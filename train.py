@@ -50,7 +50,7 @@ from models.tasks import load_task
 from models.tasks.base import Task
 from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
 from utils.checkpoint import Checkpoints
-from utils.distributed import Agreement, World
+from utils.distributed import Agreement, World, write_flight_record
 from utils.identity import require_same_program
 from utils.log import json_line
 from utils.metrics import Totals
@@ -78,6 +78,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
             run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, watchdog, world)
+            watchdog.write_flight_record = partial(write_flight_record, run.path / "flight-record", world.rank)
             training = prepare(config, given, task, precision, run, watchdog, world)
             with closing(training.log), closing(training.checkpoints):
                 return train(training)

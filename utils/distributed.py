@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
@@ -24,6 +25,7 @@ from utils.preflight import require_architecture, require_own_name
 from utils.watchdog import Watchdog
 
 T = TypeVar("T")
+FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
 
@@ -68,6 +70,8 @@ class World:
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
         # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
+        if use_cuda and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name, which torch still reads
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORD)
         longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
@@ -150,6 +154,16 @@ class World:
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.control)
         return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+
+def write_flight_record(folder: Path, rank: int) -> str:
+    """Write what this rank's last NCCL collectives were to folder/rank_N, for `torchfrtrace FOLDER`. Returns its path; "" without NCCL."""
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return ""
+    record = torch._C._distributed_c10d._dump_nccl_trace()  # no public function gives it (torch 2.11 to 2.15); torch's own pickle
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank_{rank}").write_bytes(record)
+    return str(folder / f"rank_{rank}")
 
 
 def _require_gpus(device: str, processes: int) -> None:

@@ -38,6 +38,7 @@ class Watchdog:
     def __init__(self) -> None:
         self.is_stoppable = True  # nothing would be lost: a signal ends the process at once. False = it sets `reason`
         self.at_end: Callable[[str, int, str], None] = lambda state, code, message: None  # told before the process is ended from here
+        self.write_flight_record: Callable[[], str] = lambda: ""  # what the last collectives were; returns the file's name, if there is one
         self.where: Callable[[], str] = lambda: "starting"
         self.reason: str | None = None  # why this process wants to stop
         self._received: set[tuple[str, bool]] = set()  # names of signals, and whether torchrun passed them on
@@ -116,7 +117,7 @@ class Watchdog:
             silent = self.silent_peers()  # takes a while: the one that failed first has said so by then, and is the one that is reported
             for rank, (code, told, is_shown) in self._said("left").items():
                 raise PeerError(f"rank {rank}: {told}", code, is_shown) from error
-            raise RankError(message + _silence(silent), code) from error
+            raise RankError(message + _silence(silent) + self._flight_record(), code) from error
 
     def silent_peers(self) -> list[int]:
         """The ranks that show no sign of life for four beats; takes as long. Empty where the store is gone."""
@@ -166,7 +167,7 @@ class Watchdog:
 
     def _time_out(self) -> None:
         message = (f"rank {self._rank} on {socket.gethostname()} does not get on for {self._limit_s:g} s: {self._state()}"
-                   " (--start-timeout, --step-timeout and --section-timeout are the limits)")
+                   f" (--start-timeout, --step-timeout and --section-timeout are the limits){self._flight_record()}")
         bounded(lambda: say(f"train.py: {message}\n{_stacks()}"))
         silent, told = self.silent_peers(), self._said("alive")
         states = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
@@ -187,6 +188,17 @@ class Watchdog:
 
         bounded(end)
         os._exit(code)
+
+    def _flight_record(self) -> str:
+        """Write it while there is time, before the process leaves with 76; words for the message."""
+        found: list[str] = []
+
+        def write() -> None:
+            with suppress(OSError):
+                found.append(self.write_flight_record())
+
+        bounded(write)
+        return "".join(f"; NCCL's flight record: {path}" for path in found if path)
 
     def _state(self) -> str:
         return f"{self.where()}, {self._doing}{self._detail()}"

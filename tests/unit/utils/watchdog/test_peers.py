@@ -314,3 +314,38 @@ told("ready")
         process.send_signal(signal.SIGTERM)
     found, message, _ = json.loads(line_of(process))
     assert (ready, found, message.startswith("stopped (SIGTERM)" if code == 75 else "rank 1 on ")) == ("ready", code, True)
+
+
+def test_whoever_leaves_with_76_writes_the_flight_record_first_and_names_it(start):
+    process = start("""
+module.socket.gethostname = lambda: "host"
+watchdog = Watchdog()
+watchdog.write_flight_record = lambda: told("written") or "run/flight-record/rank_0"
+try:
+    with watchdog.telling_peers():
+        raise RuntimeError("Connection closed by peer")
+except Exception as error:
+    told(error)
+watchdog.expect("training", 0)
+until(lambda: False)
+""")
+    out, err = process.communicate(timeout=LIMIT_S)
+    record = "; NCCL's flight record: run/flight-record/rank_0"
+    assert (out.splitlines(), err.splitlines()[0], process.returncode) == (
+        ["written", f"rank 0 on host lost its peers (Connection closed by peer){record}", "written"],
+        f"train.py: {late(0, 'starting, training')}{record}", 76)
+
+
+@pytest.mark.parametrize("record", ["fail", "threading.Event().wait"], ids=["a full disk", "a disk that hangs"])
+def test_a_flight_record_that_cannot_be_written_keeps_no_process_from_leaving(start, record):
+    process = start(f"""
+errors.LAST_WORDS_S = 0.2
+def fail():
+    raise OSError(28, "No space left on device")
+watchdog = Watchdog()
+watchdog.write_flight_record = {record}
+watchdog.expect("training", 0)
+until(lambda: False)
+""")
+    err = process.communicate(timeout=LIMIT_S)[1]
+    assert (process.returncode, "Traceback" in err, "flight record" in err) == (76, False, False)
