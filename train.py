@@ -70,7 +70,7 @@ def main(config: Config, given: frozenset[str], watchdog: Watchdog) -> Exit:
         note = partial(say, stream=console) if world.is_main else lambda text: None
         with open_run(config, world, note) as run, watchdog.telling_peers():  # Collective.
             watchdog.at_end = run.status
-            precision = settle_arithmetic(config.device, run, world)
+            precision = settle_arithmetic(config.device, run, world)  # Collective.
             task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
                 note(text)

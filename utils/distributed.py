@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
-from utils.errors import Exit, PeerError, RankError, UserError, explain
+from utils.errors import Exit, PeerError, RankError, UserError, explain, some
 from utils.preflight import require_architecture, require_own_name
-from utils.watchdog import Watchdog
+from utils.watchdog import Watchdog, prepare_store
 
 T = TypeVar("T")
 FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
@@ -53,28 +53,27 @@ class World:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         try:
-            if use_cuda:
-                _require_gpus(device, local_world_size)
             if world_size == local_world_size:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
             else:
                 require_own_name()
         except UserError as error:  # known to the ranks of this node alone; the first speaks for them
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
-        target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        if use_cuda:
-            torch.cuda.set_device(target)
         timeouts = timeouts or FaultOptions()
         start_timeout = timedelta(seconds=timeouts.start_timeout)
         store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
+        _require_device(device, use_cuda, local_world_size, store, rank, world_size)
+        target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+        if use_cuda:
+            torch.cuda.set_device(target)
         # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
         if use_cuda and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name, which torch still reads
             os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORD)
         longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
+            "nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
             device_id=target if use_cuda else None)
         control = dist.new_group(backend="gloo", timeout=longest) if use_cuda else dist.group.WORLD
         return cls(rank, local_rank, world_size, local_world_size, target, control, timedelta(seconds=timeouts.section_timeout))
@@ -166,6 +165,28 @@ def write_flight_record(folder: Path, rank: int) -> str:
     return str(folder / f"rank_{rank}")
 
 
+def _require_device(device: str, use_cuda: bool, local_world_size: int, store: dist.Store, rank: int, world_size: int) -> None:
+    """Raise UserError (64) on every rank where a node has no GPUs that do, or has none and another node has. Collective.
+
+    By the store: ranks with other devices could not make a process group together, and would wait for each other.
+    """
+    problem = None
+    if use_cuda:
+        try:
+            _require_gpus(device, local_world_size)
+        except UserError as error:
+            problem = str(error)
+    store.set(f"device/{rank}", json.dumps([socket.gethostname(), use_cuda, problem]))
+    found = [json.loads(told) for told in store.multi_get([f"device/{other}" for other in range(world_size)])]
+    for host, _, problem in found:
+        if problem:
+            raise UserError(problem if host in problem else f"{host}: {problem}")
+    without = sorted({host for host, has_cuda, _ in found if not has_cuda})
+    if without and any(has_cuda for _, has_cuda, _ in found):
+        raise UserError(f"--device {device}: {some(without)} has no CUDA device, and other nodes have; all nodes need the same kind:"
+                        " leave it out, or use --device cpu")
+
+
 def _require_gpus(device: str, processes: int) -> None:
     if torch.cuda.device_count() < processes:
         raise UserError(f"--device {device}: {processes} processes on this node and {torch.cuda.device_count()} GPUs; one process needs"
@@ -199,6 +220,7 @@ def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         store.set(f"lockstep/received/{prefix}/{rank}", token)
     else:
         prefix, answered = token, {}
+        prepare_store(dist.PrefixStore(f"lockstep/{prefix}", store), world_size)
         waiting = set(range(1, world_size))
         while waiting:
             for peer in sorted(waiting):

@@ -29,7 +29,14 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 BEAT_S = 0.5  # between two signs of life
 STORE_S = 2  # for an answer of the store, whose host may be gone
 MARGIN_S = 5  # so much later than a rank that gets no data do those give up that wait for it
+NOTHING = b"null"  # what a rank said before it said anything: multi_get would wait for a key that is not there
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def prepare_store(store: Any, world_size: int) -> None:
+    """Make room for what every rank will say; on rank 0, before another rank may ask."""
+    names = [f"{name}/{rank}" for name in ("alive", "left") for rank in range(world_size)]
+    store.multi_set(names, [NOTHING.decode()] * len(names))
 
 
 class Watchdog:
@@ -71,7 +78,7 @@ class Watchdog:
         return self.reason is not None
 
     def meet(self, store: Any, rank: int, world_size: int) -> None:
-        """Tell the peers, through `store`, what this process is doing; from now on."""
+        """Tell the peers, through `store` (see prepare_store), what this process is doing; from now on."""
         self._rank, self._world_size, self._store = rank, world_size, store.clone()  # the caller's may be waiting for something
 
     def expect(self, doing: str, within_s: float, detail: Callable[[], str] = lambda: "", drains: bool = True) -> None:
@@ -212,8 +219,9 @@ class Watchdog:
 
     def _said(self, name: str) -> dict[int, Any]:
         """What the ranks, this one included, said under that name; nothing where the store does not answer."""
-        names = {rank: f"{name}/{rank}" for rank in range(self._world_size)}
-        return self._ask(lambda store: {rank: json.loads(store.get(name)) for rank, name in names.items() if store.check([name])}) or {}
+        names = [f"{name}/{rank}" for rank in range(self._world_size)]
+        found = self._ask(lambda store: store.multi_get(names)) or ()  # one question, however many ranks ask it at once
+        return {rank: json.loads(value) for rank, value in enumerate(found) if value != NOTHING}
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """The store's answer; None where it gives none in time: torchrun is gone, or its host, or stopped for a while."""

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -27,10 +28,10 @@ from data.sampler import BatchPlan, ElasticDistributedSampler
 from models.tasks import load_task
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
-from utils import checkpoint
+from utils import checkpoint, distributed, precision
 from utils.checkpoint_folder import CheckpointFolder
 from utils.command_line import parse_command_line
-from utils.config import OptimOptions, RecordOptions
+from utils.config import DeviceOptions, OptimOptions, RecordOptions
 from utils.distributed import Agreement, World
 from utils.errors import Exit, UserError, exit_after
 from utils.files import is_folder
@@ -128,6 +129,32 @@ def everywhere_raises_what_failed_on_some(world: World, folder: Path) -> Any:
 def a_folder_that_the_last_rank_lacks(world: World, folder: Path) -> Any:
     name = "/nonexistent" if world.rank == world.world_size - 1 else "/"
     return [_error_of(partial(is_folder, each, world)) for each in ("/", "/nonexistent", name)]
+
+
+def hardware_that_differs(world: World, folder: Path) -> Any:
+    """[precision, notes, or the error] of --precision auto: in a new run, in one that keeps bf16, and where it is given."""
+    has_bf16 = world.rank != world.world_size - 1 or world.world_size == 1
+    precision.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
+    found = []
+    for kept, given in (({}, "auto"), ({"precision": "bf16"}, "auto"), ({}, "bf16")):
+        notes: list[str] = []
+        run = Run(folder, dict(kept), False, notes.append, {"start": 1, "cores_per_process": 1})
+        found.append([precision.settle_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
+    return found
+
+
+def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
+    """What comes of --device auto where the last rank sees no CUDA device; where all see none; and where GPUs do not suffice on one."""
+    store, is_last = dist.distributed_c10d._get_default_store(), world.rank == world.world_size - 1
+
+    def ask(name: str, use_cuda: bool) -> list[Any]:
+        own = dist.PrefixStore(name, store)
+        return _error_of(lambda: distributed._require_device("auto", use_cuda, 1, own, world.rank, world.world_size))
+
+    distributed._require_gpus = lambda device, processes: None
+    found = [ask("mixed", not is_last), ask("none", False)]
+    distributed._require_gpus = lambda device, processes: _refuse("too few GPUs", Exit.USAGE) if is_last else None
+    return [*found, ask("few", True)]
 
 
 def what_differs_between_ranks(world: World, folder: Path) -> Any:
@@ -382,7 +409,7 @@ CHECKS = (
     everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_another_host_does_not_see, a_save_that_fails, looking_for_what_is_not_finite,
-    gradients, planted_values_make_the_norm_non_finite, an_unused_weight)
+    gradients, planted_values_make_the_norm_non_finite, an_unused_weight, hardware_that_differs, a_device_that_one_rank_lacks)
 
 
 def work() -> int:

@@ -86,6 +86,26 @@ def test_gather_gives_every_ranks_value_by_rank_to_all(told, processes):
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
+def test_precision_auto_is_what_the_hardware_of_all_ranks_does(told, processes):
+    """A run that keeps bf16 goes on in bf16, with a warning; a given precision is taken as it is."""
+    host = socket.gethostname()
+    new = ["fp32", [f"--precision auto is fp32: {host} does not compute in bf16, and other nodes do"]]
+    kept = ["bf16", [f"warning: the run keeps bf16, which {host} does not compute in: it is emulated, slowly; --precision fp32"
+                     " changes that, and the run is not bit-exact from there"]]
+    expected = [new, kept, ["bf16", []]] if processes > 1 else [["bf16", []]] * 3
+    assert by_rank(told, processes, "hardware_that_differs") == [expected] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_device_that_one_node_lacks_is_refused_by_name_on_all(told, processes):
+    host, nothing = socket.gethostname(), ["no error", None, None]
+    mixed = ["UserError", f"--device auto: {host} has no CUDA device, and other nodes have; all nodes need the same kind:"
+             " leave it out, or use --device cpu", Exit.USAGE]
+    expected = [mixed if processes > 1 else nothing, nothing, ["UserError", f"{host}: too few GPUs", Exit.USAGE]]
+    assert by_rank(told, processes, "a_device_that_one_rank_lacks") == [expected] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_what_differs_between_ranks_is_refused_on_all(told, processes):
     found = by_rank(told, processes, "what_differs_between_ranks")
     assert [kind for kind, _, _ in found] == ["no error" if processes == 1 else "UserError"] * processes

@@ -34,9 +34,10 @@ def forked(rank):
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
 store = dist.FileStore("{store}", 3)
+module.prepare_store(store, 3)
 children = [forked(1), forked(2)]
 watchdog = be(0)
-until(lambda: store.check([f"alive/{{rank}}" for rank in range(3)]))
+until(lambda: b"null" not in store.multi_get([f"alive/{{rank}}" for rank in range(3)]))
 """
 
 
@@ -80,7 +81,7 @@ class Ailing(Store):
     def answer(self, *words):
         self.asked.append(words)
         {answer}
-    set = check = get = answer
+    set = multi_get = answer
 
 def beats(number):
     enough = len(begun) + number
@@ -116,7 +117,7 @@ class Mute(Store):
         if self.is_mute:
             print("the store is asked", file=sys.stderr, flush=True)
             ANSWER
-    check = get = answer
+    multi_get = answer
 watchdog = Watchdog()
 watchdog.meet(Mute(), 0, 2)
 Mute.is_mute = True
@@ -135,7 +136,7 @@ def test_where_the_store_gives_no_answer_the_message_comes_first_and_the_process
 
 @pytest.mark.parametrize("answer", GETS_NO_ANSWER.values(), ids=GETS_NO_ANSWER)
 def test_a_store_that_takes_nothing_either_keeps_no_process_from_leaving(start, answer):
-    process = start(MUTE.replace("ANSWER", answer).replace("check = get", "set = check = get"))
+    process = start(MUTE.replace("ANSWER", answer).replace("multi_get =", "set = multi_get ="))
     err = process.communicate(timeout=LIMIT_S / 6)[1]
     assert (process.returncode, f"train.py: {late(0, 'starting, training')}\n" in err) == (76, True)
 
@@ -152,9 +153,10 @@ if child == 0:
     os.write(writing, str(store.port).encode())
     time.sleep(1000)
 store = dist.TCPStore("127.0.0.1", int(os.read(reading, 9)), is_master=False, wait_for_workers=False)
+module.prepare_store(store, 2)
 watchdog = Watchdog()
 watchdog.meet(store, 0, 2)
-until(lambda: store.check(["alive/0"]))
+until(lambda: store.get("alive/0") != b"null")
 os.kill(child, signal.SIGSTOP)
 os.waitpid(child, os.WUNTRACED)
 """
@@ -349,3 +351,21 @@ until(lambda: False)
 """)
     err = process.communicate(timeout=LIMIT_S)[1]
     assert (process.returncode, "Traceback" in err, "flight record" in err) == (76, False, False)
+
+
+def test_a_look_at_the_peers_is_one_question_to_the_store_of_any_number(start):
+    process = start("""
+class Counting(Store):
+    asked = []
+    def multi_get(self, names):
+        self.asked.append(len(names))
+        return [b"null"] * len(names)
+    check = get = None
+watchdog = Watchdog()
+watchdog.meet(Counting(), 0, 1000)
+watchdog._said("left")
+watchdog.silent_peers()
+told(Counting.asked)
+os._exit(0)
+""")
+    assert line_of(process) == "[1000, 1000, 1000]"
