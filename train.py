@@ -175,7 +175,7 @@ def is_evaluation_due(t: Training) -> bool:
 
 def evaluate_and_save(t: Training) -> None:
     """Evaluate; keep the model if it is the best; save. A stop abandons the evaluation: the next start does it first. Collective."""
-    t.watchdog.expect("waiting for the last save", t.config.faults.section_timeout, drains=False)
+    t.watchdog.expect("waiting for the last save", t.checkpoints.limit_s, drains=False)
     t.checkpoints.flush()  # Collective: the first evaluation forks data loading processes, better while no thread writes
     values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.watchdog, t.world)
     if values is None:
@@ -201,7 +201,7 @@ def save(t: Training, is_best: bool = False) -> None:
         if is_best:
             t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
 
-    t.watchdog.expect("saving", t.config.faults.section_timeout, drains=False)
+    t.watchdog.expect("saving", t.checkpoints.limit_s, drains=False)
     t.checkpoints.save(t.state, beside)
     t.throughput.restart()
 

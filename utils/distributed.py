@@ -21,11 +21,13 @@ from torch import Tensor
 
 from utils.config import FaultOptions
 from utils.errors import Exit, PeerError, RankError, UserError, explain, some
+from utils.nest import put_together, take_apart
 from utils.preflight import require_architecture, require_own_name
 from utils.watchdog import Watchdog, prepare_store
 
 T = TypeVar("T")
 FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
+DISK_BYTES_PER_S = 10e6  # of the slowest disk that is waited for
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
 
@@ -100,14 +102,40 @@ class World:
         dist.broadcast(tensor, src=0, group=self.control if tensor.device.type == "cpu" else None)
         return tensor
 
-    def once(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False) -> Any:
+    def broadcast_nest(self, nest: Any) -> Any:
+        """Rank 0's nest of dicts and lists (see utils/nest.py) on every rank, its tensors on this rank's device. Collective.
+
+        Tensors are sent one by one: besides the nest itself no rank holds more than one of them.
+        """
+        tensors: list[Tensor] = []
+        data = bytearray(json.dumps(take_apart(nest, tensors)).encode()) if self.is_main else bytearray()
+        size = int(self.broadcast(torch.tensor([len(data)])))
+        sent = torch.frombuffer(data, dtype=torch.uint8) if self.is_main else torch.empty(size, dtype=torch.uint8)
+        description, waiting = json.loads(self.broadcast(sent).numpy().tobytes()), iter(tensors)
+
+        def received(dtype: torch.dtype, shape: list[int], strides: list[int]) -> Tensor:
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            if self.is_main:
+                tensor.copy_(next(waiting))
+            if tensor.numel():  # as bytes in the order of memory: any type, any strides
+                self.broadcast(tensor.as_strided([tensor.numel()], [1]).view(torch.uint8))
+            return tensor
+
+        return put_together(description, received)
+
+    def limit_s(self, num_bytes: int) -> float:
+        """Seconds for a section in which so many bytes are read or written: --section-timeout, and more for a slow disk."""
+        return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
+
+    def once(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False, num_bytes: int = 0) -> Any:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
-        They wait for --section-timeout, or where it is about all the data (per_node, takes_long) for hours.
+        They wait for limit_s(num_bytes), or where it is about all the data (per_node, takes_long) for hours.
         Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as everywhere() does.
         """
         works = (self.local_rank if per_node else self.rank) == 0
-        return self._outcomes(work if works else None, DATA_TIMEOUT if per_node or takes_long else self.section_timeout)[0]
+        timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
+        return self._outcomes(work if works else None, timeout)[0]
 
     def everywhere(self, work: Callable[[], T]) -> T:
         """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
