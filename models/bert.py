@@ -53,10 +53,10 @@ def find_folder(name: str, world: World) -> str | None:
 
 def _require_model(name: str) -> None:
     """Raise UserError (66) where `name` can be no model: a folder without one, a file, a path to nothing."""
-    path = Path(name)
-    if path.is_dir() and not {"config.json", "tokenizer_config.json", "tokenizer.json"} & {file.name for file in path.iterdir()}:
-        raise UserError(f"{name} is no model folder: it needs a config.json with a model_type, as RUN/model of a text run has",
-                        Exit.NO_INPUT)
+    path, files = Path(name), {"config.json", "tokenizer_config.json", "tokenizer.json"}
+    if path.is_dir() and not files & {file.name for file in path.iterdir()}:
+        raise UserError(f"{name} is no model folder: it needs a config.json with a model_type,"
+                        " as RUN/model of a text run has", Exit.NO_INPUT)
     looks_like_a_path = path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1
     if not path.is_dir() and name not in SIZES and looks_like_a_path:
         raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)

@@ -69,12 +69,16 @@ def build_model(
     Raises UserError: 64 for a name that does not exist or weights that do not fit, 66 for files that are missing or out of reach.
     """
     folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
-    described = world.everywhere(lambda: _read_description(folder)) if folder else {"architecture": config.model}  # Collective.
+    described = {"architecture": config.model}
+    if folder:
+        described = world.everywhere(lambda: _read_description(folder))  # Collective.
     model = build_classifier(described["architecture"], len(classes), image_size)
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights expect inputs in -1..1
-    weights = _named_weights(config, described["architecture"], folder, world) if initial_weights else None  # Collective.
+    weights = None
+    if initial_weights:
+        weights = _named_weights(config, described["architecture"], folder, world)  # Collective.
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: weight for name, weight in weights.items() if not name.startswith(tuple(auxiliary) or "\0")}
@@ -151,7 +155,9 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
     return {name.removeprefix("module."): weight for name, weight in weights.items() if isinstance(weight, Tensor)}
 
 
-def _named_weights(config: ModelOptions, architecture: str, folder: Path | None, world: World) -> dict[str, Tensor] | None:
+def _named_weights(
+    config: ModelOptions, architecture: str, folder: Path | None, world: World
+) -> dict[str, Tensor] | None:
     """The weights that --weights, --pretrained and --model, a `folder` or not, ask for; None if none. Collective."""
     if config.weights:
         return world.everywhere(lambda: _read_weights(Path(config.weights), "--weights"))

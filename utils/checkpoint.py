@@ -134,8 +134,8 @@ class Checkpoints:
     def restore(self, state: TrainState) -> bool:
         """Load the newest valid checkpoint into `state`; False if there is none. Collective.
 
-        Rank 0 alone reads and checks it. Damaged ones are set aside as damaged-step-..., with a note. Raises UserError on every
-        rank: 82 if there are some and none is valid, 74 if rank 0 cannot read them.
+        Rank 0 alone reads and checks it. Damaged ones are set aside as damaged-step-..., with a note. Raises UserError
+        on every rank: 82 if there are some and none is valid, 74 if rank 0 cannot read them.
         """
         self._num_bytes = STATES * sum(weight.nbytes for weight in state.strategy.module.parameters())
         found = self._read(self._folder.newest_valid)
@@ -169,7 +169,7 @@ class Checkpoints:
         }, trainer["best"].get("step"))
 
     def _read(self, choose: Callable[[], str | None], with_state: bool = True) -> dict[str, Any] | None:
-        """What the checkpoint holds that rank 0 chooses and reads, on every rank; None if it chooses none. Collective."""
+        """What the checkpoint that rank 0 chooses and reads holds; None if it chooses none. Collective."""
         found = None
 
         def read() -> None:

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
-from utils.errors import Exit, PeerError, RankError, UserError, explain, some
+from utils.devices import require_device
+from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.nest import put_together, take_apart
-from utils.preflight import require_architecture, require_own_name
+from utils.preflight import require_own_name
 from utils.watchdog import Watchdog, prepare_store
 
 T = TypeVar("T")
@@ -66,7 +67,7 @@ class World:
         store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
-        _require_device(device, use_cuda, local_world_size, store, rank, world_size)
+        require_device(device, use_cuda, local_world_size, store, rank, world_size)
         target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
         if use_cuda:
             torch.cuda.set_device(target)
@@ -89,7 +90,8 @@ class World:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-        if error is None:  # else the peers may be gone, and destroying the group would wait for them; the process ends anyway
+        # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
+        if error is None:
             dist.destroy_process_group()
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -103,7 +105,7 @@ class World:
         return tensor
 
     def broadcast_nest(self, nest: Any) -> Any:
-        """Rank 0's nest of dicts and lists (see utils/nest.py) on every rank, its tensors on this rank's device. Collective.
+        """Rank 0's nest of dicts and lists (utils/nest.py) on every rank, tensors on this rank's device. Collective.
 
         Tensors are sent one by one: besides the nest itself no rank holds more than one of them.
         """
@@ -124,14 +126,17 @@ class World:
         return put_together(description, received)
 
     def limit_s(self, num_bytes: int) -> float:
-        """Seconds for a section in which so many bytes are read or written: --section-timeout, and more for a slow disk."""
+        """Seconds for a section that reads or writes `num_bytes`: --section-timeout, and more for a slow disk."""
         return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
 
-    def once(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False, num_bytes: int = 0) -> Any:
+    def once(
+        self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False, num_bytes: int = 0
+    ) -> Any:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
         They wait for limit_s(num_bytes), or where it is about all the data (per_node, takes_long) for hours.
-        Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as everywhere() does.
+        Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as
+        everywhere() does.
         """
         works = (self.local_rank if per_node else self.rank) == 0
         timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
@@ -140,8 +145,8 @@ class World:
     def everywhere(self, work: Callable[[], T]) -> T:
         """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
 
-        If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host where others
-        did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
+        If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host
+        where others did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
         """
         results: list[T] = []
         self._outcomes(lambda: results.append(work()), DATA_TIMEOUT)
@@ -156,7 +161,7 @@ class World:
             except Exception as error:  # all ranks learn of it and raise it below
                 failure, (message, code) = error, explain(error)
                 outcome = {"error": [message or repr(error), int(code), socket.gethostname()]}
-        dist.monitored_barrier(self.control, timeout=timeout, wait_all_ranks=True)  # where a rank does not come it names the missing one
+        dist.monitored_barrier(self.control, timeout=timeout, wait_all_ranks=True)  # names a rank that is missing
         outcomes = self.gather(outcome)
         failed = {rank: found["error"] for rank, found in enumerate(outcomes) if "error" in found}
         for rank, (message, code, host) in failed.items():
@@ -184,43 +189,17 @@ class World:
 
 
 def write_flight_record(folder: Path, rank: int) -> str:
-    """Write what this rank's last NCCL collectives were to folder/rank_N, for `torchfrtrace FOLDER`. Returns its path; "" without NCCL."""
+    """Write what this rank's last NCCL collectives were to folder/rank_N. Returns its path; "" without NCCL.
+
+    `torchfrtrace FOLDER` reads it.
+    """
     if not dist.is_initialized() or dist.get_backend() != "nccl":
         return ""
-    record = torch._C._distributed_c10d._dump_nccl_trace()  # no public function gives it (torch 2.11 to 2.15); torch's own pickle
+    # Torch's own pickle, which nothing here reads. No public function gives it (torch 2.11 to 2.15).
+    record = torch._C._distributed_c10d._dump_nccl_trace()
     folder.mkdir(exist_ok=True)
     (folder / f"rank_{rank}").write_bytes(record)
     return str(folder / f"rank_{rank}")
-
-
-def _require_device(device: str, use_cuda: bool, local_world_size: int, store: dist.Store, rank: int, world_size: int) -> None:
-    """Raise UserError (64) on every rank where a node has no GPUs that do, or has none and another node has. Collective.
-
-    By the store: ranks with other devices could not make a process group together, and would wait for each other.
-    """
-    problem = None
-    if use_cuda:
-        try:
-            _require_gpus(device, local_world_size)
-        except UserError as error:
-            problem = str(error)
-    store.set(f"device/{rank}", json.dumps([socket.gethostname(), use_cuda, problem]))
-    found = [json.loads(told) for told in store.multi_get([f"device/{other}" for other in range(world_size)])]
-    for host, _, problem in found:
-        if problem:
-            raise UserError(problem if host in problem else f"{host}: {problem}")
-    without = sorted({host for host, has_cuda, _ in found if not has_cuda})
-    if without and any(has_cuda for _, has_cuda, _ in found):
-        raise UserError(f"--device {device}: {some(without)} has no CUDA device, and other nodes have; all nodes need the same kind:"
-                        " leave it out, or use --device cpu")
-
-
-def _require_gpus(device: str, processes: int) -> None:
-    if torch.cuda.device_count() < processes:
-        raise UserError(f"--device {device}: {processes} processes on this node and {torch.cuda.device_count()} GPUs; one process needs"
-                        " one GPU: start fewer processes, or use --device cpu")
-    for number in range(processes):
-        require_architecture(torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number), torch.cuda.get_arch_list())
 
 
 def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

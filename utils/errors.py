@@ -37,7 +37,10 @@ class Exit(IntEnum):
 
 
 class UserError(ValueError):
-    """Something the user can mend: what was found, the rule, a way out. Raised on every rank (World.everywhere); rank 0 prints it."""
+    """Something the user can mend: what was found, the rule, a way out. Rank 0 prints it.
+
+    Raised alike on every rank (World.everywhere does it).
+    """
 
     def __init__(self, message: str, code: Exit = Exit.USAGE):
         super().__init__(message)
@@ -86,10 +89,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 
-# What a device or its link came to, and no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable,
-# NvlinkUncorrectable, Contained and HardwareStackError (libcudart 13), and the driver's own words.
-_BROKEN = re.compile(r"CUDA-capable device\(s\) is/are busy or unavailable|uncorrectable ECC error|uncorrectable NVLink error"
-                     r"|over nvlink or a hardware error|hardware stack error|GPU is lost|fallen off the bus", re.I)
+# What no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable, NvlinkUncorrectable,
+# Contained and HardwareStackError (libcudart 13), and the driver's own words.
+_BROKEN = re.compile(
+    r"CUDA-capable device\(s\) is/are busy or unavailable|uncorrectable ECC error|uncorrectable NVLink error"
+    r"|over nvlink or a hardware error|hardware stack error|GPU is lost|fallen off the bus", re.I)
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
@@ -103,19 +107,21 @@ def explain(error: Exception) -> tuple[str, Exit]:
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
         is_full = "Bus error" in f"{text}{error.__cause__}"
         reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if is_full else "out of memory?"
-        return (f"a data loading process (pid {found[1].strip()}) of rank {rank} was killed ({reason}); the same command continues;"
-                f" fewer --workers need less memory{''.join(getattr(error, '__notes__', []))}"), Exit.IO if is_full else Exit.HARDWARE
-    if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or NCCL's error with this cause
+        notes, code = "".join(getattr(error, "__notes__", [])), Exit.IO if is_full else Exit.HARDWARE
+        return (f"a data loading process (pid {found[1].strip()}) of rank {rank} was killed ({reason});"
+                f" the same command continues; fewer --workers need less memory{notes}"), code
+    if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
         line = next(line for line in text.splitlines() if found[0] in line).strip()
-        return f"a device of rank {rank} on {host} failed ({line}); the same command continues, on a device that works", Exit.HARDWARE
+        return (f"a device of rank {rank} on {host} failed ({line});"
+                " the same command continues, on a device that works"), Exit.HARDWARE
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
     if "NCCL error" in text:
         found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
         line = found[1].strip() if found else first_line
         if re.search("Duplicate GPU detected|no socket interface found", line):
-            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own (CUDA_VISIBLE_DEVICES, --nproc-per-node),"
-                    " and NCCL_SOCKET_IFNAME must name an interface that there is"), Exit.USAGE
+            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own (CUDA_VISIBLE_DEVICES,"
+                    " --nproc-per-node), and NCCL_SOCKET_IFNAME must name an interface that this host has"), Exit.USAGE
         return f"rank {rank} on {host} lost its peers (NCCL: {line})", Exit.LOST_PEERS
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
     if "DistError" in names or is_of_backend:

@@ -39,11 +39,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def is_folder(name: str, world: Any) -> bool:
-    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) on every rank where they differ."""
+    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) where nodes differ."""
     found = world.gather([Path(name).is_dir(), socket.gethostname()])
     lacking = [host for is_there, host in found if not is_there]
     if 0 < len(lacking) < len(found):
-        raise UserError(f"{lacking[0]} has no folder {name}, and other nodes have one: give a path that all nodes have", Exit.NO_INPUT)
+        raise UserError(f"{lacking[0]} has no folder {name}, and other nodes have one: give a path that all nodes have",
+                        Exit.NO_INPUT)
     return not lacking
 
 

@@ -1,4 +1,4 @@
-"""Nests of dicts and lists with tensors in them, taken apart into JSON and tensors and put together again: no pickle."""
+"""Nests of dicts and lists of tensors, taken apart into JSON and tensors and put together again: no pickle."""
 
 from collections.abc import Callable
 from typing import Any

@@ -25,7 +25,7 @@ def hardware_precision(device: torch.device) -> str:
 
 
 def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precision":
-    """Fix what decides about rounding, as this run keeps it: device type, threads, precision, deterministic algorithms. Collective."""
+    """Fix what decides about rounding, as this run keeps it: device, threads, precision, determinism. Collective."""
     run.settle("device", config.device, lambda: world.device.type)
     torch.set_num_threads(run.settle("threads", config.threads, lambda: run.cores_per_process))
     if world.device.type == "cpu":
@@ -39,7 +39,7 @@ def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precisi
 
 
 def _settle_precision(config: DeviceOptions, run: Run, world: World) -> str:
-    """--precision as the run keeps it; `auto` = what the hardware of all ranks does. Notes what one lacks. Collective."""
+    """--precision as the run keeps it; `auto` = what the hardware of all ranks can do. Collective."""
     found = world.gather([hardware_precision(world.device), socket.gethostname()])
     without = sorted({host for name, host in found if name != "bf16"})
     kept, differ = run.kept.get("precision"), len({name for name, _ in found}) > 1
@@ -47,8 +47,8 @@ def _settle_precision(config: DeviceOptions, run: Run, world: World) -> str:
     if config.precision == "auto" and kept is None and differ:
         run.note(f"--precision auto is fp32: {some(without)} does not compute in bf16, and other nodes do")
     elif config.precision == "auto" and kept == "bf16" and without:
-        run.note(f"warning: the run keeps bf16, which {some(without)} does not compute in: it is emulated, slowly; --precision fp32"
-                 " changes that, and the run is not bit-exact from there")
+        run.note(f"warning: the run keeps bf16, which {some(without)} does not compute in: it is emulated, slowly;"
+                 " --precision fp32 changes that, and the run is not bit-exact from there")
     return name
 
 

@@ -45,7 +45,7 @@ class Watchdog:
     def __init__(self) -> None:
         self.is_stoppable = True  # nothing would be lost: a signal ends the process at once. False = it sets `reason`
         self.at_end: Callable[[str, int, str], None] = lambda state, code, message: None  # told before the process is ended from here
-        self.write_flight_record: Callable[[], str] = lambda: ""  # what the last collectives were; returns the file's name, if there is one
+        self.write_flight_record: Callable[[], str] = lambda: ""  # returns the file's name, if there is one
         self.where: Callable[[], str] = lambda: "starting"
         self.reason: str | None = None  # why this process wants to stop
         self._received: set[tuple[str, bool]] = set()  # names of signals, and whether torchrun passed them on
@@ -159,7 +159,8 @@ class Watchdog:
         left, message = self._said("left"), f"stopped ({reason}); there was nothing to save"
         for rank, (code, told, is_shown) in left.items():
             if code != Exit.STOPPED:
-                self._leave("failed", f"rank {rank}: {told}", code, shown="" if is_shown or self._rank else None, is_shown=is_shown)
+                shown = "" if is_shown or self._rank else None
+                self._leave("failed", f"rank {rank}: {told}", code, shown, is_shown)
             if " to rank " in told:  # then torchrun's signal is but a consequence, and no sign of nodes that come or go
                 message = told
         if silent := [rank for rank in silent if rank not in left]:
@@ -182,7 +183,7 @@ class Watchdog:
         self._leave("failed", message, Exit.LOST_PEERS, shown="\n".join(states), is_shown=True)
 
     def _leave(self, state: str, message: str, code: int, shown: str | None = None, is_shown: bool = False) -> NoReturn:
-        """End the process. shown: what is printed instead of the message. is_shown: the message has been printed, here or elsewhere."""
+        """End the process. shown: what is printed instead of the message. is_shown: the message has been printed."""
         LAST_WORD.acquire()
         self._say(f"left/{self._rank}", [code, message, is_shown or shown is None])
         record_exit(code)

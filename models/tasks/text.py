@@ -35,7 +35,8 @@ class TextTask:
         source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip",
                             config.run.split)
         makes_types = world.everywhere(lambda: takes_types(self._folder))  # Collective.
-        self._tokenizer = settle_tokenizer(tokenizer_folder, makes_types, lambda: read_texts(source), text.vocab_size, run, world)
+        self._tokenizer = settle_tokenizer(
+            tokenizer_folder, makes_types, lambda: read_texts(source), text.vocab_size, run, world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
         world.once(lambda: tokenize(source, self._tokenizer, cache), per_node=True)
         index = world.everywhere(lambda: open_texts(source, cache))  # Collective.
@@ -55,7 +56,8 @@ class TextTask:
         """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
         config = self._config
         model = self._world.everywhere(lambda: build_encoder(  # Collective.
-            config.run.task, config.model, self._folder, self._tokenizer, config.text.max_length, self.classes, initial_weights))
+            config.run.task, config.model, self._folder, self._tokenizer, config.text.max_length, self.classes,
+            initial_weights))
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model

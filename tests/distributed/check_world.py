@@ -27,7 +27,7 @@ from data.sampler import BatchPlan, ElasticDistributedSampler
 from models.tasks import load_task
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
-from utils import checkpoint, distributed, precision
+from utils import checkpoint, devices, precision
 from utils.command_line import parse_command_line
 from utils.config import DeviceOptions, OptimOptions, RecordOptions
 from utils.distributed import Agreement, World
@@ -119,7 +119,8 @@ def everywhere_gives_each_rank_its_own_result(world: World, folder: Path) -> Any
 def everywhere_raises_what_failed_on_some(world: World, folder: Path) -> Any:
     """What comes of a missing file on the last rank, on all, and of a bug on the last two."""
     is_last, missing = world.rank == world.world_size - 1, Path("/nonexistent/file")
-    return [_error_of(lambda: world.everywhere(lambda: _refuse("there is no file w.pth", Exit.NO_INPUT) if is_last else None)),
+    lacks = partial(_refuse, "there is no file w.pth", Exit.NO_INPUT)
+    return [_error_of(lambda: world.everywhere(lambda: lacks() if is_last else None)),
             _error_of(lambda: world.everywhere(missing.read_text)),
             _error_of(lambda: world.everywhere(lambda: {}["a bug"] if world.rank >= world.world_size - 2 else None))]
 
@@ -130,7 +131,7 @@ def a_folder_that_the_last_rank_lacks(world: World, folder: Path) -> Any:
 
 
 def hardware_that_differs(world: World, folder: Path) -> Any:
-    """[precision, notes, or the error] of --precision auto: in a new run, in one that keeps bf16, and where it is given."""
+    """[precision, notes] of --precision auto in a new run and in one that keeps bf16, and of a given one."""
     has_bf16 = world.rank != world.world_size - 1 or world.world_size == 1
     precision.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
     found = []
@@ -142,16 +143,16 @@ def hardware_that_differs(world: World, folder: Path) -> Any:
 
 
 def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
-    """What comes of --device auto where the last rank sees no CUDA device; where all see none; and where GPUs do not suffice on one."""
+    """What comes of --device auto where the last rank sees no CUDA device; where none does; where it has too few."""
     store, is_last = dist.distributed_c10d._get_default_store(), world.rank == world.world_size - 1
 
     def ask(name: str, use_cuda: bool) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        return _error_of(lambda: distributed._require_device("auto", use_cuda, 1, own, world.rank, world.world_size))
+        return _error_of(lambda: devices.require_device("auto", use_cuda, 1, own, world.rank, world.world_size))
 
-    distributed._require_gpus = lambda device, processes: None
+    devices._require_gpus = lambda device, processes: None
     found = [ask("mixed", not is_last), ask("none", False)]
-    distributed._require_gpus = lambda device, processes: _refuse("too few GPUs", Exit.USAGE) if is_last else None
+    devices._require_gpus = lambda device, processes: _refuse("too few GPUs", Exit.USAGE) if is_last else None
     return [*found, ask("few", True)]
 
 
@@ -195,7 +196,7 @@ def a_flag_before_a_wait(world: World, folder: Path) -> Any:
 
 
 def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
-    """[sha256 of a state that was saved, of the one that was restored, its best value], and what a folder that is gone comes to."""
+    """[sha256 of what was saved, of what was restored, its best value and step, the error of a folder that is gone]"""
     path = folder / f"saved-{world.world_size}" if world.is_main else Path("/nonexistent")
     states = [_state(world, seed) for seed in (0, 1 + world.rank)]
     for batch in states[0].strategy.share(_shares(world), ONE):
@@ -207,9 +208,10 @@ def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
     saving.flush()
     _checkpoints(path, world).restore(states[1])
     gone = _error_of(lambda: _checkpoints(path, world)._read(lambda: "step-0000000009-g1"))
-    digests = [_sha256(state.strategy.model_state() | {f"{name} {key}": value for name, values in
-                                                       state.state_dict()["optimizer"].items() for key, value in values.items()})
-               for state in states]
+    digests = [_sha256(state.strategy.model_state() | {
+        f"{name} {key}": value
+        for name, values in state.state_dict()["optimizer"].items() for key, value in values.items()})
+        for state in states]
     return [*world.gather(digests[0])[:1], digests[1], states[1].best["value"], states[1].progress.step, gone]
 
 
@@ -217,7 +219,8 @@ def a_nest_on_every_rank(world: World, folder: Path) -> Any:
     """Whether a nest arrives as it was sent: values, types, shapes, strides."""
     images = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
     tensors = [images, images[:, 1], images.bfloat16(), torch.tensor(7), torch.tensor([True, False]), torch.zeros(0, 3)]
-    nest = {"tensors": {str(i): tensor for i, tensor in enumerate(tensors)}, "values": [0.1 + 0.2, 2**62, None, "ü", [], {}]}
+    nest = {"tensors": {str(i): tensor for i, tensor in enumerate(tensors)},
+            "values": [0.1 + 0.2, 2**62, None, "ü", [], {}]}
     found = world.broadcast_nest(nest if world.is_main else None)
     same = [(tensor.dtype, tensor.tolist()) == (sent.dtype, sent.tolist())
             for tensor, sent in zip(found["tensors"].values(), tensors, strict=True)]
@@ -413,7 +416,8 @@ CHECKS = (
     everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails, looking_for_what_is_not_finite,
-    gradients, planted_values_make_the_norm_non_finite, an_unused_weight, hardware_that_differs, a_device_that_one_rank_lacks)
+    gradients, planted_values_make_the_norm_non_finite, an_unused_weight, hardware_that_differs,
+    a_device_that_one_rank_lacks)
 
 
 def work() -> int:

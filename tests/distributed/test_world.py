@@ -67,8 +67,10 @@ def test_everywhere_raises_the_first_error_on_all_ranks(told, processes):
     first = max(0, processes - 2)  # that fails by the bug
     for rank, (some, all_of_them, bug) in enumerate(by_rank(told, processes, "everywhere_raises_what_failed_on_some")):
         assert some == ["UserError", f"{host}there is no file w.pth", Exit.NO_INPUT]
-        assert all_of_them == ["UserError", "FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/file'", Exit.IO]
-        assert bug == (["KeyError", "'a bug'", -1] if rank == first else ["PeerError", f"rank {first}: 'a bug'", Exit.INTERNAL])
+        assert all_of_them == [
+            "UserError", "FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/file'", Exit.IO]
+        assert bug == (
+            ["KeyError", "'a bug'", -1] if rank == first else ["PeerError", f"rank {first}: 'a bug'", Exit.INTERNAL])
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
@@ -90,8 +92,8 @@ def test_precision_auto_is_what_the_hardware_of_all_ranks_does(told, processes):
     """A run that keeps bf16 goes on in bf16, with a warning; a given precision is taken as it is."""
     host = socket.gethostname()
     new = ["fp32", [f"--precision auto is fp32: {host} does not compute in bf16, and other nodes do"]]
-    kept = ["bf16", [f"warning: the run keeps bf16, which {host} does not compute in: it is emulated, slowly; --precision fp32"
-                     " changes that, and the run is not bit-exact from there"]]
+    kept = ["bf16", [f"warning: the run keeps bf16, which {host} does not compute in: it is emulated, slowly;"
+                     " --precision fp32 changes that, and the run is not bit-exact from there"]]
     expected = [new, kept, ["bf16", []]] if processes > 1 else [["bf16", []]] * 3
     assert by_rank(told, processes, "hardware_that_differs") == [expected] * processes
 
@@ -99,8 +101,8 @@ def test_precision_auto_is_what_the_hardware_of_all_ranks_does(told, processes):
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_device_that_one_node_lacks_is_refused_by_name_on_all(told, processes):
     host, nothing = socket.gethostname(), ["no error", None, None]
-    mixed = ["UserError", f"--device auto: {host} has no CUDA device, and other nodes have; all nodes need the same kind:"
-             " leave it out, or use --device cpu", Exit.USAGE]
+    mixed = ["UserError", f"--device auto: {host} has no CUDA device, and other nodes have; all nodes need"
+             " the same kind: leave it out, or use --device cpu", Exit.USAGE]
     expected = [mixed if processes > 1 else nothing, nothing, ["UserError", f"{host}: too few GPUs", Exit.USAGE]]
     assert by_rank(told, processes, "a_device_that_one_rank_lacks") == [expected] * processes
 
@@ -133,7 +135,8 @@ def test_waiting_finishes_an_exchange_under_way_and_only_once(told, processes):
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_rank_0_reads_a_checkpoint_for_all_ranks(told, processes):
     """The others see no file of it; what rank 0 cannot read is 74 on all."""
-    for saved, restored, best, step, (kind, message, code) in by_rank(told, processes, "a_checkpoint_that_rank_0_alone_sees"):
+    found = by_rank(told, processes, "a_checkpoint_that_rank_0_alone_sees")
+    for saved, restored, best, step, (kind, message, code) in found:
         assert (restored, best, step) == (saved, 0.1 + 0.2, 1)
         assert (kind, "step-0000000009-g1" in message, code) == ("UserError", True, Exit.IO)
 

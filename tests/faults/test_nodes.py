@@ -1,4 +1,4 @@
-"""Two nodes, of which one alone has an error: both end with its code, and one message names what is wrong. Two torchruns on one machine."""
+"""Two nodes (torchruns on one machine), one of which has an error: both end with its code, and one message names it."""
 
 import socket
 import sys
@@ -14,7 +14,7 @@ from utils.errors import Exit
 
 @pytest.fixture
 def on_two_nodes(run_dir, start_torchrun):
-    """on_two_nodes(*words): what both came to; each node has a working directory of its own, folders[0] and folders[1]."""
+    """on_two_nodes(*words): what both came to; each has a working directory of its own, folders[0] and folders[1]."""
     folders = [run_dir.with_name(f"node{rank}") for rank in range(2)]
     for folder in folders:
         folder.mkdir()
@@ -22,8 +22,8 @@ def on_two_nodes(run_dir, start_torchrun):
     def start(*words):
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-        torchrun = [Path(sys.executable).with_name("torchrun"), "--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1",
-                    f"--master-port={port}"]
+        torchrun = [Path(sys.executable).with_name("torchrun"), "--nnodes=2", "--nproc-per-node=1",
+                    "--master-addr=127.0.0.1", f"--master-port={port}"]
         launches = [start_torchrun(None, f"--node-rank={rank}", ROOT / "train.py", *words, "--run-dir", run_dir,
                                    command=["env", "-C", folder, *torchrun], env={"GLOO_SOCKET_IFNAME": "lo"})
                     for rank, folder in enumerate(folders)]

@@ -208,7 +208,8 @@ BECOMES = {
     "it alone": (ONE_LEFT.format(75, ALONE, False), ALONE, 75),
     "one stopped, and another one is silent": (
         ONE_LEFT.format(75, STOPPED, False).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
-    "a second Ctrl-C ended one": (ONE_LEFT.format(130, "rank 1: a second Ctrl-C", True), "rank 1: rank 1: a second Ctrl-C", 130)}
+    "a second Ctrl-C ended one": (
+        ONE_LEFT.format(130, "rank 1: a second Ctrl-C", True), "rank 1: rank 1: a second Ctrl-C", 130)}
 
 
 @pytest.mark.parametrize("peers, message, code", BECOMES.values(), ids=BECOMES)
@@ -267,10 +268,12 @@ def what_becomes_of(error):
 
 
 def test_what_ends_a_process_is_told_to_its_peers_and_raised_as_it_is(start):
-    process = start(TOLD + "what_becomes_of(UserError('no such file', Exit.NO_INPUT)); what_becomes_of(KeyError('a bug'));"
+    process = start(TOLD + "what_becomes_of(UserError('no such file', Exit.NO_INPUT));"
+                    " what_becomes_of(KeyError('a bug'));"
                     " os.environ['RANK'] = '1'; what_becomes_of(UserError('no such file', Exit.NO_INPUT))")
     assert [json.loads(line_of(process)) for _ in range(3)] == [
-        ["UserError", "no such file", 66, [66, "no such file", True]], ["KeyError", "'a bug'", -1, [70, "'a bug'", True]],
+        ["UserError", "no such file", 66, [66, "no such file", True]],
+        ["KeyError", "'a bug'", -1, [70, "'a bug'", True]],
         ["UserError", "no such file", 66, [66, "no such file", False]]]
 
 
