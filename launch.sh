@@ -284,7 +284,7 @@ run() {
     until code=0; wait -f "$agent" || code=$?; ! kill -0 "$agent" 2>/dev/null; do :; done  # a signal ends a wait, not the agent
     if [[ $code != 0 && -s $folder/exit-code ]]; then code=$(<"$folder/exit-code"); fi  # torchrun makes every failure 1
     [[ -z $signalled && $attempt -lt ${retries:-0} ]] || break
-    [[ $code == @(1|76|12[89]|1[3-9]?|2??) ]] || break  # torchrun itself, a lost peer, a kill
+    [[ $code == @(1|71|76|12[89]|1[3-9]?|2??) ]] || break  # torchrun itself, hardware, a lost peer, a kill
     pause=$((attempt < 6 ? 2 ** attempt : 60))
     echo "launch.sh: code $code; retry $((attempt + 1)) of $retries in $pause s" >&2
     sleep "$pause" &

@@ -49,7 +49,7 @@ from models.tasks import load_task
 from models.tasks.base import Task
 from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
 from utils.checkpoint import Checkpoints
-from utils.distributed import Agreement, World
+from utils.distributed import Agreement, World, write_flight_record
 from utils.identity import require_same_program
 from utils.log import json_line
 from utils.metrics import Totals
@@ -69,7 +69,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
         note = partial(say, stream=console) if world.is_main else lambda text: None
         with open_run(config, world, note) as run, watchdog.telling_peers():  # Collective.
             watchdog.at_end = run.status
-            precision = settle_arithmetic(config.device, run, world)
+            precision = settle_arithmetic(config.device, run, world)  # Collective.
             task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
                 note(text)
@@ -77,6 +77,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, watchdog, world)
+            watchdog.write_flight_record = partial(write_flight_record, run.path / "flight-record", world.rank)
             training = prepare(config, task, precision, run, watchdog, world)
             with closing(training.log), closing(training.checkpoints):
                 return train(training)
@@ -196,7 +197,7 @@ def save(t: Training, is_best: bool = False, is_evaluated: bool = True) -> None:
         if is_best:
             t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
 
-    t.watchdog.expect("saving", t.config.faults.section_timeout, drains=False)
+    t.watchdog.expect("saving", t.checkpoints.limit_s, drains=False)
     t.checkpoints.save(t.state, beside, is_evaluated)
     t.throughput.restart()
 

@@ -42,7 +42,7 @@ def settle_tokenizer(
         return _digest(folder)
 
     run.require_same("tokenizer", world.once(keep, takes_long=True), f"the tokenizer in {folder}")
-    return load_tokenizer(str(folder))
+    return world.everywhere(lambda: load_tokenizer(str(folder)))  # Collective.
 
 
 def load_tokenizer(folder: str) -> Any:

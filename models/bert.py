@@ -24,6 +24,7 @@ from data.tokenizer import is_special, without_ends
 from utils.config import TextModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError, some
+from utils.files import is_folder
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
@@ -40,17 +41,25 @@ def find_folder(name: str, world: World) -> str | None:
 
     Raises UserError (66) where there is none and it cannot be fetched.
     """
-    if Path(name).is_dir():
-        if not {"config.json", "tokenizer_config.json", "tokenizer.json"} & {path.name for path in Path(name).iterdir()}:
-            raise UserError(f"{name} is no model folder: it needs a config.json with a model_type, as RUN/model of a text run has",
-                            Exit.NO_INPUT)
+    is_here = is_folder(name, world)  # Collective.
+    world.everywhere(lambda: _require_model(name))  # Collective.
+    if is_here:
         return name
     if name in SIZES:
         return None
-    if Path(name).exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+    world.once(lambda: _fetch(name, local_files_only=False), per_node=True)  # Collective.
+    return world.everywhere(lambda: _fetch(name, local_files_only=True))  # Collective.
+
+
+def _require_model(name: str) -> None:
+    """Raise UserError (66) where `name` can be no model: a folder without one, a file, a path to nothing."""
+    path, files = Path(name), {"config.json", "tokenizer_config.json", "tokenizer.json"}
+    if path.is_dir() and not files & {file.name for file in path.iterdir()}:
+        raise UserError(f"{name} is no model folder: it needs a config.json with a model_type,"
+                        " as RUN/model of a text run has", Exit.NO_INPUT)
+    looks_like_a_path = path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1
+    if not path.is_dir() and name not in SIZES and looks_like_a_path:
         raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
-    world.once(lambda: _fetch(name, local_files_only=False), per_node=True)
-    return _fetch(name, local_files_only=True)
 
 
 def _fetch(name: str, local_files_only: bool) -> str:

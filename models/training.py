@@ -156,7 +156,7 @@ def check_last_step(t: Training) -> None:
     """
     if t.agreement.bad_sample:
         t.state.progress = t.precision.undo()
-        t.watchdog.expect("saving", t.config.faults.section_timeout, drains=False)
+        t.watchdog.expect("saving", t.checkpoints.limit_s, drains=False)
         t.checkpoints.save(t.state, lambda weights: t.log.flush())  # Collective.
         t.checkpoints.flush()  # Collective.
         t.bad_samples.stop(t.world)  # Collective.

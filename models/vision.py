@@ -22,6 +22,7 @@ from data.image_folder import ImageFolder, ImageIndex
 from utils.config import ModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError
+from utils.files import is_folder
 
 BATCH = 64  # images classified at once
 MAX_WORKERS = 8  # processes that decode them; one for every BATCH images
@@ -67,13 +68,17 @@ def build_model(
     initial_weights: load those that `config` names; False where a checkpoint will replace them.
     Raises UserError: 64 for a name that does not exist or weights that do not fit, 66 for files that are missing or out of reach.
     """
-    folder = Path(config.model)
-    described = _read_description(folder) if folder.is_dir() else {"architecture": config.model}
+    folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
+    described = {"architecture": config.model}
+    if folder:
+        described = world.everywhere(lambda: _read_description(folder))  # Collective.
     model = build_classifier(described["architecture"], len(classes), image_size)
-    is_library = config.pretrained and not config.weights and not folder.is_dir()
+    is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights expect inputs in -1..1
-    weights = _named_weights(config, described["architecture"], world) if initial_weights else None
+    weights = None
+    if initial_weights:
+        weights = _named_weights(config, described["architecture"], folder, world)  # Collective.
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: weight for name, weight in weights.items() if not name.startswith(tuple(auxiliary) or "\0")}
@@ -151,12 +156,14 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
     return {name.removeprefix("module."): weight for name, weight in weights.items() if isinstance(weight, Tensor)}
 
 
-def _named_weights(config: ModelOptions, architecture: str, world: World) -> dict[str, Tensor] | None:
-    """The weights that --weights, --pretrained and --model ask for; None if none. Collective."""
+def _named_weights(
+    config: ModelOptions, architecture: str, folder: Path | None, world: World
+) -> dict[str, Tensor] | None:
+    """The weights that --weights, --pretrained and --model, a `folder` or not, ask for; None if none. Collective."""
     if config.weights:
-        return _read_weights(Path(config.weights), "--weights")
-    if config.pretrained and Path(config.model).is_dir():
-        return _read_weights(Path(config.model) / "model.safetensors", "--model")
+        return world.everywhere(lambda: _read_weights(Path(config.weights), "--weights"))
+    if config.pretrained and folder:
+        return world.everywhere(lambda: _read_weights(folder / "model.safetensors", "--model"))
     return _library_weights(architecture, world) if config.pretrained else None
 
 
@@ -173,7 +180,7 @@ def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
                 f" into {torch.hub.get_dir()}/checkpoints; or train from scratch, without --pretrained", Exit.NO_INPUT) from None
 
     world.once(fetch, per_node=True)  # one process per node downloads, the others find the file
-    return enum.get_state_dict(progress=False, check_hash=True)
+    return world.everywhere(lambda: enum.get_state_dict(progress=False, check_hash=True))
 
 
 def _load_backbone(model: nn.Module, weights: dict[str, Tensor], same_classes: bool) -> None:

@@ -35,7 +35,7 @@ SAMPLES = 57
 GONE_S = 10  # within which no process of a launch that has ended may be left
 IDLE_STARTS = 25  # in a row, none of which makes a step: more than kills account for
 LIMIT_S = 120  # for a launch to make a step
-EXPECTED = (0, Exit.IO, Exit.STOPPED, Exit.LOST_PEERS)  # done; a data loading process, torchrun, a rank was killed
+EXPECTED = (0, Exit.HARDWARE, Exit.STOPPED, Exit.LOST_PEERS)  # done; a worker, torchrun, a rank was killed
 
 
 @dataclass

@@ -5,9 +5,7 @@ time; its error is told to all ranks with the next step (Agreement); the next sa
 The files: utils/checkpoint_folder.py.
 """
 
-import errno
 import json
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -20,13 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from utils.checkpoint_folder import FORMAT, CheckpointFolder, manifest_digest, name_of
+from utils.checkpoint_folder import FORMAT, CheckpointFolder, name_of
 from utils.config import RecordOptions, duration_or_steps
 from utils.distributed import World
 from utils.errors import Exit, UserError
 from utils.parallel.base import Strategy
+from utils.preflight import STATES
 
-SEEN_WITHIN_S = 30  # a shared file system may show a file late
 LAST_SAVE_S = 20  # for the save under way, where a failure ends the run; torchrun kills after 30 s
 
 
@@ -77,6 +75,7 @@ class Checkpoints:
         self._saved, self._saved_at = Progress(), time.monotonic()  # (before the first step there is nothing to lose)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
+        self._num_bytes = 0  # of a checkpoint, about; known from restore() on
         self.count, self.stall_s = 0, 0.0  # saves of this start, and the seconds that this rank waited for them
 
     def are_none(self) -> bool:
@@ -117,8 +116,13 @@ class Checkpoints:
     def flush(self) -> None:
         """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if it could not be written."""
         began = time.monotonic()
-        self._world.once(lambda: self._pending and self._pending.result())
+        self._world.once(lambda: self._pending and self._pending.result(), num_bytes=self._num_bytes)
         self.stall_s += time.monotonic() - began
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a save may take, and waiting for one."""
+        return self._world.limit_s(self._num_bytes)
 
     def close(self) -> None:
         """Give the save under way some time: what ends the run is no reason to lose it. Its own error is told by flush, or by nobody."""
@@ -132,19 +136,15 @@ class Checkpoints:
     def restore(self, state: TrainState) -> bool:
         """Load the newest valid checkpoint into `state`; False if there is none. Collective.
 
-        Damaged ones are set aside as damaged-step-..., with a note. Raises UserError: 82 if there are some and none is valid, 74
-        if a rank does not see the one that rank 0 chose.
+        Rank 0 alone reads and checks it. Damaged ones are set aside as damaged-step-..., with a note. Raises UserError
+        on every rank: 82 if there are some and none is valid, 74 if rank 0 cannot read them.
         """
-        folder = self._chosen(self._folder.newest_valid)
-        if folder is None:
+        self._num_bytes = STATES * sum(weight.nbytes for weight in state.strategy.module.parameters())
+        found = self._read(self._folder.newest_valid)
+        if found is None:
             return False
-
-        def load() -> None:
-            _load_weights(folder, state.strategy)
-            values = torch.load(folder / "state.pt", map_location=self._world.device, weights_only=True)
-            state.load(values, json.loads((folder / "trainer.json").read_text()))
-
-        self._on_every_rank(load)
+        _load_weights(found, state.strategy)
+        state.load(found["state"], found["trainer"])
         self._saved = state.progress
         return True
 
@@ -153,9 +153,9 @@ class Checkpoints:
 
         Changes nothing on disk. Raises UserError (66) if there is none.
         """
-        folder = self._chosen(self._folder.best)
-        self._on_every_rank(lambda: _load_weights(folder, strategy))
-        return Progress(**self._world.once(lambda: json.loads((folder / "trainer.json").read_text())["progress"]))
+        found = self._read(self._folder.best, with_state=False)
+        _load_weights(found, strategy)
+        return Progress(**found["trainer"]["progress"])
 
     def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
                beside: Callable[[dict[str, Tensor]], None]) -> None:
@@ -171,45 +171,29 @@ class Checkpoints:
             "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),
         }, trainer["best"].get("step"))
 
-    def _chosen(self, choose: Callable[[], str | None]) -> Path | None:
-        """The folder that rank 0 chooses, once this rank sees it as rank 0 does. Collective."""
+    def _read(self, choose: Callable[[], str | None], with_state: bool = True) -> dict[str, Any] | None:
+        """What the checkpoint that rank 0 chooses and reads holds; None if it chooses none. Collective."""
+        found = None
 
-        def chosen() -> list[str] | None:
-            name = choose()
-            return name and [name, manifest_digest(self._folder.path / name)]
+        def read() -> None:
+            nonlocal found
+            if (name := choose()) is not None:
+                folder = self._folder.path / name
+                found = {"folder": str(folder), "trainer": json.loads((folder / "trainer.json").read_text()),
+                         "weights": load_file(folder / "model.safetensors")}
+                if with_state:
+                    found["state"] = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
 
-        if (found := self._world.once(chosen)) is None:
-            return None
-        folder = self._folder.path / found[0]
-
-        def see() -> None:
-            deadline = time.monotonic() + SEEN_WITHIN_S
-            while manifest_digest(folder) != found[1]:
-                if time.monotonic() > deadline:
-                    raise OSError(errno.ESTALE, "it is not as rank 0 sees it", str(folder))
-                time.sleep(0.1)
-
-        self._on_every_rank(see)
-        return folder
-
-    def _on_every_rank(self, load: Callable[[], None]) -> None:
-        """Run `load`; if any rank cannot read, raise UserError (74) on all. Collective."""
-        problem = None
-        try:
-            load()
-        except OSError as error:
-            problem = (f"{socket.gethostname()} cannot read {error.filename} ({error.strerror}):"
-                       " on several nodes the run directory must be shared")
-        for told in self._world.gather(problem):
-            if told:
-                raise UserError(told, Exit.IO)
+        size = self._world.once(self._folder.num_bytes)
+        self._world.once(read, num_bytes=size)
+        return self._world.broadcast_nest(found)
 
 
-def _load_weights(folder: Path, strategy: Strategy) -> None:
+def _load_weights(found: dict[str, Any], strategy: Strategy) -> None:
     try:
-        strategy.load_model_state(load_file(folder / "model.safetensors"))
+        strategy.load_model_state(found["weights"])
     except KeyError as error:
-        raise UserError(f"{folder} holds another model: {error.args[0]}", Exit.OTHER_RUN) from None
+        raise UserError(f"{found['folder']} holds another model: {error.args[0]}", Exit.OTHER_RUN) from None
 
 
 def _copied(value: Any) -> Any:

@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,14 @@ class CheckpointFolder:
         """Names of finished checkpoints, the newest (step, then start, then the evaluated one) first."""
         found = [path.name for path in self.path.glob("step-*") if _NAME.fullmatch(path.name)] if self.path.is_dir() else []
         return sorted(found, key=lambda name: (*map(int, re.findall(r"\d+", name)), not name.endswith(_UNEVALUATED)), reverse=True)
+
+    def num_bytes(self) -> int:
+        """Size of all of them together."""
+        total = 0
+        for file in self.path.glob("step-*/*"):
+            with suppress(FileNotFoundError):  # a training removes old ones while --eval-only looks
+                total += file.stat().st_size
+        return total
 
     def write(self, name: str, files: Mapping[str, Callable[[Path], Any]], best_step: int | None) -> None:
         """Write a checkpoint, then remove those that are no longer kept. name: of name_of. files: {name: writes it}.
@@ -165,14 +174,6 @@ def find_damage(folder: Path) -> str | None:
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def manifest_digest(folder: Path) -> str | None:
-    """sha256 over all that the checkpoint in `folder` holds: whether two hosts see the same one. None if it cannot be read."""
-    try:
-        return json.loads((folder / "MANIFEST.json").read_bytes())["sha256"]
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def name_of(step: int, start: int, is_evaluated: bool) -> str:

@@ -32,9 +32,9 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
     """The settings of this start.
 
     demo_settings: {task: {name: value}}, defaults of the built-in data. Exits (64) on what the user got wrong, 0 after --help;
-    under torchrun rank 0 alone prints. `--nproc-per-node N` replaces this process by launch.sh.
+    under torchrun the first process of each node alone prints. `--nproc-per-node N` replaces this process by launch.sh.
     """
-    speaks = os.environ.get("RANK", "0") == "0" or "LOCAL_RANK" not in os.environ  # without that it is a node's number
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # for its own node: files and arguments may differ between nodes
     try:
         return _parse(list(argv), demo_settings, speaks)
     except UserError as error:

@@ -170,7 +170,8 @@ class FaultOptions:
 
     start_timeout: float = option(300, "for the processes to meet, and for the first step", OPERATIONAL)
     step_timeout: float = option(100, "for a micro-batch with what follows it, and for its data", OPERATIONAL)
-    section_timeout: float = option(300, "for a batch of an evaluation, for a checkpoint, for what rank 0 does alone", OPERATIONAL)
+    section_timeout: float = option(
+        300, "for a batch of an evaluation, a checkpoint (1 s more per 10 MB), what rank 0 does alone", OPERATIONAL)
     max_nonfinite: int = option(0, "optimizer steps whose gradient may be not finite; they change nothing (one more: 80)", OPERATIONAL)
 
 

@@ -12,17 +12,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
+from utils.devices import require_device
 from utils.errors import Exit, PeerError, RankError, UserError, explain
-from utils.preflight import require_architecture, require_own_name
-from utils.watchdog import Watchdog
+from utils.nest import put_together, take_apart
+from utils.preflight import require_own_name
+from utils.watchdog import Watchdog, prepare_store
 
+T = TypeVar("T")
+FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
+DISK_BYTES_PER_S = 10e6  # of the slowest disk that is waited for
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
 
@@ -50,26 +56,27 @@ class World:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         try:
-            if use_cuda:
-                _require_gpus(device, local_world_size)
             if world_size == local_world_size:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
             else:
                 require_own_name()
         except UserError as error:  # known to the ranks of this node alone; the first speaks for them
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
-        target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        if use_cuda:
-            torch.cuda.set_device(target)
         timeouts = timeouts or FaultOptions()
         start_timeout = timedelta(seconds=timeouts.start_timeout)
         store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
+        require_device(device, use_cuda, local_world_size, store, rank, world_size)
+        target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+        if use_cuda:
+            torch.cuda.set_device(target)
         # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
+        if use_cuda and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name, which torch still reads
+            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORD)
         longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
+            "nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
             device_id=target if use_cuda else None)
         control = dist.new_group(backend="gloo", timeout=longest) if use_cuda else dist.group.WORLD
         return cls(rank, local_rank, world_size, local_world_size, target, control, timedelta(seconds=timeouts.section_timeout))
@@ -84,7 +91,7 @@ class World:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
         # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
-        if error is None or (isinstance(error, UserError) and not isinstance(error, RankError | PeerError)):
+        if error is None:
             dist.destroy_process_group()
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
@@ -97,28 +104,72 @@ class World:
         dist.broadcast(tensor, src=0, group=self.control if tensor.device.type == "cpu" else None)
         return tensor
 
-    def once(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False) -> Any:
+    def broadcast_nest(self, nest: Any) -> Any:
+        """Rank 0's nest of dicts and lists (utils/nest.py) on every rank, tensors on this rank's device. Collective.
+
+        Tensors are sent one by one: besides the nest itself no rank holds more than one of them.
+        """
+        tensors: list[Tensor] = []
+        data = bytearray(json.dumps(take_apart(nest, tensors)).encode()) if self.is_main else bytearray()
+        size = int(self.broadcast(torch.tensor([len(data)])))
+        sent = torch.frombuffer(data, dtype=torch.uint8) if self.is_main else torch.empty(size, dtype=torch.uint8)
+        description, waiting = json.loads(self.broadcast(sent).numpy().tobytes()), iter(tensors)
+
+        def received(dtype: torch.dtype, shape: list[int], strides: list[int]) -> Tensor:
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            if self.is_main:
+                tensor.copy_(next(waiting))
+            if tensor.numel():  # as bytes in the order of memory: any type, any strides
+                self.broadcast(tensor.as_strided([tensor.numel()], [1]).view(torch.uint8))
+            return tensor
+
+        return put_together(description, received)
+
+    def limit_s(self, num_bytes: int) -> float:
+        """Seconds for a section that reads or writes `num_bytes`: --section-timeout, and more for a slow disk."""
+        return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
+
+    def once(
+        self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False, num_bytes: int = 0
+    ) -> Any:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
-        They wait for --section-timeout, or where it is about all the data (per_node, takes_long) for hours.
-        Returns rank 0's result, which must be JSON, on every rank. An error of `work` is raised on every rank: the barrier
-        carries the answer, and where a rank does not come it names the missing one.
+        They wait for limit_s(num_bytes), or where it is about all the data (per_node, takes_long) for hours.
+        Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as
+        everywhere() does.
         """
-        answer, failure = {}, None
-        if (self.local_rank if per_node else self.rank) == 0:
+        works = (self.local_rank if per_node else self.rank) == 0
+        timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
+        return self._outcomes(work if works else None, timeout)[0]
+
+    def everywhere(self, work: Callable[[], T]) -> T:
+        """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
+
+        If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host
+        where others did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
+        """
+        results: list[T] = []
+        self._outcomes(lambda: results.append(work()), DATA_TIMEOUT)
+        return results[0]
+
+    def _outcomes(self, work: Callable[[], Any] | None, timeout: timedelta) -> list[Any]:
+        """What `work` returned, by rank; work: None = this rank has none, and waits for the others. Collective."""
+        outcome, failure = {}, None
+        if work is not None:
             try:
-                answer = {"value": work()}
-            except Exception as error:  # told to all ranks, and raised again below
+                outcome = {"value": work()}
+            except Exception as error:  # all ranks learn of it and raise it below
                 failure, (message, code) = error, explain(error)
-                answer = {"error": message or repr(error), "code": int(code)}
-        dist.monitored_barrier(self.control, timeout=DATA_TIMEOUT if per_node or takes_long else self.section_timeout, wait_all_ranks=True)
-        answers = self.gather(answer)
-        if failure is not None:
-            raise failure
-        for told in answers:
-            if "error" in told:
-                raise UserError(told["error"], Exit(told["code"]))
-        return answers[0]["value"]
+                outcome = {"error": [message or repr(error), int(code), socket.gethostname()]}
+        dist.monitored_barrier(self.control, timeout=timeout, wait_all_ranks=True)  # names a rank that is missing
+        outcomes = self.gather(outcome)
+        failed = {rank: found["error"] for rank, found in enumerate(outcomes) if "error" in found}
+        for rank, (message, code, host) in failed.items():
+            if code == Exit.INTERNAL:
+                raise failure if rank == self.rank else PeerError(f"rank {rank}: {message}", Exit.INTERNAL)
+            has_every_worker = len(failed) == len([found for found in outcomes if found])
+            raise UserError(message if has_every_worker else f"{host}: {message}", Exit(code)) from failure
+        return [found.get("value") for found in outcomes]
 
     def require_same(self, value: str, what: str) -> None:
         """Raise UserError (65) on every rank if `value` differs between them. Collective."""
@@ -137,12 +188,18 @@ class World:
         return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _require_gpus(device: str, processes: int) -> None:
-    if torch.cuda.device_count() < processes:
-        raise UserError(f"--device {device}: {processes} processes on this node and {torch.cuda.device_count()} GPUs; one process needs"
-                        " one GPU: start fewer processes, or use --device cpu")
-    for number in range(processes):
-        require_architecture(torch.cuda.get_device_name(number), torch.cuda.get_device_capability(number), torch.cuda.get_arch_list())
+def write_flight_record(folder: Path, rank: int) -> str:
+    """Write what this rank's last NCCL collectives were to folder/rank_N. Returns its path; "" without NCCL.
+
+    `torchfrtrace FOLDER` reads it.
+    """
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return ""
+    # Torch's own pickle, which nothing here reads. No public function gives it (torch 2.11 to 2.15).
+    record = torch._C._distributed_c10d._dump_nccl_trace()
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank_{rank}").write_bytes(record)
+    return str(folder / f"rank_{rank}")
 
 
 def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
@@ -170,6 +227,7 @@ def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         store.set(f"lockstep/received/{prefix}/{rank}", token)
     else:
         prefix, answered = token, {}
+        prepare_store(dist.PrefixStore(f"lockstep/{prefix}", store), world_size)
         waiting = set(range(1, world_size))
         while waiting:
             for peer in sorted(waiting):

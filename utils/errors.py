@@ -26,6 +26,7 @@ class Exit(IntEnum):
     BAD_DATA = 65
     NO_INPUT = 66
     INTERNAL = 70
+    HARDWARE = 71  # a device failed, or the system killed a part of the run
     CANNOT_CREATE = 73
     IO = 74
     STOPPED = 75  # stopped and saved: the same command continues
@@ -36,7 +37,10 @@ class Exit(IntEnum):
 
 
 class UserError(ValueError):
-    """Something the user can mend: what was found, the rule, a way out. Raised alike on every rank; rank 0 prints it."""
+    """Something the user can mend: what was found, the rule, a way out. Rank 0 prints it.
+
+    Raised alike on every rank (World.everywhere does it).
+    """
 
     def __init__(self, message: str, code: Exit = Exit.USAGE):
         super().__init__(message)
@@ -48,7 +52,21 @@ class RankError(UserError):
 
 
 class PeerError(UserError):
-    """A UserError of another rank, which has printed it."""
+    """An error of another rank. is_shown: that rank prints it; else rank 0 does."""
+
+    def __init__(self, message: str, code: Exit, is_shown: bool = True):
+        super().__init__(message, code)
+        self.is_shown = is_shown
+
+
+LAST_WORD = threading.Lock()  # taken, for good, by the thread that ends the process: it alone prints why
+
+
+def is_shown_here(error: Exception) -> bool:
+    """Whether this rank prints the error that ends it, so that one rank does."""
+    if isinstance(error, RankError) or not isinstance(error, UserError):
+        return True
+    return os.environ.get("RANK", "0") == "0" and not (isinstance(error, PeerError) and error.is_shown)
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -71,6 +89,11 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 
+# What no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable, NvlinkUncorrectable,
+# Contained and HardwareStackError (libcudart 13), and the driver's own words.
+_BROKEN = re.compile(
+    r"CUDA-capable device\(s\) is/are busy or unavailable|uncorrectable ECC error|uncorrectable NVLink error"
+    r"|over nvlink or a hardware error|hardware stack error|GPU is lost|fallen off the bus", re.I)
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
@@ -78,19 +101,32 @@ def explain(error: Exception) -> tuple[str, Exit]:
     """An error in words for the user, and its exit code; INTERNAL for what should not happen."""
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     first_line = next(iter(text.splitlines()), type(error).__name__)
+    rank, host = os.environ.get("RANK", 0), socket.gethostname()
     if isinstance(error, UserError):
         return text, error.code
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
-        reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if "Bus error" in f"{text}{error.__cause__}" else "out of memory?"
-        return (f"a data loading process (pid {found[1].strip()}) of rank {os.environ.get('RANK', 0)} was killed ({reason});"
-                f" the same command continues; fewer --workers need less memory{''.join(getattr(error, '__notes__', []))}"), Exit.IO
+        is_full = "Bus error" in f"{text}{error.__cause__}"
+        reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if is_full else "out of memory?"
+        notes, code = "".join(getattr(error, "__notes__", [])), Exit.IO if is_full else Exit.HARDWARE
+        return (f"a data loading process (pid {found[1].strip()}) of rank {rank} was killed ({reason});"
+                f" the same command continues; fewer --workers need less memory{notes}"), code
+    if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
+        line = next(line for line in text.splitlines() if found[0] in line).strip()
+        return (f"a device of rank {rank} on {host} failed ({line});"
+                " the same command continues, on a device that works"), Exit.HARDWARE
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
+    if "NCCL error" in text:
+        found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
+        line = found[1].strip() if found else first_line
+        if re.search("Duplicate GPU detected|no socket interface found", line):
+            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own (CUDA_VISIBLE_DEVICES,"
+                    " --nproc-per-node), and NCCL_SOCKET_IFNAME must name an interface that this host has"), Exit.USAGE
+        return f"rank {rank} on {host} lost its peers (NCCL: {line})", Exit.LOST_PEERS
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
     if "DistError" in names or is_of_backend:
         found = re.search(_LOST, text, re.I)
-        host = socket.gethostname()
-        return f"rank {os.environ.get('RANK', 0)} on {host} lost its peers ({found[0] if found else first_line[:100]})", Exit.LOST_PEERS
+        return f"rank {rank} on {host} lost its peers ({found[0] if found else first_line[:100]})", Exit.LOST_PEERS
     if isinstance(error, OSError):
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return f"{type(error).__name__}: {text}{'; make room, and the same command continues' if is_full else ''}", Exit.IO
@@ -106,18 +142,17 @@ def begin_start() -> None:
 
 
 def exit_after(work: Callable[[], int]) -> NoReturn:
-    """Run `work` and leave with its exit code; an error gets one message, on the rank that knows it, and the right code."""
+    """Run `work` and leave with its exit code; an error gets one message over all ranks, and the right code."""
     try:
         code, error = work(), None
     except Exception as caught:
         error = caught
         message, code = explain(error)
+    LAST_WORD.acquire()
     record_exit(code)
-    is_known_to_all = isinstance(error, UserError) and not isinstance(error, RankError | PeerError)
-    if error is not None and code == Exit.INTERNAL:
-        bounded(lambda: say("".join(traceback.format_exception(error))))
-    elif error is not None and not isinstance(error, PeerError) and (not is_known_to_all or os.environ.get("RANK", "0") == "0"):
-        bounded(lambda: say(f"train.py: {message}"))
+    if error is not None and is_shown_here(error):
+        text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"train.py: {message}"
+        bounded(lambda: say(text))
     bounded(_flush)
     # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
     # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.

@@ -1,6 +1,7 @@
 """Precision: autocast, the fp16 loss scale, and an optimizer step that leaves everything as it was if the gradient is not finite."""
 
 import os
+import socket
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from utils.config import DeviceOptions
 from utils.distributed import World
+from utils.errors import some
 from utils.parallel import load_strategy
 from utils.run import Run
 
@@ -24,7 +26,7 @@ def hardware_precision(device: torch.device) -> str:
 
 
 def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precision":
-    """Fix what decides about rounding, as this run keeps it: device type, threads, precision, deterministic algorithms."""
+    """Fix what decides about rounding, as this run keeps it: device, threads, precision, determinism. Collective."""
     run.settle("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant  # sums depend on the number of threads
     threads = run.settle("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
@@ -39,7 +41,21 @@ def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precisi
         torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     torch.backends.cudnn.benchmark = not config.deterministic
-    return Precision(run.settle("precision", config.precision, lambda: hardware_precision(world.device)), world.device)
+    return Precision(_settle_precision(config, run, world), world.device)
+
+
+def _settle_precision(config: DeviceOptions, run: Run, world: World) -> str:
+    """--precision as the run keeps it; `auto` = what the hardware of all ranks can do. Collective."""
+    found = world.gather([hardware_precision(world.device), socket.gethostname()])
+    without = sorted({host for name, host in found if name != "bf16"})
+    kept, differ = run.kept.get("precision"), len({name for name, _ in found}) > 1
+    name = run.settle("precision", config.precision, lambda: "fp32" if without else "bf16")
+    if config.precision == "auto" and kept is None and differ:
+        run.note(f"--precision auto is fp32: {some(without)} does not compute in bf16, and other nodes do")
+    elif config.precision == "auto" and kept == "bf16" and without:
+        run.note(f"warning: the run keeps bf16, which {some(without)} does not compute in: it is emulated, slowly;"
+                 " --precision fp32 changes that, and the run is not bit-exact from there")
+    return name
 
 
 class Precision:

@@ -117,10 +117,14 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     """
     path, lock = run_path(config), []
     if config.run.eval_only:
-        if not (path / "auto.json").exists():
-            raise UserError(f"{path} holds no checkpoint: train first", Exit.NO_INPUT)
-        compare(config, path, note)
-        return Run(path, read_json(path / "auto.json"), writes=False, note=note, facts=_facts({}, world, []))
+        def read() -> dict[str, Any]:
+            if not (path / "auto.json").exists():
+                raise UserError(f"{path} holds no checkpoint: train first", Exit.NO_INPUT)
+            compare(config, path, note)
+            return {"kept": read_json(path / "auto.json"), "facts": _facts({}, world, [])}
+
+        found = world.once(read)
+        return Run(path, found["kept"], writes=False, note=note, facts=found["facts"])
 
     agents = world.gather(agent())
 

@@ -23,13 +23,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from utils.errors import Exit, PeerError, RankError, bounded, explain, record_exit, say, some
+from utils.errors import LAST_WORD, Exit, PeerError, RankError, bounded, explain, is_shown_here, record_exit, say, some
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 BEAT_S = 0.5  # between two signs of life
 STORE_S = 2  # for an answer of the store, whose host may be gone
 MARGIN_S = 5  # so much later than a rank that gets no data do those give up that wait for it
+NOTHING = b"null"  # what a rank said before it said anything: multi_get would wait for a key that is not there
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+def prepare_store(store: Any, world_size: int) -> None:
+    """Make room for what every rank will say; on rank 0, before another rank may ask."""
+    names = [f"{name}/{rank}" for name in ("alive", "left") for rank in range(world_size)]
+    store.multi_set(names, [NOTHING.decode()] * len(names))
 
 
 class Watchdog:
@@ -38,6 +45,7 @@ class Watchdog:
     def __init__(self) -> None:
         self.is_stoppable = True  # nothing would be lost: a signal ends the process at once. False = it sets `reason`
         self.at_end: Callable[[str, int, str], None] = lambda state, code, message: None  # told before the process is ended from here
+        self.write_flight_record: Callable[[], str] = lambda: ""  # returns the file's name, if there is one
         self.where: Callable[[], str] = lambda: "starting"
         self.reason: str | None = None  # why this process wants to stop
         self._received: set[tuple[str, bool]] = set()  # names of signals, and whether torchrun passed them on
@@ -70,7 +78,7 @@ class Watchdog:
         return self.reason is not None
 
     def meet(self, store: Any, rank: int, world_size: int) -> None:
-        """Tell the peers, through `store`, what this process is doing; from now on."""
+        """Tell the peers, through `store` (see prepare_store), what this process is doing; from now on."""
         self._rank, self._world_size, self._store = rank, world_size, store.clone()  # the caller's may be waiting for something
 
     def expect(self, doing: str, within_s: float, detail: Callable[[], str] = lambda: "", drains: bool = True) -> None:
@@ -111,12 +119,12 @@ class Watchdog:
         except Exception as error:
             message, code = explain(error)
             if code != Exit.LOST_PEERS:
-                self._say(f"left/{self._rank}", [code, message])
+                self._say(f"left/{self._rank}", [code, message, is_shown_here(error)])
                 raise
             silent = self.silent_peers()  # takes a while: the one that failed first has said so by then, and is the one that is reported
-            for rank, (code, told) in self._said("left").items():
-                raise PeerError(f"rank {rank}: {told}", code) from error
-            raise RankError(message + _silence(silent), code) from error
+            for rank, (code, told, is_shown) in self._said("left").items():
+                raise PeerError(f"rank {rank}: {told}", code, is_shown) from error
+            raise RankError(message + _silence(silent) + self._flight_record(), code) from error
 
     def silent_peers(self) -> list[int]:
         """The ranks that show no sign of life for four beats; takes as long. Empty where the store is gone."""
@@ -149,9 +157,10 @@ class Watchdog:
     def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> NoReturn:
         silent = self.silent_peers() if may_be_for_a_peer else []  # torchrun ends the others, too, when one has died
         left, message = self._said("left"), f"stopped ({reason}); there was nothing to save"
-        for rank, (code, told) in left.items():
+        for rank, (code, told, is_shown) in left.items():
             if code != Exit.STOPPED:
-                self._leave("failed", f"rank {rank}: {told}", code, shown="")
+                shown = "" if is_shown or self._rank else None
+                self._leave("failed", f"rank {rank}: {told}", code, shown, is_shown)
             if " to rank " in told:  # then torchrun's signal is but a consequence, and no sign of nodes that come or go
                 message = told
         if silent := [rank for rank in silent if rank not in left]:
@@ -166,16 +175,17 @@ class Watchdog:
 
     def _time_out(self) -> None:
         message = (f"rank {self._rank} on {socket.gethostname()} does not get on for {self._limit_s:g} s: {self._state()}"
-                   " (--start-timeout, --step-timeout and --section-timeout are the limits)")
+                   f" (--start-timeout, --step-timeout and --section-timeout are the limits){self._flight_record()}")
         bounded(lambda: say(f"train.py: {message}\n{_stacks()}"))
         silent, told = self.silent_peers(), self._said("alive")
         states = [f"  rank {rank} on {told[rank]['host']}: {told[rank]['state']}{', silent since then' if rank in silent else ''}"
                   for rank in sorted(set(told) - {self._rank})]
-        self._leave("failed", message, Exit.LOST_PEERS, shown="\n".join(states))
+        self._leave("failed", message, Exit.LOST_PEERS, shown="\n".join(states), is_shown=True)
 
-    def _leave(self, state: str, message: str, code: int, shown: str | None = None) -> NoReturn:
-        """End the process. shown: what is printed instead of the message."""
-        self._say(f"left/{self._rank}", [code, message])
+    def _leave(self, state: str, message: str, code: int, shown: str | None = None, is_shown: bool = False) -> NoReturn:
+        """End the process. shown: what is printed instead of the message. is_shown: the message has been printed."""
+        LAST_WORD.acquire()
+        self._say(f"left/{self._rank}", [code, message, is_shown or shown is None])
         record_exit(code)
         if text := f"train.py: {message}" if shown is None else shown:
             bounded(lambda: say(text))
@@ -186,6 +196,17 @@ class Watchdog:
 
         bounded(end)
         os._exit(code)
+
+    def _flight_record(self) -> str:
+        """Write it while there is time, before the process leaves with 76; words for the message."""
+        found: list[str] = []
+
+        def write() -> None:
+            with suppress(OSError):
+                found.append(self.write_flight_record())
+
+        bounded(write)
+        return "".join(f"; NCCL's flight record: {path}" for path in found if path)
 
     def _state(self) -> str:
         return f"{self.where()}, {self._doing}{self._detail()}"
@@ -199,8 +220,9 @@ class Watchdog:
 
     def _said(self, name: str) -> dict[int, Any]:
         """What the ranks, this one included, said under that name; nothing where the store does not answer."""
-        names = {rank: f"{name}/{rank}" for rank in range(self._world_size)}
-        return self._ask(lambda store: {rank: json.loads(store.get(name)) for rank, name in names.items() if store.check([name])}) or {}
+        names = [f"{name}/{rank}" for rank in range(self._world_size)]
+        found = self._ask(lambda store: store.multi_get(names)) or ()  # one question, however many ranks ask it at once
+        return {rank: json.loads(value) for rank, value in enumerate(found) if value != NOTHING}
 
     def _ask(self, question: Callable[[Any], Any]) -> Any:
         """The store's answer; None where it gives none in time: torchrun is gone, or its host, or stopped for a while."""

@@ -37,7 +37,7 @@ class ImageClassification:
         self._root = demo.data_root(config.data.data, config.run.task, cache, world)
         arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
         world.once(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
-        index = build_index(*arguments)
+        index = world.everywhere(lambda: build_index(*arguments))  # Collective.
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
         images = config.images
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)

@@ -26,7 +26,7 @@ class TextTask:
     unit = "txt"
 
     def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World, label_column: str | None, cuts: bool):
-        self._config, text, cache = config, config.text, cache_path()
+        self._config, self._world, text, cache = config, world, config.text, cache_path()
         root = demo.data_root(config.data.data, config.run.task, cache, world)
         self._folder = find_folder(config.model.model, world)
         tokenizer_folder = self._folder if text.tokenizer == "auto" else find_folder(text.tokenizer, world)
@@ -34,8 +34,9 @@ class TextTask:
             raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out, and one is trained")
         source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip",
                             config.run.split)
-        self._tokenizer = settle_tokenizer(tokenizer_folder, takes_types(self._folder), lambda: read_texts(source), text.vocab_size, run,
-                                           world)
+        makes_types = world.everywhere(lambda: takes_types(self._folder))  # Collective.
+        self._tokenizer = settle_tokenizer(
+            tokenizer_folder, makes_types, lambda: read_texts(source), text.vocab_size, run, world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
 
         def prepare() -> None:
@@ -43,17 +44,19 @@ class TextTask:
             _open_splits(source, cache, config.data.val_fraction, config.run.seed)
 
         world.once(prepare, per_node=True)  # the others map what it has written
-        index, self._eval = _open_splits(source, cache, config.data.val_fraction, config.run.seed)
+        index, self._eval = world.everywhere(  # Collective.
+            lambda: _open_splits(source, cache, config.data.val_fraction, config.run.seed))
         self.classes, self.fingerprint, self._text_columns = index.classes, index.fingerprint, index.text_columns
         self.notes, self._train = index.notes, index.splits["train"]
         with warnings.catch_warnings(action="ignore"):  # that the array is read-only; so is whoever uses the tensor
             self.lengths = torch.from_numpy(self._train.lengths)
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The encoder that --model names, with this task's head. Raises UserError (64, 66)."""
+        """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
         config = self._config
-        model = build_encoder(config.run.task, config.model, self._folder, self._tokenizer, config.text.max_length, self.classes,
-                              initial_weights)
+        model = self._world.everywhere(lambda: build_encoder(  # Collective.
+            config.run.task, config.model, self._folder, self._tokenizer, config.text.max_length, self.classes,
+            initial_weights))
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model

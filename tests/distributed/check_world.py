@@ -6,7 +6,6 @@ reference of the others.
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,12 +28,12 @@ from data.sampler import BatchPlan, ElasticDistributedSampler
 from models.tasks import load_task
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
-from utils import checkpoint
-from utils.checkpoint_folder import CheckpointFolder
+from utils import checkpoint, devices, precision
 from utils.command_line import parse_command_line
-from utils.config import OptimOptions, RecordOptions
+from utils.config import DeviceOptions, OptimOptions, RecordOptions
 from utils.distributed import Agreement, World
 from utils.errors import Exit, UserError, exit_after
+from utils.files import is_folder
 from utils.nonfinite import nonfinite_samples
 from utils.optim import build_optimizer
 from utils.parallel import STRATEGIES, load_strategy
@@ -112,6 +112,51 @@ def once_tells_a_failing_disk(world: World, folder: Path) -> Any:
     return _error_of(lambda: world.once(lambda: Path("/nonexistent/file").read_text()))
 
 
+def everywhere_gives_each_rank_its_own_result(world: World, folder: Path) -> Any:
+    tensor = world.everywhere(lambda: torch.tensor(world.rank))  # which is no JSON
+    return int(tensor)
+
+
+def everywhere_raises_what_failed_on_some(world: World, folder: Path) -> Any:
+    """What comes of a missing file on the last rank, on all, and of a bug on the last two."""
+    is_last, missing = world.rank == world.world_size - 1, Path("/nonexistent/file")
+    lacks = partial(_refuse, "there is no file w.pth", Exit.NO_INPUT)
+    return [_error_of(lambda: world.everywhere(lambda: lacks() if is_last else None)),
+            _error_of(lambda: world.everywhere(missing.read_text)),
+            _error_of(lambda: world.everywhere(lambda: {}["a bug"] if world.rank >= world.world_size - 2 else None))]
+
+
+def a_folder_that_the_last_rank_lacks(world: World, folder: Path) -> Any:
+    name = "/nonexistent" if world.rank == world.world_size - 1 else "/"
+    return [_error_of(partial(is_folder, each, world)) for each in ("/", "/nonexistent", name)]
+
+
+def hardware_that_differs(world: World, folder: Path) -> Any:
+    """[precision, notes] of --precision auto in a new run and in one that keeps bf16, and of a given one."""
+    has_bf16 = world.rank != world.world_size - 1 or world.world_size == 1
+    precision.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
+    found = []
+    for kept, given in (({}, "auto"), ({"precision": "bf16"}, "auto"), ({}, "bf16")):
+        notes: list[str] = []
+        run = Run(folder, dict(kept), False, notes.append, {"start": 1, "cores_per_process": 1})
+        found.append([precision.settle_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
+    return found
+
+
+def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
+    """What comes of --device auto where the last rank sees no CUDA device; where none does; where it has too few."""
+    store, is_last = dist.distributed_c10d._get_default_store(), world.rank == world.world_size - 1
+
+    def ask(name: str, use_cuda: bool) -> list[Any]:
+        own = dist.PrefixStore(name, store)
+        return _error_of(lambda: devices.require_device("auto", use_cuda, 1, own, world.rank, world.world_size))
+
+    devices._require_gpus = lambda device, processes: None
+    found = [ask("mixed", not is_last), ask("none", False)]
+    devices._require_gpus = lambda device, processes: _refuse("too few GPUs", Exit.USAGE) if is_last else None
+    return [*found, ask("few", True)]
+
+
 def what_differs_between_ranks(world: World, folder: Path) -> Any:
     last = world.world_size - 1
     world.require_same("a", "the data set")
@@ -151,28 +196,36 @@ def a_flag_before_a_wait(world: World, folder: Path) -> Any:
     return [before, agreed.stop, agreement.stop, agreement.wait().stop]
 
 
-def a_checkpoint_that_another_host_does_not_see(world: World, folder: Path) -> Any:
-    """What restore() comes to where the last rank has a disk of its own: without a checkpoint, with another one, with the same one."""
-    checkpoint.SEEN_WITHIN_S, seen_within_s = 0, checkpoint.SEEN_WITHIN_S
-    shared, own = (folder / f"{whose}-{world.world_size}" for whose in ("shared", "own"))
-    found = []
-    for value in (None, 0.2, 0.1):
-        for path, best, writer in ((shared, 0.1, 0), (own, value, world.world_size - 1)):
-            if world.rank == writer and best:
-                CheckpointFolder(path, 3, print).write("step-0000000001-g1", {"trainer.json": partial(_write_text, text=str(best))}, None)
-        world.gather(None)  # it is there
-        path = own if world.rank == world.world_size - 1 else shared
-        found.append(_error_of(lambda path=path: _checkpoints(path, world)._chosen(lambda: "step-0000000001-g1").name))
-        if world.is_main:
-            shutil.rmtree(shared)
-            shutil.rmtree(own, ignore_errors=True)
-        world.gather(None)
-    checkpoint.SEEN_WITHIN_S = seen_within_s
-    return found
+def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
+    """[sha256 of what was saved, of what was restored, its best value and step, the error of a folder that is gone]"""
+    path = folder / f"saved-{world.world_size}" if world.is_main else Path("/nonexistent")
+    states = [_state(world, seed) for seed in (0, 1 + world.rank)]
+    for batch in states[0].strategy.share(shares := _shares(world), len(shares), ONE):
+        states[0].strategy.module(batch.inputs["x"]).square().sum().backward()
+    states[0].optimizer.step()
+    states[0].progress, states[0].best = checkpoint.Progress(step=1), {"step": 1, "metric": "top1", "value": 0.1 + 0.2}
+    saving = _checkpoints(path, world)
+    saving.save(states[0], lambda weights: None)
+    saving.flush()
+    _checkpoints(path, world).restore(states[1])
+    gone = _error_of(lambda: _checkpoints(path, world)._read(lambda: "step-0000000009-g1"))
+    digests = [_sha256(state.strategy.model_state() | {
+        f"{name} {key}": value
+        for name, values in state.state_dict()["optimizer"].items() for key, value in values.items()})
+        for state in states]
+    return [*world.gather(digests[0])[:1], digests[1], states[1].best["value"], states[1].progress.step, gone]
 
 
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
+def a_nest_on_every_rank(world: World, folder: Path) -> Any:
+    """Whether a nest arrives as it was sent: values, types, shapes, strides."""
+    images = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    tensors = [images, images[:, 1], images.bfloat16(), torch.tensor(7), torch.tensor([True, False]), torch.zeros(0, 3)]
+    nest = {"tensors": {str(i): tensor for i, tensor in enumerate(tensors)},
+            "values": [0.1 + 0.2, 2**62, None, "ü", [], {}]}
+    found = world.broadcast_nest(nest if world.is_main else None)
+    same = [(tensor.dtype, tensor.tolist()) == (sent.dtype, sent.tolist())
+            for tensor, sent in zip(found["tensors"].values(), tensors, strict=True)]
+    return [all(same), found["values"] == nest["values"], found["tensors"]["0"].stride() == images.stride()]
 
 
 def a_save_that_fails(world: World, folder: Path) -> Any:
@@ -188,8 +241,8 @@ def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
     return checkpoint.Checkpoints(path, world, RecordOptions(), 1, print)
 
 
-def _state(world: World) -> checkpoint.TrainState:
-    torch.manual_seed(0)
+def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
+    torch.manual_seed(seed)
     model = nn.Linear(5, 3)
     return checkpoint.TrainState(load_strategy("ddp")(model, world, M), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
 
@@ -370,9 +423,11 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 
 CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
+    everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
-    a_checkpoint_that_another_host_does_not_see, a_save_that_fails, looking_for_what_is_not_finite,
-    gradients, planted_values_make_the_norm_non_finite, an_unused_weight, a_layer_that_is_skipped_at_random)
+    a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails, looking_for_what_is_not_finite,
+    gradients, planted_values_make_the_norm_non_finite, an_unused_weight, a_layer_that_is_skipped_at_random,
+    hardware_that_differs, a_device_that_one_rank_lacks)
 
 
 def work() -> int:

@@ -1,6 +1,7 @@
 """What ranks do together, on 1 to 4 of them. One launch per number of processes serves all checks: check_world.py."""
 
 import json
+import socket
 
 import pytest
 
@@ -43,20 +44,67 @@ def test_once_raises_an_error_of_rank_0_on_all_with_its_code(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_once_per_node_raises_an_error_of_another_node_on_all(told, processes):
-    assert by_rank(told, processes, "once_tells_another_nodes_error") == [["UserError", "the last node refused", Exit.IO]] * processes
+    host = "" if processes == 1 else f"{socket.gethostname()}: "
+    refused = ["UserError", f"{host}the last node refused", Exit.IO]
+    assert by_rank(told, processes, "once_tells_another_nodes_error") == [refused] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_once_turns_a_failing_disk_of_rank_0_into_74_on_the_others(told, processes):
-    first, *others = by_rank(told, processes, "once_tells_a_failing_disk")
-    assert first[0] == "FileNotFoundError"
-    assert [(kind, code) for kind, _, code in others] == [("UserError", Exit.IO)] * (processes - 1)
+def test_once_turns_a_failing_disk_of_rank_0_into_74_on_all(told, processes):
+    found = by_rank(told, processes, "once_tells_a_failing_disk")
+    assert [(kind, code) for kind, _, code in found] == [("UserError", Exit.IO)] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_everywhere_returns_each_ranks_own_result(told, processes):
+    assert by_rank(told, processes, "everywhere_gives_each_rank_its_own_result") == list(range(processes))
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_everywhere_raises_the_first_error_on_all_ranks(told, processes):
+    """With its code; the host is named where others did not fail; of a bug the rank that has it keeps the traceback."""
+    host = "" if processes == 1 else f"{socket.gethostname()}: "
+    first = max(0, processes - 2)  # that fails by the bug
+    for rank, (some, all_of_them, bug) in enumerate(by_rank(told, processes, "everywhere_raises_what_failed_on_some")):
+        assert some == ["UserError", f"{host}there is no file w.pth", Exit.NO_INPUT]
+        assert all_of_them == [
+            "UserError", "FileNotFoundError: [Errno 2] No such file or directory: '/nonexistent/file'", Exit.IO]
+        assert bug == (
+            ["KeyError", "'a bug'", -1] if rank == first else ["PeerError", f"rank {first}: 'a bug'", Exit.INTERNAL])
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_folder_that_one_node_lacks_is_refused_on_all(told, processes):
+    for there, nowhere, (kind, message, code) in by_rank(told, processes, "a_folder_that_the_last_rank_lacks"):
+        assert (there, nowhere) == (["no error", True, None], ["no error", False, None])
+        assert processes == 1 or (kind, message.split(" /")[0], code) == (
+            "UserError", f"{socket.gethostname()} has no folder", Exit.NO_INPUT)
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_gather_gives_every_ranks_value_by_rank_to_all(told, processes):
     values = [{"rank": rank, "text": "ü" * 10 * rank} for rank in range(processes)]
     assert by_rank(told, processes, "gather_is_by_rank") == [values] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_precision_auto_is_what_the_hardware_of_all_ranks_does(told, processes):
+    """A run that keeps bf16 goes on in bf16, with a warning; a given precision is taken as it is."""
+    host = socket.gethostname()
+    new = ["fp32", [f"--precision auto is fp32: {host} does not compute in bf16, and other nodes do"]]
+    kept = ["bf16", [f"warning: the run keeps bf16, which {host} does not compute in: it is emulated, slowly;"
+                     " --precision fp32 changes that, and the run is not bit-exact from there"]]
+    expected = [new, kept, ["bf16", []]] if processes > 1 else [["bf16", []]] * 3
+    assert by_rank(told, processes, "hardware_that_differs") == [expected] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_device_that_one_node_lacks_is_refused_by_name_on_all(told, processes):
+    host, nothing = socket.gethostname(), ["no error", None, None]
+    mixed = ["UserError", f"--device auto: {host} has no CUDA device, and other nodes have; all nodes need"
+             " the same kind: leave it out, or use --device cpu", Exit.USAGE]
+    expected = [mixed if processes > 1 else nothing, nothing, ["UserError", f"{host}: too few GPUs", Exit.USAGE]]
+    assert by_rank(told, processes, "a_device_that_one_rank_lacks") == [expected] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
@@ -84,13 +132,18 @@ def test_waiting_finishes_an_exchange_under_way_and_only_once(told, processes):
     assert by_rank(told, processes, "a_flag_before_a_wait") == [[False, True, True, False]] * processes
 
 
-@pytest.mark.parametrize("processes", NUMBERS[1:])
-def test_a_rank_that_sees_another_checkpoint_than_rank_0_is_74_on_all(told, processes):
-    found = by_rank(told, processes, "a_checkpoint_that_another_host_does_not_see")
-    for none, another, same in found:
-        assert same == ["no error", "step-0000000001-g1", None]
-        assert [(kind, code) for kind, _, code in (none, another)] == [("UserError", Exit.IO)] * 2
-        assert "the run directory must be shared" in none[1] and f"own-{processes}/step-0000000001-g1" in another[1]
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_rank_0_reads_a_checkpoint_for_all_ranks(told, processes):
+    """The others see no file of it; what rank 0 cannot read is 74 on all."""
+    found = by_rank(told, processes, "a_checkpoint_that_rank_0_alone_sees")
+    for saved, restored, best, step, (kind, message, code) in found:
+        assert (restored, best, step) == (saved, 0.1 + 0.2, 1)
+        assert (kind, "step-0000000009-g1" in message, code) == ("UserError", True, Exit.IO)
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_a_nest_with_tensors_arrives_as_it_was_sent(told, processes):
+    assert by_rank(told, processes, "a_nest_on_every_rank") == [[True, True, True]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)

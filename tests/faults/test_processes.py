@@ -260,7 +260,8 @@ def test_a_data_loading_process_that_is_killed_ends_the_run_with_its_id(words, r
     reach(live, run_dir, 2)
     worker = children_of(live, live.rank(1))[0]
     os.kill(worker, signal.SIGKILL)
-    assert_failed(live, run_dir, Exit.IO, f"a data loading process (pid {worker}) of rank 1 was killed", "the same command continues")
+    assert_failed(live, run_dir, Exit.HARDWARE, f"a data loading process (pid {worker}) of rank 1 was killed",
+                  "the same command continues")
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 

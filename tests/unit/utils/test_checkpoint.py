@@ -717,3 +717,17 @@ def test_a_tied_weight_is_saved_under_one_name_and_comes_back_under_both(world, 
     assert checkpoints_of(start=2)[0].restore(other)
     assert torch.equal(other.strategy.module[1].weight, state.strategy.module[0].weight)
     assert other.strategy.module[1].weight is other.strategy.module[0].weight
+
+
+def test_the_time_for_a_save_grows_with_the_size_of_a_checkpoint(world, checkpoints_of):
+    """By a second for each 10 MB, of weights and Adam's two averages; a small one has --section-timeout."""
+    state, (checkpoints, _) = build_state(world, model=nn.Linear(2500, 1000, bias=False)), checkpoints_of()
+    before = checkpoints.limit_s
+    checkpoints.restore(state)
+    assert (before, checkpoints.limit_s) == (300, 300 + 3 * 1)
+
+
+def test_rank_0_has_time_to_check_all_checkpoints(saved, checkpoints_of):
+    """Each but the oldest may be damaged."""
+    total = sum(file.stat().st_size for path in saved for file in path.iterdir())
+    assert checkpoints_of()[0]._folder.num_bytes() == total > 0

@@ -246,6 +246,14 @@ def test_the_local_rank_of_the_old_launcher_is_ignored(words):
     assert values_of(*words, "--lr=0.4") == values_of("--lr=0.4")
 
 
+def test_the_first_process_of_a_later_node_speaks_for_its_own_files(capsys, monkeypatch):
+    for name, value in {"RANK": "8", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as refused:
+        parse_command_line(["--config", "/missing"], {})
+    assert (refused.value.code, capsys.readouterr().err) == (66, "train.py: --config /missing: there is no such file\n")
+
+
 @pytest.mark.parametrize("words", [["--help"], ["--epochs", "0"], ["--nonsense"], ["--lr", "fast"], ["--task", "x"]])
 @pytest.mark.parametrize("rank", ["0", "1"])
 def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):

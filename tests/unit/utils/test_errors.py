@@ -31,24 +31,73 @@ class Killed:
         os.kill(os.getpid(), self.number)
 
 
-@pytest.mark.parametrize("number, reason", [(signal.SIGKILL, "out of memory?"), (signal.SIGBUS, FULL)])
-def test_a_data_loading_process_that_was_killed_is_74_with_its_pid_a_likely_reason_and_what_was_noted(monkeypatch, number, reason):
+@pytest.mark.parametrize("number, reason, code", [
+    (signal.SIGKILL, "out of memory?", Exit.HARDWARE), (signal.SIGBUS, FULL, Exit.IO)])
+def test_a_killed_data_loading_process_is_71_or_74_with_pid_and_reason(monkeypatch, number, reason, code):
+    """74 where /dev/shm is full. What was noted of it, the samples, stands at the end."""
     monkeypatch.setenv("RANK", "2")
     iterator = iter(DataLoader(Killed(number), num_workers=1, multiprocessing_context="fork"))
     [worker] = iterator._workers
     with pytest.raises(RuntimeError) as error:
         next(iterator)
     error.value.add_note(" (a.png is being read)")
-    assert explain(error.value) == (KILLED.format(pid=worker.pid, reason=reason) + " (a.png is being read)", Exit.IO)
+    assert explain(error.value) == (KILLED.format(pid=worker.pid, reason=reason) + " (a.png is being read)", code)
 
 
-@pytest.mark.parametrize("text, pids, reason", [
-    ("DataLoader worker (pid 71) is killed by signal: Killed. ", "71", "out of memory?"),
-    ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that", "71", FULL),
-    ("DataLoader worker (pid(s) 71, 72) exited unexpectedly", "71, 72", "out of memory?")])
-def test_both_of_torchs_ways_to_say_so_are_understood(monkeypatch, text, pids, reason):
+@pytest.mark.parametrize("text, pids, reason, code", [
+    ("DataLoader worker (pid 71) is killed by signal: Killed. ", "71", "out of memory?", Exit.HARDWARE),
+    ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that", "71", FULL, Exit.IO),
+    ("DataLoader worker (pid(s) 71, 72) exited unexpectedly", "71, 72", "out of memory?", Exit.HARDWARE)])
+def test_both_of_torchs_ways_to_say_so_are_understood(monkeypatch, text, pids, reason, code):
     monkeypatch.setenv("RANK", "2")
-    assert explain(RuntimeError(text)) == (KILLED.format(pid=pids, reason=reason), Exit.IO)
+    assert explain(RuntimeError(text)) == (KILLED.format(pid=pids, reason=reason), code)
+
+
+BROKEN = [  # cudaGetErrorString of libcudart 13; the driver's words, as nvidia-smi and the kernel's log have them
+    "uncorrectable ECC error encountered", "uncorrectable NVLink error detected during the execution",
+    "Invalid access of peer GPU memory over nvlink or a hardware error", "hardware stack error",
+    "CUDA-capable device(s) is/are busy or unavailable"]
+AS_TORCH = """CUDA error: {}
+Search for `cudaErrorX' in https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html for more information.
+CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
+"""
+NCCL = """\
+NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, {} (run with NCCL_DEBUG=WARN for details), \
+NCCL version 2.28.9
+{}
+Last error:
+{}"""
+USAGE = ("invalid usage", "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.")
+REMOTE = ("remote process exited or there was a network error",
+          "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.")
+CUDA = ("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function failed.")
+
+
+@pytest.mark.parametrize("words", BROKEN)
+def test_a_device_that_failed_is_71_and_named(monkeypatch, words):
+    monkeypatch.setenv("RANK", "2")
+    assert explain(torch.AcceleratorError(AS_TORCH.format(words))) == (
+        f"a device of rank 2 on {socket.gethostname()} failed (CUDA error: {words}); the same command continues,"
+        " on a device that works", Exit.HARDWARE)
+
+
+@pytest.mark.parametrize("words", [
+    "an illegal memory access was encountered", "device-side assert triggered", "unspecified launch failure"])
+def test_what_a_program_may_cause_on_a_device_is_70(words):
+    assert explain(torch.AcceleratorError(AS_TORCH.format(words)))[1] == Exit.INTERNAL
+
+
+@pytest.mark.parametrize("kind, last, code, shown", [
+    (USAGE, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device ac000", Exit.USAGE, "device ac000: each"),
+    (USAGE, "Bootstrap : no socket interface found", Exit.USAGE, "no socket interface found: "),
+    (REMOTE, "socketProgressOpt: Call to recv from 10.0.0.12<36311> failed : Connection reset by peer " + 100 * ".",
+     Exit.LOST_PEERS, 100 * "."),
+    (REMOTE, "", Exit.LOST_PEERS, REMOTE[1]),
+    (CUDA, "Cuda failure 'out of range'", Exit.LOST_PEERS, "Cuda failure 'out of range'"),
+    (CUDA, "Cuda failure 'uncorrectable ECC error encountered'", Exit.HARDWARE, "uncorrectable ECC error encountered")])
+def test_an_error_of_nccl_has_its_last_line_and_the_code_of_its_cause(kind, last, code, shown):
+    message, found = explain(torch.distributed.DistBackendError(NCCL.format(*kind, last)))
+    assert (found, shown in message, "\n" in message) == (code, True, False), message
 
 
 @pytest.mark.parametrize("error, found", [
@@ -128,6 +177,9 @@ def leave(work, **environment):
     ("fail(UserError('no such', Exit.NO_INPUT))", "1", 66, ""),  # rank 0 says what all know
     ("fail(RankError('unreadable', Exit.BAD_DATA))", "1", 65, "train.py: unreadable\n"),
     ("fail(PeerError('rank 1: it ended', Exit.STOPPED))", "0", 75, ""),  # which has said so itself
+    ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "0", 66, "train.py: rank 1: no such\n"),
+    ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "2", 66, ""),
+    ("fail(PeerError('rank 1: a bug', Exit.INTERNAL))", "0", 70, ""),
     ("fail(OSError(28, 'No space left'))", "1", 74,
      "train.py: OSError: [Errno 28] No space left; make room, and the same command continues\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):

@@ -34,9 +34,10 @@ def forked(rank):
 
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
 store = dist.FileStore("{store}", 3)
+module.prepare_store(store, 3)
 children = [forked(1), forked(2)]
 watchdog = be(0)
-until(lambda: store.check([f"alive/{{rank}}" for rank in range(3)]))
+until(lambda: b"null" not in store.multi_get([f"alive/{{rank}}" for rank in range(3)]))
 """
 
 
@@ -80,7 +81,7 @@ class Ailing(Store):
     def answer(self, *words):
         self.asked.append(words)
         {answer}
-    set = check = get = answer
+    set = multi_get = answer
 
 def beats(number):
     enough = len(begun) + number
@@ -116,7 +117,7 @@ class Mute(Store):
         if self.is_mute:
             print("the store is asked", file=sys.stderr, flush=True)
             ANSWER
-    check = get = answer
+    multi_get = answer
 watchdog = Watchdog()
 watchdog.meet(Mute(), 0, 2)
 Mute.is_mute = True
@@ -135,7 +136,7 @@ def test_where_the_store_gives_no_answer_the_message_comes_first_and_the_process
 
 @pytest.mark.parametrize("answer", GETS_NO_ANSWER.values(), ids=GETS_NO_ANSWER)
 def test_a_store_that_takes_nothing_either_keeps_no_process_from_leaving(start, answer):
-    process = start(MUTE.replace("ANSWER", answer).replace("check = get", "set = check = get"))
+    process = start(MUTE.replace("ANSWER", answer).replace("multi_get =", "set = multi_get ="))
     err = process.communicate(timeout=LIMIT_S / 6)[1]
     assert (process.returncode, f"train.py: {late(0, 'starting, training')}\n" in err) == (76, True)
 
@@ -152,9 +153,10 @@ if child == 0:
     os.write(writing, str(store.port).encode())
     time.sleep(1000)
 store = dist.TCPStore("127.0.0.1", int(os.read(reading, 9)), is_master=False, wait_for_workers=False)
+module.prepare_store(store, 2)
 watchdog = Watchdog()
 watchdog.meet(store, 0, 2)
-until(lambda: store.check(["alive/0"]))
+until(lambda: store.get("alive/0") != b"null")
 os.kill(child, signal.SIGSTOP)
 os.waitpid(child, os.WUNTRACED)
 """
@@ -193,17 +195,21 @@ time.sleep(1000)
 STOPPED = "stopped (SIGTERM); there was nothing to save"
 ALONE = "stopped (SIGUSR1 to rank 1); there was nothing to save"
 LOST = "rank 0 lost its peers; rank 1 shows no sign of life"
-UNREADABLE = "rank 1: cannot read a.png"
-ONE_LEFT = "Peers.living = (2,); Store.values['left/1'] = json.dumps([{}, {!r}])"
+UNREADABLE, UNPRINTED = "rank 1: cannot read a.png", "rank 1: there is no file w.pth"
+ONE_LEFT = "Peers.living = (2,); Store.values['left/1'] = json.dumps([{}, {!r}, {}])"
 BECOMES = {
     "all live": ("", STOPPED, 75), "one is silent": ("Peers.living = (2,)", LOST, 76),
-    "one left with an error": (ONE_LEFT.format(65, "cannot read a.png"), UNREADABLE, 65),
+    "one left with an error": (ONE_LEFT.format(65, "cannot read a.png", True), UNREADABLE, 65),
+    "one left with an error that it alone knew and did not print": (
+        ONE_LEFT.format(66, "there is no file w.pth", False), UNPRINTED, 66),
     "one left with an error, and another one is silent": (
-        ONE_LEFT.format(65, "cannot read a.png") + "; Peers.living = ()", UNREADABLE, 65),
-    "one stopped": (ONE_LEFT.format(75, STOPPED.replace("TERM", "INT")), STOPPED, 75), "it alone": (ONE_LEFT.format(75, ALONE), ALONE, 75),
+        ONE_LEFT.format(65, "cannot read a.png", True) + "; Peers.living = ()", UNREADABLE, 65),
+    "one stopped": (ONE_LEFT.format(75, STOPPED.replace("TERM", "INT"), False), STOPPED, 75),
+    "it alone": (ONE_LEFT.format(75, ALONE, False), ALONE, 75),
     "one stopped, and another one is silent": (
-        ONE_LEFT.format(75, STOPPED).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
-    "a second Ctrl-C ended one": (ONE_LEFT.format(130, "rank 1: a second Ctrl-C"), "rank 1: rank 1: a second Ctrl-C", 130)}
+        ONE_LEFT.format(75, STOPPED, False).replace("1'", "2'").replace("(2,)", "()"), LOST, 76),
+    "a second Ctrl-C ended one": (
+        ONE_LEFT.format(130, "rank 1: a second Ctrl-C", True), "rank 1: rank 1: a second Ctrl-C", 130)}
 
 
 @pytest.mark.parametrize("peers, message, code", BECOMES.values(), ids=BECOMES)
@@ -213,13 +219,13 @@ def test_a_sigterm_of_torchrun_with_nothing_to_save_has_the_code_of_what_became_
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=LIMIT_S)
     state = "stopped" if code == 75 else "failed"
-    is_told = message in (STOPPED, ALONE, LOST)  # a peer that left with an error has said so itself
+    is_told = message in (STOPPED, ALONE, LOST, UNPRINTED)  # a peer that left with an error has said so itself
     assert (out, err, process.returncode, (tmp_path / "exit").read_text()) == (
         f"at_end {state} {code} {message}\n", f"train.py: {message}\n" if is_told else "", code, f"{code}\n")
 
 
 @pytest.mark.parametrize("peers, code, said", [
-    ("", 75, ""), (ONE_LEFT.format(75, ALONE).replace("1'", "2'"), 75, ""),
+    ("", 75, ""), (ONE_LEFT.format(75, ALONE, False).replace("1'", "2'"), 75, ""),
     ("Peers.living = (1,)", 76, "train.py: rank 1 lost its peers; rank 2 shows no sign of life\n")])
 def test_that_a_peer_is_silent_is_said_by_each_that_lost_it_and_a_stop_by_rank_0_alone(start, peers, code, said):
     process = start(AT_START.format(peers=peers, then=""), RANK="1", **TORCHRUN)
@@ -262,14 +268,18 @@ def what_becomes_of(error):
 
 
 def test_what_ends_a_process_is_told_to_its_peers_and_raised_as_it_is(start):
-    process = start(TOLD + "what_becomes_of(UserError('no such file', Exit.NO_INPUT)); what_becomes_of(KeyError('a bug'))")
-    assert [json.loads(line_of(process)) for _ in range(2)] == [
-        ["UserError", "no such file", 66, [66, "no such file"]], ["KeyError", "'a bug'", -1, [70, "'a bug'"]]]
+    process = start(TOLD + "what_becomes_of(UserError('no such file', Exit.NO_INPUT));"
+                    " what_becomes_of(KeyError('a bug'));"
+                    " os.environ['RANK'] = '1'; what_becomes_of(UserError('no such file', Exit.NO_INPUT))")
+    assert [json.loads(line_of(process)) for _ in range(3)] == [
+        ["UserError", "no such file", 66, [66, "no such file", True]],
+        ["KeyError", "'a bug'", -1, [70, "'a bug'", True]],
+        ["UserError", "no such file", 66, [66, "no such file", False]]]
 
 
 def test_what_ended_a_peer_takes_the_place_of_having_lost_it(start):
     process = start(TOLD + """
-Store.values["left/2"] = '[65, "cannot read a.png"]'
+Store.values["left/2"] = '[65, "cannot read a.png", true]'
 what_becomes_of(RuntimeError("Connection closed by peer"))
 what_becomes_of(UserError("no such file", Exit.NO_INPUT))
 """)
@@ -307,5 +317,58 @@ told("ready")
     ready = line_of(process)
     if code == 75:
         process.send_signal(signal.SIGTERM)
-    found, message = json.loads(line_of(process))
+    found, message, _ = json.loads(line_of(process))
     assert (ready, found, message.startswith("stopped (SIGTERM)" if code == 75 else "rank 1 on ")) == ("ready", code, True)
+
+
+def test_whoever_leaves_with_76_writes_the_flight_record_first_and_names_it(start):
+    process = start("""
+module.socket.gethostname = lambda: "host"
+watchdog = Watchdog()
+watchdog.write_flight_record = lambda: told("written") or "run/flight-record/rank_0"
+try:
+    with watchdog.telling_peers():
+        raise RuntimeError("Connection closed by peer")
+except Exception as error:
+    told(error)
+watchdog.expect("training", 0)
+until(lambda: False)
+""")
+    out, err = process.communicate(timeout=LIMIT_S)
+    record = "; NCCL's flight record: run/flight-record/rank_0"
+    assert (out.splitlines(), err.splitlines()[0], process.returncode) == (
+        ["written", f"rank 0 on host lost its peers (Connection closed by peer){record}", "written"],
+        f"train.py: {late(0, 'starting, training')}{record}", 76)
+
+
+@pytest.mark.parametrize("record", ["fail", "threading.Event().wait"], ids=["a full disk", "a disk that hangs"])
+def test_a_flight_record_that_cannot_be_written_keeps_no_process_from_leaving(start, record):
+    process = start(f"""
+errors.LAST_WORDS_S = 0.2
+def fail():
+    raise OSError(28, "No space left on device")
+watchdog = Watchdog()
+watchdog.write_flight_record = {record}
+watchdog.expect("training", 0)
+until(lambda: False)
+""")
+    err = process.communicate(timeout=LIMIT_S)[1]
+    assert (process.returncode, "Traceback" in err, "flight record" in err) == (76, False, False)
+
+
+def test_a_look_at_the_peers_is_one_question_to_the_store_of_any_number(start):
+    process = start("""
+class Counting(Store):
+    asked = []
+    def multi_get(self, names):
+        self.asked.append(len(names))
+        return [b"null"] * len(names)
+    check = get = None
+watchdog = Watchdog()
+watchdog.meet(Counting(), 0, 1000)
+watchdog._said("left")
+watchdog.silent_peers()
+told(Counting.asked)
+os._exit(0)
+""")
+    assert line_of(process) == "[1000, 1000, 1000]"

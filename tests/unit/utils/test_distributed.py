@@ -1,0 +1,17 @@
+"""utils/distributed.py: what needs no second rank. (What ranks do together: tests/distributed.)"""
+
+import torch.distributed as dist
+
+from utils.distributed import write_flight_record
+
+
+def test_without_nccl_there_is_no_flight_record(world, tmp_path):
+    assert (write_flight_record(tmp_path / "flight-record", 0), list(tmp_path.iterdir())) == ("", [])
+
+
+def test_a_flight_record_is_what_torch_gives_in_a_file_of_this_rank(world, tmp_path, monkeypatch):
+    """The call is torch's own, which gives an empty record here; that NCCL is the backend is played."""
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    written = write_flight_record(tmp_path / "flight-record", 3)
+    assert written == str(tmp_path / "flight-record" / "rank_3")
+    assert (tmp_path / "flight-record" / "rank_3").stat().st_size > 0
