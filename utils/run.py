@@ -5,6 +5,7 @@
 What is kept here is a contract: docs/run-directory.md.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -32,6 +33,7 @@ from utils.identity import code_digest, compare, identity, run_path
 from utils.start import acts_fresh, agent
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre that is mounted without flock; NFS without its lock daemon
 
 
 class Run:
@@ -131,7 +133,7 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     def prepare() -> dict[str, Any]:
         old = path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         try:
-            lock.append(_acquire(path))
+            lock.append(_acquire(path, note))
             if is_fresh := acts_fresh(config, agents):  # asked by who has the lock: another --fresh may just have been here
                 old.parent.mkdir(exist_ok=True)
                 os.rename(path, old)
@@ -169,8 +171,8 @@ def _facts(last: Mapping[str, Any], world: Any, agents: list[str | None]) -> dic
             "cores_per_process": max(1, cores), "code": code_digest()}
 
 
-def _acquire(path: Path) -> Any:
-    """The lock of a run directory, which is made if need be; held until closed. lockf, for workers would inherit a flock."""
+def _acquire(path: Path, note: Callable[[str], None] = lambda text: None) -> Any:
+    """The lock of a run directory, which is made if need be; held until closed. lockf: workers would inherit a flock."""
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -185,6 +187,12 @@ def _acquire(path: Path) -> Any:
                 raise UserError(f"{path} is in use by {file.read().strip() or 'another process'}; wait, stop it, or use another --run-dir",
                                 Exit.OTHER_RUN) from None
             time.sleep(0.1)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            note(f"warning: {path} lies on a file system without locks ({error.strerror}): nothing keeps a second start from"
+                 " writing there, too")
+            break
         file.close()
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")

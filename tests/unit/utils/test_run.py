@@ -1,5 +1,6 @@
 """utils/run.py: the same command continues the same run, and no other one."""
 
+import errno
 import fcntl
 import json
 import os
@@ -177,6 +178,15 @@ def test_a_start_that_waits_while_another_moves_the_run_aside_waits_for_that_one
     monkeypatch.setattr(run_module.fcntl, "lockf", lock)
     error = refusal(world, "--run-dir=run", *words)
     assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
+
+
+def test_a_file_system_without_locks_ends_no_run(world, monkeypatch):
+    def refuse(file, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")  # what Lustre mounted without flock answers
+
+    monkeypatch.setattr(run_module.fcntl, "lockf", refuse)
+    [note] = start(world, "--run-dir=run")
+    assert "without locks (Function not implemented)" in note
 
 
 def test_a_killed_holder_leaves_no_lock(world, another_process):
