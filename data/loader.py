@@ -1,7 +1,6 @@
 """Loading: one item is this rank's micro-batches of one global batch, ready to be computed."""
 
 import mmap
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -73,7 +72,7 @@ def num_workers(given: int | str, world: World) -> int:
     """Data loading processes per process. auto: the cores that are left over, up to 8; on the CPU, which computes too, up to 1."""
     if given != "auto":
         return int(given)
-    spare = len(os.sched_getaffinity(0)) // world.local_world_size - 1
+    spare = world.cores - 1
     return max(1, min(8, spare)) if world.device.type == "cuda" else max(0, min(1, spare))
 
 

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
+from utils.cores import cpu_quota, fair_share
 from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.preflight import require_architecture, require_own_name
 from utils.watchdog import Watchdog
@@ -37,6 +38,7 @@ class World:
     device: torch.device
     control: Any  # a gloo group over all ranks, for small facts in host memory
     section_timeout: timedelta = timedelta(seconds=300)  # for what one rank does while the others wait
+    cores: int = 1  # of its node, for this process alone
 
     @classmethod
     def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
@@ -72,7 +74,9 @@ class World:
             "cpu:gloo,cuda:nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
             device_id=target if use_cuda else None)
         control = dist.new_group(backend="gloo", timeout=longest) if use_cuda else dist.group.WORLD
-        return cls(rank, local_rank, world_size, local_world_size, target, control, timedelta(seconds=timeouts.section_timeout))
+        section_timeout = timedelta(seconds=timeouts.section_timeout)
+        world = cls(rank, local_rank, world_size, local_world_size, target, control, section_timeout)
+        return replace(world, cores=_share_of_cores(world))  # Collective.
 
     @property
     def is_main(self) -> bool:
@@ -135,6 +139,13 @@ class World:
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.control)
         return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _share_of_cores(world: World) -> int:
+    """Cores of its node for this process alone, at least 1. Collective."""
+    host, allowed = socket.gethostname(), sorted(os.sched_getaffinity(0))
+    affinities = [other for where, other in world.gather([host, allowed]) if where == host]
+    return fair_share(allowed, affinities, cpu_quota())
 
 
 def _require_gpus(device: str, processes: int) -> None:

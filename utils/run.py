@@ -160,9 +160,8 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
 
 def _facts(last: Mapping[str, Any], world: Any, agents: list[str | None]) -> dict[str, Any]:
     """What status.json says of a start; last: of the one before."""
-    cores = len(os.sched_getaffinity(0)) // world.local_world_size
     return {"start": last.get("start", 0) + 1, "launch": sorted(set(filter(None, agents))), "processes": world.world_size,
-            "cores_per_process": max(1, cores), "code": code_digest()}
+            "cores_per_process": world.cores, "code": code_digest()}
 
 
 def _acquire(path: Path) -> Any:

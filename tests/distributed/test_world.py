@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from utils.cores import available_cores
 from utils.errors import Exit
 
 NUMBERS = (1, 2, 3, 4)
@@ -57,6 +58,11 @@ def test_once_turns_a_failing_disk_of_rank_0_into_74_on_the_others(told, process
 def test_gather_gives_every_ranks_value_by_rank_to_all(told, processes):
     values = [{"rank": rank, "text": "ü" * 10 * rank} for rank in range(processes)]
     assert by_rank(told, processes, "gather_is_by_rank") == [values] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
+def test_the_ranks_of_a_node_share_its_cores(told, processes):
+    assert by_rank(told, processes, "cores_of_a_rank") == [max(1, available_cores() // processes)] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
