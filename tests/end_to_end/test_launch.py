@@ -13,17 +13,19 @@ import yaml
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from tests.conftest import ROOT
+from utils.cores import available_cores
 from utils.errors import Exit
 
 PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION", "OMP", "GLOO",
             "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")
 
 
-def launch(*words, **environment):
-    """launch.sh with nothing of a platform in its environment but what is given."""
+def launch(*words, inside=(), **environment):
+    """launch.sh with nothing of a platform in its environment but what is given. inside: a command that starts it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PLATFORM)}
     inherited |= {"LOCKSTEP_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([ROOT / "launch.sh", *map(str, words)], env=inherited | environment, capture_output=True, text=True)
+    command = [*inside, ROOT / "launch.sh", *map(str, words)]
+    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True)
 
 
 def dry(*words, **environment):
@@ -54,8 +56,13 @@ def test_one_process_needs_no_torchrun_and_settings_pass_through_as_they_are():
 def test_cores_are_shared_among_the_processes_of_a_machine(words):
     environment, command = dry(*words)
     assert option(command, "nproc-per-node") == "3"
-    assert int(environment["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert int(environment["OMP_NUM_THREADS"]) == max(1, available_cores() // 3)
     assert option(command, "rdzv-conf") == "store_type=file"
+
+
+def test_a_cpu_quota_counts_as_that_many_cores(in_control_group):
+    shown = launch("--dry-run", "--nproc-per-node", "cpu", inside=in_control_group(1)).stdout
+    assert shown.splitlines()[-1].strip() == f"{sys.executable} {ROOT / 'train.py'}"  # one process
 
 
 STATIC = {"nnodes": "2", "node-rank": "1", "master-addr": "10.0.0.1", "master-port": "29500", "nproc-per-node": "1"}
@@ -172,6 +179,30 @@ def test_gpus_are_counted_as_they_are_visible(tmp_path):
     assert dry(PATH=path, CUDA_VISIBLE_DEVICES="-1")[1][1:] == [str(ROOT / "train.py")]
 
 
+NODES = "cd /sys/devices/system && mount -t tmpfs none node && mkdir node/node0 node/node1"
+HAS_ALL_CORES = len(os.sched_getaffinity(0)) == os.cpu_count()
+ONE_CORE = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
+
+
+@pytest.mark.parametrize(("numactl", "words", "within", "is_bound"), [
+    ("exit 0", [], [], HAS_ALL_CORES), ("exit 1", [], [], False), ("exit 127", [], [], False),
+    ("exit 0", ["--device", "cpu"], [], False), ("exit 0", ["--device=cpu"], [], False),
+    ("exit 0", ["--nproc-per-node", 3], [], False), ("exit 0", [], ONE_CORE, False),
+], ids=["all is there", "not permitted", "no numactl", "on the CPU", "on the CPU, with =", "more processes than GPUs",
+        "a part of the cores"])
+def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, words, within, is_bound):
+    """Where they cannot, torchrun ends with a traceback. launch.sh is shown two GPUs and two NUMA nodes."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs to be permitted namespaces")
+    for name, does in (("nvidia-smi", "printf 'GPU 0: one\\nGPU 1: two\\n'"), ("numactl", numactl)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    inside = ["unshare", "--mount", "sh", "-c", f'{NODES} && exec "$@"', "sh", *within]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    shown = launch("--dry-run", *words, inside=inside, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
+    assert (shown.returncode, "--numa-binding=node" in shown.stdout) == (0, is_bound), shown.stderr
+
+
 @pytest.mark.parametrize(("host", "code", "said"), [
     ("localhost", Exit.USAGE, "leads to 127.0.0.1, where no other machine finds this one: give its address"),
     ("10.0.0.1", Exit.LOST_PEERS, "there is no route to 10.0.0.1")])
@@ -182,6 +213,28 @@ def test_a_machine_without_a_network_is_told_so(host, code, said):
     refused = subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", ROOT / "launch.sh", *words],
                              env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
     assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+
+
+@pytest.fixture
+def retried(tmp_path):
+    """What a launch with two retries exits with, and what each start wrote. The pauses are left out."""
+    ids, script = tmp_path / "ids", tmp_path / "script.py"
+    (tmp_path / "sleep").symlink_to("/bin/true")
+
+    def start(code):
+        ids.write_text("")
+        script.write_text(f"import os\nprint('started', file=open({str(ids)!r}, 'a'))\n"
+                          f"raise SystemExit({code})")
+        ended = launch("--retries", 2, LOCKSTEP_SCRIPT=str(script), PATH=f"{tmp_path}:{os.environ['PATH']}")
+        return ended.returncode, ids.read_text().split()
+    return start
+
+
+@pytest.mark.parametrize(("code", "starts"), [
+    (71, 3), (76, 3), (1, 3), (128, 3), (137, 3), (64, 1), (65, 1), (70, 1), (74, 1), (75, 1), (80, 1), (127, 1)])
+def test_retries_are_for_failed_hardware_lost_peers_and_kills(retried, code, starts):
+    returned, ids = retried(code)
+    assert (returned, len(ids)) == (code, starts)
 
 
 def test_a_stop_before_anything_is_started_is_one(tmp_path):
