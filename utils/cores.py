@@ -30,10 +30,10 @@ def fair_share(allowed: Collection[int], affinities: Sequence[Collection[int]], 
 
 
 def cpu_quota(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> float:
-    """Cores that the control groups of this process may keep busy: the least of them and their parents; infinite without a limit.
+    """Cores that the control groups of this process may keep busy: the least of them and their parents, or infinite.
 
-    cgroups: where both versions are mounted. own: this process's groups, as in cgroups(7). In a container the path may be
-    one that the mount does not show, because the container's own group is the root there.
+    cgroups: where both versions are mounted. own: this process's groups, as in cgroups(7). In a container the path may
+    be one that the mount does not show, because the container's own group is the root there.
     """
     groups = []
     with suppress(OSError):

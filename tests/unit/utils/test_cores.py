@@ -1,4 +1,4 @@
-"""utils/cores.py: what affinity and CPU quotas leave, and how the processes of a node share it, bound to NUMA nodes or not."""
+"""utils/cores.py: what affinity and CPU quotas leave, and how the processes of a node share it, bound or not."""
 
 import math
 import os
