@@ -219,6 +219,8 @@ print_job() {
     ${retries:+--retries "$retries"})
   [[ -z $master_addr$node_rank ]] || refuse "--print $1: --master-addr and --node-rank are the scheduler's to say"
   [[ $nnodes != *:* ]] || refuse "--print $1 --nnodes $nnodes: such a job has one number of nodes"
+  [[ " ${settings[*]} " != *" --fresh "* ]] ||
+    refuse "--print $1: --fresh could start over each time the platform starts the job again; give a new --run-dir"
   ! is_on_cpu || gpus=0
   [[ $gpus =~ ^[0-9]+$ && (-z $nproc_per_node || $nproc_per_node =~ ^[1-9][0-9]*$) ]] ||
     refuse "--print $1: how many GPUs has a machine? --nproc-per-node N, or --device cpu"
@@ -287,7 +289,8 @@ run() {
   local code agent='' signalled='' attempt pause
   mkdir -m 700 "$folder"
   trap 'rm -rf "$folder"' EXIT
-  export "${environment[@]}"
+  LOCKSTEP_LAUNCH_ID=$(</proc/sys/kernel/random/uuid)  # one over all retries: --fresh acts once
+  export LOCKSTEP_LAUNCH_ID "${environment[@]}"
   set -m  # its own process group, and no signal ignored: what it is to get it gets from here
   trap 'pass INT INT' INT
   trap 'pass TERM TERM' TERM

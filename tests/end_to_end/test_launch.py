@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from tests.conftest import ROOT
 from utils.cores import available_cores
@@ -108,45 +106,6 @@ def test_an_elastic_run_says_who_hosts_the_store(host, is_host):
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-SETTINGS = ["--data", "/da ta", "--lr=1e-3"]
-
-
-def test_the_printed_job_of_slurm_is_a_script_that_starts_this_launcher_with_what_was_given():
-    script = launch("--print", "slurm", "--nnodes", 2, "--nproc-per-node", 8, *SETTINGS).stdout
-    asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
-    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--signal=B:USR1@120", "--requeue"} <= asked
-    [step] = [shlex.split(line) for line in script.splitlines() if line.startswith("srun ")]
-    assert step[3:-1] == [str(ROOT / "launch.sh"), "--nproc-per-node", "8", "--", *SETTINGS]
-    checked = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-"], input=script, capture_output=True, text=True)
-    assert (checked.returncode, checked.stdout) == (0, "")
-
-
-def test_a_job_of_slurm_without_gpus_asks_for_none():
-    assert "gpu" not in launch("--print", "slurm", "--nproc-per-node", 2, "--device", "cpu").stdout
-
-
-def test_the_printed_trainjob_is_what_kubeflow_takes_with_what_was_given():
-    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, "--retries", 3, "--master-port", 1234, *SETTINGS,
-                  IMAGE="registry/lockstep:1", RUNS_CLAIM="mine").stdout
-    job = yaml.safe_load(text)
-    assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # by its own types; a key that it does not know is lost
-    trainer = job["spec"]["trainer"]
-    assert (trainer["image"], trainer["command"]) == ("registry/lockstep:1", ["./launch.sh"])
-    assert trainer["args"] == ["--master-port", "1234", "--retries", "3", "--", *SETTINGS]
-    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == (2, 8, 8)
-    assert "claimName: mine" in text
-
-
-@pytest.mark.parametrize("kind", ["slurm", "trainjob"])
-@pytest.mark.parametrize(("words", "said"), [
-    (["--nnodes", "2:4"], "has one number of nodes"), (["--nnodes", 2, "--node-rank", 1], "are the scheduler's to say"),
-    (["--nnodes", 2, "--master-addr", "a"], "are the scheduler's to say")])
-def test_a_job_is_not_printed_for_what_it_cannot_be(kind, words, said):
-    refused = launch("--print", kind, *words)
-    assert (refused.returncode, refused.stdout) == (Exit.USAGE, "")
-    assert said in refused.stderr
-
-
 def test_an_elastic_job_of_kubernetes_is_understood_from_its_endpoint():
     _, command = dry(PET_NNODES="2:4", PET_RDZV_ENDPOINT="10.0.0.1:2345", PET_MAX_RESTARTS="7", PET_RDZV_ID="job")
     assert {name: option(command, name) for name in ("nnodes", "rdzv-endpoint", "max-restarts", "rdzv-id")} == {
@@ -217,13 +176,13 @@ def test_a_machine_without_a_network_is_told_so(host, code, said):
 
 @pytest.fixture
 def retried(tmp_path):
-    """What a launch with two retries exits with, and what each start wrote. The pauses are left out."""
+    """What a launch with two retries exits with, and LOCKSTEP_LAUNCH_ID of each start. The pauses are left out."""
     ids, script = tmp_path / "ids", tmp_path / "script.py"
     (tmp_path / "sleep").symlink_to("/bin/true")
 
     def start(code):
         ids.write_text("")
-        script.write_text(f"import os\nprint('started', file=open({str(ids)!r}, 'a'))\n"
+        script.write_text(f"import os\nprint(os.environ['LOCKSTEP_LAUNCH_ID'], file=open({str(ids)!r}, 'a'))\n"
                           f"raise SystemExit({code})")
         ended = launch("--retries", 2, LOCKSTEP_SCRIPT=str(script), PATH=f"{tmp_path}:{os.environ['PATH']}")
         return ended.returncode, ids.read_text().split()
@@ -235,6 +194,11 @@ def retried(tmp_path):
 def test_retries_are_for_failed_hardware_lost_peers_and_kills(retried, code, starts):
     returned, ids = retried(code)
     assert (returned, len(ids)) == (code, starts)
+
+
+def test_a_launch_has_an_id_of_its_own_that_its_retries_share(retried):
+    one, two = (set(retried(76)[1]) for _ in range(2))
+    assert (len(one), len(two), one & two) == (1, 1, set())
 
 
 def test_a_stop_before_anything_is_started_is_one(tmp_path):
