@@ -267,6 +267,7 @@ spec:
     image: ${IMAGE:-lockstep}
     command: [./launch.sh]
     args: $arguments
+    env: [{name: LOCKSTEP_CACHE, value: /app/runs/.cache}]
     numNodes: $nnodes
     numProcPerNode: ${nproc_per_node:-1}
     resourcesPerNode: {limits: {nvidia.com/gpu: $gpus}}

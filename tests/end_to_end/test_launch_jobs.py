@@ -40,6 +40,7 @@ def test_the_printed_trainjob_is_what_kubeflow_takes_with_what_was_given():
     assert trainer["args"] == ["--master-port", "1234", "--retries", "3", "--", *SETTINGS]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == (2, 8, 8)
     assert "claimName: mine" in text
+    assert trainer["env"] == [{"name": "LOCKSTEP_CACHE", "value": "/app/runs/.cache"}]  # on the volume of the runs
 
 
 @pytest.mark.parametrize("kind", ["slurm", "trainjob"])
