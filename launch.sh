@@ -177,7 +177,7 @@ can_bind() {  # each process to the NUMA node of its GPU; else torchrun would en
   local gpus
   gpus=$(count_gpus)
   ((1 < gpus && processes <= gpus)) && ! is_on_cpu && [[ -d /sys/devices/system/node/node1 ]] &&
-    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null  # is it there, and permitted
+    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null  # installed, and works
 }
 
 is_on_cpu() {
