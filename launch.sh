@@ -13,7 +13,8 @@
 #   --master-port PORT     a free port of it                       MASTER_PORT      default 29500; under Slurm from the job's number
 #   --nproc-per-node N     processes on this machine               NPROC_PER_NODE   default one per GPU, else 1
 #   --max-restarts N       torchrun starts all processes again                      default 0; elastic 3
-#   --retries N            this script starts torchrun again                        default 0
+#   --retries N            this script starts all again after failed hardware,      default 0
+#                          lost peers or a kill
 #   --dry-run              print environment and command, start nothing
 #   --                     all that follows is train.py's
 #
@@ -129,10 +130,15 @@ check_options() {
 }
 
 compose_command() {
-  local torch cores processes=$nproc_per_node
-  torch=$("$python" -c 'import importlib.util as u; print(*u.find_spec("torch").submodule_search_locations)' 2>/dev/null) ||
-    refuse "$python has no torch: $python -m pip install -r $root/requirements.txt"
-  cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+  local facts cores has_all_cores torch processes=$nproc_per_node
+  facts=$("$python" -c '
+import importlib.util, os, sys
+sys.path[0] = sys.argv[1]  # this program, not the current folder
+from utils.cores import available_cores
+[torch] = importlib.util.find_spec("torch").submodule_search_locations
+print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
+' "$root" 2>/dev/null) || refuse "$python has no torch: $python -m pip install -r $root/requirements.txt"
+  read -r cores has_all_cores torch <<<"$facts"
   [[ $processes =~ ^[1-9][0-9]{0,5}$ ]] || case $processes in
     '' | auto | gpu) processes=$(count_gpus) ;;
     cpu) processes=$cores ;;
@@ -150,7 +156,7 @@ compose_command() {
   if knows shutdown-timeout; then  # torch 2.13; a save may take longer than its 30 s
     environment+=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}")
   fi
-  if (($(count_gpus) > 1)) && [[ -d /sys/devices/system/node/node1 ]] && knows numa-binding; then command+=(--numa-binding=node); fi
+  if can_bind; then command+=(--numa-binding=node); fi
   if [[ $nnodes != 1 ]]; then
     compose_for_many "$processes"
   else  # the rendezvous is a file of this user: over TCP torchrun unpickles what anyone on the network sends it
@@ -165,6 +171,17 @@ count_gpus() {  # 1 where there is none: so many processes
   gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
   [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || ((gpus == 0)) || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true)
   echo $((gpus > 0 ? gpus : 1))
+}
+
+can_bind() {  # each process to the NUMA node of its GPU; else torchrun would end with a traceback
+  local gpus
+  gpus=$(count_gpus)
+  ((1 < gpus && processes <= gpus)) && ! is_on_cpu && [[ -d /sys/devices/system/node/node1 ]] &&
+    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null  # installed, and works
+}
+
+is_on_cpu() {
+  [[ " ${settings[*]} " == *" --device"[\ =]"cpu "* ]]
 }
 
 knows() {  # whether this torchrun has an option
@@ -202,7 +219,9 @@ print_job() {
     ${retries:+--retries "$retries"})
   [[ -z $master_addr$node_rank ]] || refuse "--print $1: --master-addr and --node-rank are the scheduler's to say"
   [[ $nnodes != *:* ]] || refuse "--print $1 --nnodes $nnodes: such a job has one number of nodes"
-  [[ " ${settings[*]} " != *" --device"[\ =]"cpu "* ]] || gpus=0
+  [[ " ${settings[*]} " != *" --fresh "* ]] ||
+    refuse "--print $1: --fresh could start over each time the platform starts the job again; give a new --run-dir"
+  ! is_on_cpu || gpus=0
   [[ $gpus =~ ^[0-9]+$ && (-z $nproc_per_node || $nproc_per_node =~ ^[1-9][0-9]*$) ]] ||
     refuse "--print $1: how many GPUs has a machine? --nproc-per-node N, or --device cpu"
   "print_$1"
@@ -248,6 +267,7 @@ spec:
     image: ${IMAGE:-lockstep}
     command: [./launch.sh]
     args: $arguments
+    env: [{name: LOCKSTEP_CACHE, value: /app/runs/.cache}]
     numNodes: $nnodes
     numProcPerNode: ${nproc_per_node:-1}
     resourcesPerNode: {limits: {nvidia.com/gpu: $gpus}}
@@ -270,7 +290,8 @@ run() {
   local code agent='' signalled='' attempt pause
   mkdir -m 700 "$folder"
   trap 'rm -rf "$folder"' EXIT
-  export "${environment[@]}"
+  LOCKSTEP_LAUNCH_ID=$(</proc/sys/kernel/random/uuid)  # one over all retries: --fresh acts once
+  export LOCKSTEP_LAUNCH_ID "${environment[@]}"
   set -m  # its own process group, and no signal ignored: what it is to get it gets from here
   trap 'pass INT INT' INT
   trap 'pass TERM TERM' TERM
@@ -284,7 +305,7 @@ run() {
     until code=0; wait -f "$agent" || code=$?; ! kill -0 "$agent" 2>/dev/null; do :; done  # a signal ends a wait, not the agent
     if [[ $code != 0 && -s $folder/exit-code ]]; then code=$(<"$folder/exit-code"); fi  # torchrun makes every failure 1
     [[ -z $signalled && $attempt -lt ${retries:-0} ]] || break
-    [[ $code == @(1|71|76|12[89]|1[3-9]?|2??) ]] || break  # torchrun itself, hardware, a lost peer, a kill
+    [[ $code == @(1|71|76|12[89]|1[3-9]?|2??) ]] || break  # torchrun itself, failed hardware, a lost peer, a kill
     pause=$((attempt < 6 ? 2 ** attempt : 60))
     echo "launch.sh: code $code; retry $((attempt + 1)) of $retries in $pause s" >&2
     sleep "$pause" &

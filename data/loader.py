@@ -1,7 +1,6 @@
 """Loading: one item is one micro-batch, ready to be computed, whatever the global batch: so memory and waits do not grow with it."""
 
 import mmap
-import os
 import resource
 import signal
 import sys
@@ -77,7 +76,7 @@ def num_workers(given: int | str, world: World) -> int:
     """Data loading processes per process. auto: the cores that are left over, up to 8; on the CPU, which computes too, up to 1."""
     if given != "auto":
         return int(given)
-    spare = len(os.sched_getaffinity(0)) // world.local_world_size - 1
+    spare = world.cores - 1
     return max(1, min(8, spare)) if world.device.type == "cuda" else max(0, min(1, spare))
 
 

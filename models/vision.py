@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from data.augment import build_eval_transform
 from data.image_folder import ImageFolder, ImageIndex
 from utils.config import ModelOptions
+from utils.cores import available_cores
 from utils.distributed import World
 from utils.errors import Exit, UserError
 from utils.files import is_folder
@@ -120,7 +121,7 @@ def classify_images(
     ends = np.cumsum([0, *map(len, encoded)])
     index = ImageIndex("", np.frombuffer(b"".join(encoded), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
                        np.zeros(len(paths), np.int32))
-    workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(paths) // BATCH)
+    workers = min(MAX_WORKERS, available_cores(), len(paths) // BATCH)
     loader = DataLoader(
         ImageFolder(index, transform, seed=0), BATCH, sampler=[(0, i) for i in range(len(paths))], num_workers=workers,
         collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]), [sample.bad for sample in samples]),

@@ -212,6 +212,32 @@ def start_launcher(start_torchrun) -> Callable[..., Launch]:
     return lambda *words, inside=(), **options: start_torchrun(None, *words, command=(*inside, ROOT / "launch.sh"), **options)
 
 
+@pytest.fixture
+def in_control_group() -> Iterator[Callable[..., list[str]]]:
+    """in_control_group(cores, *words): the words as a command with a CPU quota, in a real control group.
+
+    Skips where none can be made.
+    """
+    name, folders = f"lockstep-test-{os.getpid()}", []
+
+    def command(cores: float, *words: object) -> list[str]:
+        quota = f"{cores * 100_000:.0f}"
+        for root, file, text in (("", "cpu.max", f"{quota} 100000"), ("cpu", "cpu.cfs_quota_us", quota)):
+            with contextlib.suppress(OSError):
+                folder = Path("/sys/fs/cgroup", root, name)
+                if not folder.exists():
+                    folder.mkdir()
+                    folders.append(folder)
+                if (folder / file).exists():  # else the controller is not there: it belongs to the other version
+                    (folder / file).write_text(text)
+                    return ["sh", "-c", f'echo $$ >{folder}/cgroup.procs && exec "$@"', "sh", *map(str, words)]
+        pytest.skip("needs to be permitted control groups")
+
+    yield command
+    for folder in folders:
+        folder.rmdir()
+
+
 @pytest.fixture(scope="session")
 def photos(session_dir) -> Path:
     """Noise of three tints, 16 px: 57 images to train on and 147 to evaluate. Read only: write_photos makes a copy to spoil."""

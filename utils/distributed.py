@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.config import FaultOptions
+from utils.cores import cpu_quota, fair_share
 from utils.devices import require_device
 from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.nest import put_together, take_apart
@@ -43,6 +44,7 @@ class World:
     device: torch.device
     control: Any  # a gloo group over all ranks, for small facts in host memory
     section_timeout: timedelta = timedelta(seconds=300)  # for what one rank does while the others wait
+    cores: int = 1  # of its node, for this process alone
 
     @classmethod
     def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
@@ -79,7 +81,9 @@ class World:
             "nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
             device_id=target if use_cuda else None)
         control = dist.new_group(backend="gloo", timeout=longest) if use_cuda else dist.group.WORLD
-        return cls(rank, local_rank, world_size, local_world_size, target, control, timedelta(seconds=timeouts.section_timeout))
+        section_timeout = timedelta(seconds=timeouts.section_timeout)
+        world = cls(rank, local_rank, world_size, local_world_size, target, control, section_timeout)
+        return replace(world, cores=_share_of_cores(world))  # Collective.
 
     @property
     def is_main(self) -> bool:
@@ -200,6 +204,13 @@ def write_flight_record(folder: Path, rank: int) -> str:
     folder.mkdir(exist_ok=True)
     (folder / f"rank_{rank}").write_bytes(record)
     return str(folder / f"rank_{rank}")
+
+
+def _share_of_cores(world: World) -> int:
+    """Cores of its node for this process alone, at least 1. Collective."""
+    host, allowed = socket.gethostname(), sorted(os.sched_getaffinity(0))
+    affinities = [other for where, other in world.gather([host, allowed]) if where == host]
+    return fair_share(allowed, affinities, cpu_quota())
 
 
 def _fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:

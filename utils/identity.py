@@ -52,7 +52,7 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         old, new = defaults | yaml.safe_load(file.read_text()), json.loads(json.dumps(identity(config)))
     except (yaml.YAMLError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh", Exit.IO) from None
-    # Compared by content (require_same), and by what auto became (settle).
+    # Compared by fingerprint (require_same), and by what auto became (settle).
     apart = ("data", "device", "threads", "precision", "micro_batch_size", "eval_batch_size")
     differ = {kind: [f"{name} is {old[name]} there and {new[name]} here" for name in new
                      if old[name] != new[name] and kinds(config)[name] == kind and name not in apart]
@@ -68,7 +68,7 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
 
 def require_same_program(config: Config, world: Any) -> None:
     """Raise UserError (65) on every rank where settings, code or torch differ between nodes: each would compute its own. Collective."""
-    of_a_node = ("data", "config", "run_dir", "workers", "nproc_per_node")  # paths may differ, and data are compared by content
+    of_a_node = ("data", "config", "run_dir", "workers", "nproc_per_node")  # data: by fingerprint, not by path
     values = {name: value for name, value in settings(config).items() if name not in of_a_node}
     world.require_same(json.dumps(values, sort_keys=True), "the settings")
     world.require_same(code_digest(), "the program")

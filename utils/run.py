@@ -30,7 +30,7 @@ from utils.config import NOT_KEPT, Config, settings
 from utils.errors import Exit, UserError, explain
 from utils.files import read_json, sync, write_atomically
 from utils.identity import code_digest, compare, identity, run_path
-from utils.start import acts_fresh, agent
+from utils.start import acts_fresh, launch_id, slurm_starts
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre that is mounted without flock; NFS without its lock daemon
@@ -128,13 +128,13 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
         found = world.once(read)
         return Run(path, found["kept"], writes=False, note=note, facts=found["facts"])
 
-    agents = world.gather(agent())
+    launches = world.gather(launch_id())
 
     def prepare() -> dict[str, Any]:
         old = path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         try:
             lock.append(_acquire(path, note))
-            if is_fresh := acts_fresh(config, agents):  # asked by who has the lock: another --fresh may just have been here
+            if is_fresh := acts_fresh(config, launches):  # asked by who has the lock: another --fresh may just have been here
                 old.parent.mkdir(exist_ok=True)
                 os.rename(path, old)
                 lock.append(_acquire(path))
@@ -150,7 +150,7 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
         processes = last.get("processes")
         if kept and config.device.strategy == "ddp" and processes not in (None, world.world_size):
             note(f"{processes} processes before, {world.world_size} now: under ddp, unlike exact, sums are rounded differently from here")
-        facts = _facts(last, world, agents)
+        facts = _facts(last, world, launches)
         if kept.setdefault("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
             note(f"warning: the program changed since {path} began")
         return {"kept": kept, "facts": facts}
@@ -164,11 +164,10 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
     return run
 
 
-def _facts(last: Mapping[str, Any], world: Any, agents: list[str | None]) -> dict[str, Any]:
+def _facts(last: Mapping[str, Any], world: Any, launches: list[str | None]) -> dict[str, Any]:
     """What status.json says of a start; last: of the one before."""
-    cores = len(os.sched_getaffinity(0)) // world.local_world_size
-    return {"start": last.get("start", 0) + 1, "launch": sorted(set(filter(None, agents))), "processes": world.world_size,
-            "cores_per_process": max(1, cores), "code": code_digest()}
+    return {"start": last.get("start", 0) + 1, "launch": sorted({*filter(None, launches), *slurm_starts()[-1:]}),
+            "processes": world.world_size, "cores_per_process": world.cores, "code": code_digest()}
 
 
 def _acquire(path: Path, note: Callable[[str], None] = lambda text: None) -> Any:

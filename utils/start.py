@@ -1,4 +1,4 @@
-"""What this start of a launch is: the first or a restart by torchrun, of a run that is finished, begins anew or goes on.
+"""What this start of a launch is: the first or a restart, of a run that is finished, begins anew or goes on.
 
 No torch: a finished run says so in a moment.
 """
@@ -31,7 +31,7 @@ def finish_early(config: Config) -> None:
         last = read_json(path / "status.json")
         is_final = last.get("exit_code") in FINAL or (
             last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
-        if _is_restart() and _is_same_launch(last, [agent()]) and is_final:
+        if _is_restart() and _has_seen(last, [launch_id()]) and is_final:
             record_exit(last["exit_code"])
             if os.environ.get("RANK", "0") == "0":
                 say(f"train.py: no restart: {last['state']}, {last['message']}")
@@ -57,16 +57,17 @@ def early_device(config: Config) -> str:
     return config.device.device if config.device.device != "auto" else kept.get("device", "auto")
 
 
-def acts_fresh(config: Config, agents: Collection[str | None] | None = None) -> bool:
-    """Whether --fresh clears the run directory at this start: at the first of a launch, not when torchrun restarts it.
+def acts_fresh(config: Config, launches: Collection[str | None] | None = None) -> bool:
+    """Whether --fresh clears the run directory at this start: the first that somebody asked for.
 
-    agents: of all nodes; None = this node alone is known yet.
+    Not where torchrun, launch.sh --retries or Slurm starts it again.
+    launches: launch_id() of all nodes; None = this node alone is known yet.
     """
     path = run_path(config)
     if not config.run.fresh or not (path / "config.yaml").exists() or _is_restart():
         return False
     try:
-        return not _is_same_launch(read_json(path / "status.json"), agents or [agent()])
+        return not _has_seen(read_json(path / "status.json"), [*(launches or [launch_id()]), *slurm_starts()[:-1]])
     except UserError:  # it is damaged, and --fresh is the way out
         return True
 
@@ -75,13 +76,24 @@ def _is_restart() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
-def _is_same_launch(status: Mapping[str, Any], agents: Collection[str | None]) -> bool:
-    """Whether a node of the last start is among these: nodes come and go, and ids may be used again, but its torchrun lives on."""
-    return not set(agents).isdisjoint(status.get("launch") or ())
+def _has_seen(status: Mapping[str, Any], launches: Collection[str | None]) -> bool:
+    """Whether one of these took part in the last start. One is enough: nodes come and go."""
+    return not set(launches).isdisjoint(status.get("launch") or ())
 
 
-def agent() -> str | None:
-    """What all starts on this node share in one launch: its torchrun, by host, process and when that began. None without one."""
+def slurm_starts() -> list[str]:
+    """Every start of this Slurm job up to this one: Slurm starts a job again under the same number. Empty elsewhere."""
+    job, restarts = os.environ.get("SLURM_JOB_ID"), int(os.environ.get("SLURM_RESTART_COUNT", 0))
+    return [f"slurm job {job} restart {number}" for number in range(restarts + 1)] if job else []
+
+
+def launch_id() -> str | None:
+    """What all starts on this node share in one launch: what launch.sh calls it; else its torchrun. None without both.
+
+    torchrun is known by its host, its process and when that began: its own --rdzv-id may be used again.
+    """
+    if given := os.environ.get("LOCKSTEP_LAUNCH_ID"):
+        return given
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     with open(f"/proc/{os.getppid()}/stat") as file:

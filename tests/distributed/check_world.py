@@ -167,6 +167,10 @@ def gather_is_by_rank(world: World, folder: Path) -> Any:
     return world.gather({"rank": world.rank, "text": "ü" * 10 * world.rank})
 
 
+def cores_of_a_rank(world: World, folder: Path) -> Any:
+    return world.cores
+
+
 def a_flag_of_the_last_rank(world: World, folder: Path) -> Any:
     """Which of six exchanges returned which flag, and after which `stop` was known, and `error`; the last rank says all at the third."""
     agreement, seen = Agreement(world), []
@@ -424,7 +428,7 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
     everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
-    what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
+    cores_of_a_rank, what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails, looking_for_what_is_not_finite,
     gradients, planted_values_make_the_norm_non_finite, an_unused_weight, a_layer_that_is_skipped_at_random,
     hardware_that_differs, a_device_that_one_rank_lacks)

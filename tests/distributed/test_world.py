@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from utils.cores import available_cores
 from utils.errors import Exit
 
 NUMBERS = (1, 2, 3, 4)
@@ -105,6 +106,10 @@ def test_a_device_that_one_node_lacks_is_refused_by_name_on_all(told, processes)
              " the same kind: leave it out, or use --device cpu", Exit.USAGE]
     expected = [mixed if processes > 1 else nothing, nothing, ["UserError", f"{host}: too few GPUs", Exit.USAGE]]
     assert by_rank(told, processes, "a_device_that_one_rank_lacks") == [expected] * processes
+
+
+def test_the_ranks_of_a_node_share_its_cores(told, processes):
+    assert by_rank(told, processes, "cores_of_a_rank") == [max(1, available_cores() // processes)] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)

@@ -9,21 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
-from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from tests.conftest import ROOT
+from utils.cores import available_cores
 from utils.errors import Exit
 
 PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION", "OMP", "GLOO",
             "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")
 
 
-def launch(*words, **environment):
-    """launch.sh with nothing of a platform in its environment but what is given."""
+def launch(*words, inside=(), **environment):
+    """launch.sh with nothing of a platform in its environment but what is given. inside: a command that starts it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PLATFORM)}
     inherited |= {"LOCKSTEP_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run([ROOT / "launch.sh", *map(str, words)], env=inherited | environment, capture_output=True, text=True)
+    command = [*inside, ROOT / "launch.sh", *map(str, words)]
+    return subprocess.run(command, env=inherited | environment, capture_output=True, text=True)
 
 
 def dry(*words, **environment):
@@ -54,8 +54,13 @@ def test_one_process_needs_no_torchrun_and_settings_pass_through_as_they_are():
 def test_cores_are_shared_among_the_processes_of_a_machine(words):
     environment, command = dry(*words)
     assert option(command, "nproc-per-node") == "3"
-    assert int(environment["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+    assert int(environment["OMP_NUM_THREADS"]) == max(1, available_cores() // 3)
     assert option(command, "rdzv-conf") == "store_type=file"
+
+
+def test_a_cpu_quota_counts_as_that_many_cores(in_control_group):
+    shown = launch("--dry-run", "--nproc-per-node", "cpu", inside=in_control_group(1)).stdout
+    assert shown.splitlines()[-1].strip() == f"{sys.executable} {ROOT / 'train.py'}"  # one process
 
 
 STATIC = {"nnodes": "2", "node-rank": "1", "master-addr": "10.0.0.1", "master-port": "29500", "nproc-per-node": "1"}
@@ -101,45 +106,6 @@ def test_an_elastic_run_says_who_hosts_the_store(host, is_host):
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-SETTINGS = ["--data", "/da ta", "--lr=1e-3"]
-
-
-def test_the_printed_job_of_slurm_is_a_script_that_starts_this_launcher_with_what_was_given():
-    script = launch("--print", "slurm", "--nnodes", 2, "--nproc-per-node", 8, *SETTINGS).stdout
-    asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")}
-    assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--signal=B:USR1@120", "--requeue"} <= asked
-    [step] = [shlex.split(line) for line in script.splitlines() if line.startswith("srun ")]
-    assert step[3:-1] == [str(ROOT / "launch.sh"), "--nproc-per-node", "8", "--", *SETTINGS]
-    checked = subprocess.run([Path(sys.executable).with_name("shellcheck"), "-"], input=script, capture_output=True, text=True)
-    assert (checked.returncode, checked.stdout) == (0, "")
-
-
-def test_a_job_of_slurm_without_gpus_asks_for_none():
-    assert "gpu" not in launch("--print", "slurm", "--nproc-per-node", 2, "--device", "cpu").stdout
-
-
-def test_the_printed_trainjob_is_what_kubeflow_takes_with_what_was_given():
-    text = launch("--print", "trainjob", "--nnodes", 2, "--nproc-per-node", 8, "--retries", 3, "--master-port", 1234, *SETTINGS,
-                  IMAGE="registry/lockstep:1", RUNS_CLAIM="mine").stdout
-    job = yaml.safe_load(text)
-    assert TrainerV1alpha1TrainJob.from_dict(job).to_dict() == job  # by its own types; a key that it does not know is lost
-    trainer = job["spec"]["trainer"]
-    assert (trainer["image"], trainer["command"]) == ("registry/lockstep:1", ["./launch.sh"])
-    assert trainer["args"] == ["--master-port", "1234", "--retries", "3", "--", *SETTINGS]
-    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"]) == (2, 8, 8)
-    assert "claimName: mine" in text
-
-
-@pytest.mark.parametrize("kind", ["slurm", "trainjob"])
-@pytest.mark.parametrize(("words", "said"), [
-    (["--nnodes", "2:4"], "has one number of nodes"), (["--nnodes", 2, "--node-rank", 1], "are the scheduler's to say"),
-    (["--nnodes", 2, "--master-addr", "a"], "are the scheduler's to say")])
-def test_a_job_is_not_printed_for_what_it_cannot_be(kind, words, said):
-    refused = launch("--print", kind, *words)
-    assert (refused.returncode, refused.stdout) == (Exit.USAGE, "")
-    assert said in refused.stderr
-
-
 def test_an_elastic_job_of_kubernetes_is_understood_from_its_endpoint():
     _, command = dry(PET_NNODES="2:4", PET_RDZV_ENDPOINT="10.0.0.1:2345", PET_MAX_RESTARTS="7", PET_RDZV_ID="job")
     assert {name: option(command, name) for name in ("nnodes", "rdzv-endpoint", "max-restarts", "rdzv-id")} == {
@@ -172,6 +138,30 @@ def test_gpus_are_counted_as_they_are_visible(tmp_path):
     assert dry(PATH=path, CUDA_VISIBLE_DEVICES="-1")[1][1:] == [str(ROOT / "train.py")]
 
 
+NODES = "cd /sys/devices/system && mount -t tmpfs none node && mkdir node/node0 node/node1"
+HAS_ALL_CORES = len(os.sched_getaffinity(0)) == os.cpu_count()
+ONE_CORE = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
+
+
+@pytest.mark.parametrize(("numactl", "words", "within", "is_bound"), [
+    ("exit 0", [], [], HAS_ALL_CORES), ("exit 1", [], [], False), ("exit 127", [], [], False),
+    ("exit 0", ["--device", "cpu"], [], False), ("exit 0", ["--device=cpu"], [], False),
+    ("exit 0", ["--nproc-per-node", 3], [], False), ("exit 0", [], ONE_CORE, False),
+], ids=["all is there", "not permitted", "no numactl", "on the CPU", "on the CPU, with =", "more processes than GPUs",
+        "a part of the cores"])
+def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, words, within, is_bound):
+    """Where they cannot, torchrun ends with a traceback. launch.sh is shown two GPUs and two NUMA nodes."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs to be permitted namespaces")
+    for name, does in (("nvidia-smi", "printf 'GPU 0: one\\nGPU 1: two\\n'"), ("numactl", numactl)):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    inside = ["unshare", "--mount", "sh", "-c", f'{NODES} && exec "$@"', "sh", *within]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    shown = launch("--dry-run", *words, inside=inside, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
+    assert (shown.returncode, "--numa-binding=node" in shown.stdout) == (0, is_bound), shown.stderr
+
+
 @pytest.mark.parametrize(("host", "code", "said"), [
     ("localhost", Exit.USAGE, "leads to 127.0.0.1, where no other machine finds this one: give its address"),
     ("10.0.0.1", Exit.LOST_PEERS, "there is no route to 10.0.0.1")])
@@ -182,6 +172,33 @@ def test_a_machine_without_a_network_is_told_so(host, code, said):
     refused = subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", ROOT / "launch.sh", *words],
                              env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
     assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
+
+
+@pytest.fixture
+def retried(tmp_path):
+    """What a launch with two retries exits with, and LOCKSTEP_LAUNCH_ID of each start. The pauses are left out."""
+    ids, script = tmp_path / "ids", tmp_path / "script.py"
+    (tmp_path / "sleep").symlink_to("/bin/true")
+
+    def start(code):
+        ids.write_text("")
+        script.write_text(f"import os\nprint(os.environ['LOCKSTEP_LAUNCH_ID'], file=open({str(ids)!r}, 'a'))\n"
+                          f"raise SystemExit({code})")
+        ended = launch("--retries", 2, LOCKSTEP_SCRIPT=str(script), PATH=f"{tmp_path}:{os.environ['PATH']}")
+        return ended.returncode, ids.read_text().split()
+    return start
+
+
+@pytest.mark.parametrize(("code", "starts"), [
+    (71, 3), (76, 3), (1, 3), (128, 3), (137, 3), (64, 1), (65, 1), (70, 1), (74, 1), (75, 1), (80, 1), (127, 1)])
+def test_retries_are_for_failed_hardware_lost_peers_and_kills(retried, code, starts):
+    returned, ids = retried(code)
+    assert (returned, len(ids)) == (code, starts)
+
+
+def test_a_launch_has_an_id_of_its_own_that_its_retries_share(retried):
+    one, two = (set(retried(76)[1]) for _ in range(2))
+    assert (len(one), len(two), one & two) == (1, 1, set())
 
 
 def test_a_stop_before_anything_is_started_is_one(tmp_path):

@@ -1,7 +1,10 @@
 """launch.sh under signals and restarts: what it is sent reaches the run, and its code is the run's."""
 
 import os
+import re
 import signal
+
+import pytest
 
 from tests.faults.launches import WORDS
 from tests.run_directory import outcome, status, trained_steps
@@ -44,3 +47,20 @@ def test_a_job_of_slurm_whose_time_is_over_before_its_run_began_goes_back_into_t
     result = early.wait(40)
     assert (result.returncode != 0, (folder / "asked").read_text()) == (True, "requeue 7\n"), result.text
     assert "job 7 goes back into the queue" in result.err and not run_dir.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_fresh_acts_at_the_first_start_of_a_launch_only(start_launcher, photos, run_dir, processes):
+    words = ["--nproc-per-node", processes, "--retries", 2, "--fresh", *WORDS, "--data", photos, "--run-dir", run_dir]
+    moved_aside = run_dir.parent / ".old"
+    for old_runs in (0, 1):  # a second --fresh by hand starts over
+        live = start_launcher(*words, "--save-every", 1)
+        live.wait_for(lambda number=old_runs: len([*moved_aside.glob("*")]) == number, "a new run directory")
+        live.wait_for(lambda: trained_steps(run_dir) > 2, "a step")
+        children = [pid for pid, parent in live.parents().items() if parent == live.process.pid]
+        os.kill(children[0] if processes == 1 else live.rank(1), signal.SIGKILL)
+        result = live.wait()
+        assert result.returncode == 0, result.text
+        assert "retry 1 of 2" in result.err and re.search(r"resumed at step [1-9]", result.out), result.text
+        assert (status(run_dir)["start"], len([*moved_aside.glob("*")])) == (2, old_runs), result.text

@@ -40,7 +40,7 @@ def test_a_damaged_record_is_74_and_named_and_fresh_is_a_way_out(world, name):
     assert "--fresh: the old run is in " in start(world, "--run-dir=run", "--fresh")[0]
 
 
-def test_data_are_compared_by_content_and_not_by_path(world):
+def test_data_are_compared_by_fingerprint_and_not_by_path(world):
     with open_run(config_of("--run-dir=run", "--data=photos"), world, print) as run:
         run.require_same("data", "fingerprint", "the data set")
         run.keep_settled()

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.utils.conftest import config_of, start
 from utils import run as run_module
 from utils.run import open_run
-from utils.start import acts_fresh, agent, early_device, finish_early
+from utils.start import acts_fresh, early_device, finish_early, launch_id
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
@@ -24,20 +24,49 @@ pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
     ("a 7 100", ["a 7 100"], 0, False),  # which is no restart where nodes came or went
     ("a 7 100", ["b 9 300", "a 7 100"], 0, False)])  # and rank 0 may be on the new one
 def test_fresh_acts_at_the_first_start_of_a_launch_only(world, monkeypatch, before, now, restarts, expected):
-    monkeypatch.setattr(run_module, "agent", lambda: before)
+    monkeypatch.setattr(run_module, "launch_id", lambda: before)
     start(world, "--run-dir=run")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     assert acts_fresh(config_of("--run-dir=run", "--fresh"), now) == expected
 
 
 def test_a_torchrun_is_known_by_its_host_its_process_and_when_that_began(monkeypatch):
-    assert agent() is None
+    assert launch_id() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    host, process, began = agent().split()
+    host, process, began = launch_id().split()
     assert (host, process) == (socket.gethostname(), str(os.getppid()))
     with open(f"/proc/{os.getppid()}/stat") as file:
         assert f" {began} " in file.read()
 
+
+def test_a_launch_of_launch_sh_is_known_by_its_id_whatever_torchrun(world, monkeypatch):
+    """Retries have the same id, also with a new torchrun or with none; the same command typed again has not."""
+    monkeypatch.setenv("LOCKSTEP_LAUNCH_ID", "one")
+    start(world, "--run-dir=run")
+    acted = []
+    for name, torchrun in (("one", None), ("one", "none"), ("two", None)):
+        monkeypatch.setenv("LOCKSTEP_LAUNCH_ID", name)
+        if torchrun:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", torchrun)
+        acted.append(acts_fresh(config_of("--run-dir=run", "--fresh")))
+    assert acted == [False, False, True]
+
+
+@pytest.mark.parametrize("before, now, expected", [
+    (("7", "0"), ("7", "1"), False), (("7", None), ("7", "1"), False),
+    (("7", "0"), ("7", "3"), False),  # the starts between them never reached the run
+    (("7", "1"), ("7", "1"), True),  # a second srun in the same job
+    (("7", "0"), ("8", "1"), True),  # what is there was another job's: this one never reached it before
+    ((None, None), ("7", "1"), True), (("7", "0"), (None, None), True)])
+def test_fresh_does_not_act_when_slurm_starts_the_job_again(world, monkeypatch, before, now, expected):
+    def set_job(number, restarts):
+        for name, value in (("SLURM_JOB_ID", number), ("SLURM_RESTART_COUNT", restarts)):
+            monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+
+    set_job(*before)
+    start(world, "--run-dir=run")
+    set_job(*now)
+    assert acts_fresh(config_of("--run-dir=run", "--fresh")) == expected
 
 def test_the_device_that_auto_became_is_known_before_there_is_a_process_group(world):
     before = early_device(config_of("--run-dir=run"))
