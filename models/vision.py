@@ -1,14 +1,16 @@
 """torchvision's image classifiers by name, with the library's weights, a file's, or those of another run's model folder."""
 
 import difflib
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
-from urllib.error import URLError
+from urllib.parse import urlparse
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from data.augment import build_eval_transform
 from data.image_folder import ImageFolder, ImageIndex
 from utils.config import ModelOptions
 from utils.distributed import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, say
 
 BATCH = 64  # images classified at once
 MAX_WORKERS = 8  # processes that decode them; one for every BATCH images
@@ -141,7 +143,11 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise UserError(f"{flag}: there is no file {path}", Exit.NO_INPUT) from None
     except Exception as error:  # unpickling garbage raises almost anything
-        raise UserError(f"{flag}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {error}", Exit.BAD_DATA) from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if isinstance(error, UnpicklingError):  # torch's own text advises to run what is in the file
+            reason = "it is damaged, or holds more than tensors"
+        raise UserError(f"{flag}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {reason}",
+                        Exit.BAD_DATA) from None
     for key in ("model", "state_dict"):  # torchvision's references and others wrap it
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
@@ -160,19 +166,33 @@ def _named_weights(config: ModelOptions, architecture: str, world: World) -> dic
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
-    """torchvision's own weights, downloaded once per node. Collective. Raises UserError (66)."""
-    enum = torchvision.models.get_model_weights(architecture).DEFAULT
+    """torchvision's own weights, downloaded once per node, verified at every load. Collective.
+
+    Raises UserError: 66 where they cannot be fetched, 65 where the file is damaged.
+    """
+    url = torchvision.models.get_model_weights(architecture).DEFAULT.url
+    file = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)  # where torchvision keeps them
+    sha256 = torch.hub.HASH_REGEX.search(file.name)[1]  # every file of torchvision has its first digits in its name
 
     def fetch() -> None:
-        try:
-            enum.get_state_dict(progress=False, check_hash=True)
-        except (URLError, OSError, RuntimeError) as error:
-            raise UserError(
-                f"--pretrained: cannot fetch {enum.url} ({error}). Ways out: download it elsewhere and pass --weights FILE; or put it"
-                f" into {torch.hub.get_dir()}/checkpoints; or train from scratch, without --pretrained", Exit.NO_INPUT) from None
+        if not file.exists():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                say(f"downloading {url} to {file}")
+                torch.hub.download_url_to_file(url, str(file), sha256, progress=False)
+            except (OSError, RuntimeError) as error:
+                raise UserError(
+                    f"--pretrained: cannot fetch {url} ({error}). Ways out: download it elsewhere and pass --weights"
+                    f" FILE; or put it into {file.parent}; or train from scratch, without --pretrained",
+                    Exit.NO_INPUT) from None
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()[:len(sha256)]
+        if found != sha256:
+            raise UserError(f"--pretrained: {file} is not what torchvision published: its sha256 begins with {found},"
+                            f" not {sha256}; remove it, and the next start downloads it again", Exit.BAD_DATA)
 
-    world.once(fetch, per_node=True)  # one process per node downloads, the others find the file
-    return enum.get_state_dict(progress=False, check_hash=True)
+    world.once(fetch, per_node=True)  # one process per node downloads and verifies, the others find the file
+    return _read_weights(file, "--pretrained")
 
 
 def _load_backbone(model: nn.Module, weights: dict[str, Tensor], same_classes: bool) -> None:
