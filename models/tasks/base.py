@@ -96,7 +96,10 @@ class Task(Protocol):
         """A synthetic batch of `size` samples of the largest shape that training meets."""
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The model on the CPU, drawn from torch's default generator. initial_weights: False where a checkpoint will replace them."""
+        """The model on the CPU, drawn from torch's default generator. Collective.
+
+        initial_weights: False where a checkpoint will replace them.
+        """
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch that lies on the model's device. Label smoothing only where model.training."""

@@ -57,7 +57,10 @@ class MaskedLM(TextTask):
         return float(self._weights[indices].sum())
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The encoder with its language modelling head, computed where tokens are predicted. Raises UserError (64, 66)."""
+        """The encoder with its language modelling head, computed where tokens are predicted. Collective.
+
+        Raises UserError (64, 66).
+        """
         model = super().build_model(initial_weights)
         self._sparse = SparsePrediction(model)
         return model

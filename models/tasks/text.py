@@ -10,7 +10,7 @@ from data import demo
 from data.splits import hold_out
 from data.text import TextSource, TokenTable, open_texts, read_texts, tokenize
 from data.tokenizer import settle_tokenizer
-from models.bert import build_encoder, find_folder, save_model_folder, takes_types
+from models.bert import build_encoder, find_folder, save_model_folder, settle_encoder, takes_types
 from models.tasks.base import Batch
 from utils.config import MaskedLMConfig, TextClassificationConfig
 from utils.distributed import World
@@ -28,14 +28,18 @@ class TextTask:
     def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World, label_column: str | None, cuts: bool):
         self._config, text, cache = config, config.text, cache_path()
         root = demo.data_root(config.data.data, config.run.task, cache, world)
-        self._folder = find_folder(config.model.model, world)
-        tokenizer_folder = self._folder if text.tokenizer == "auto" else find_folder(text.tokenizer, world)
-        if text.tokenizer != "auto" and tokenizer_folder is None:
-            raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out, and one is trained")
+        self._run, self._world = run, world
+        self._encoder, tokenizer_folder = settle_encoder(config.model.model, run, world), None
+        if "tokenizer" not in run.kept:
+            named = config.model.model if text.tokenizer == "auto" else text.tokenizer
+            tokenizer_folder = find_folder(named, run, world)
+            if text.tokenizer != "auto" and tokenizer_folder is None:
+                raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out,"
+                                " and one is trained")
         source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip",
                             config.run.split)
-        self._tokenizer = settle_tokenizer(tokenizer_folder, takes_types(self._folder), lambda: read_texts(source), text.vocab_size, run,
-                                           world)
+        self._tokenizer = settle_tokenizer(tokenizer_folder, takes_types(self._encoder), lambda: read_texts(source),
+                                           text.vocab_size, run, world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
         world.once(lambda: tokenize(source, self._tokenizer, cache), per_node=True)
         index = open_texts(source, cache)
@@ -52,10 +56,11 @@ class TextTask:
         self._eval = _by_length(splits[config.run.split])
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The encoder that --model names, with this task's head. Raises UserError (64, 66)."""
-        config = self._config
-        model = build_encoder(config.run.task, config.model, self._folder, self._tokenizer, config.text.max_length, self.classes,
-                              initial_weights)
+        """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
+        config, loads = self._config, initial_weights and self._config.model.pretrained
+        weights = find_folder(config.model.model, self._run, self._world) if loads else None
+        model = build_encoder(config.run.task, config.model, self._encoder, weights, self._tokenizer,
+                              config.text.max_length, self.classes)
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model

@@ -47,6 +47,11 @@ def test_once_per_node_raises_an_error_of_another_node_on_all(told, processes):
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
+def test_a_name_of_the_hub_is_rank_0s_commit_on_all_nodes(told, processes):
+    assert by_rank(told, processes, "a_name_of_the_hub_on_two_nodes") == ["a" * 40] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_once_turns_a_failing_disk_of_rank_0_into_74_on_the_others(told, processes):
     first, *others = by_rank(told, processes, "once_tells_a_failing_disk")
     assert first[0] == "FileNotFoundError"
