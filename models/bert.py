@@ -83,8 +83,8 @@ def _fetch(name: str, commit: str | None, local_files_only: bool = False) -> str
     meant = f" (did you mean {close[0]}? It is trained from scratch)" if close else ""
     raise UserError(
         f"{name} is no folder, none of {', '.join(SIZES)}{meant}, and cannot be fetched from the hub ({reason}). Ways"
-        f" out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's cache to {cache};"
-        " or train one of these sizes from scratch", Exit.NO_INPUT)
+        f" out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's cache to"
+        f" {cache}; or train one of these sizes from scratch", Exit.NO_INPUT)
 
 
 def settle_encoder(name: str, run: Run, world: World) -> str | None:

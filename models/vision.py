@@ -24,6 +24,7 @@ from data.image_folder import ImageFolder, ImageIndex
 from utils.config import ModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError, say
+from utils.precision import set_tf32
 
 BATCH = 64  # images classified at once
 MAX_WORKERS = 8  # processes that decode them; one for every BATCH images
@@ -109,7 +110,7 @@ def classify_images(
 ) -> Iterator[list[tuple[str, np.ndarray, str | None]]]:
     """Batches of (path, probabilities [C] float64, "path: reason" where the image cannot be read), in the order of `paths`."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.allow_tf32 = False  # which has three decimals
+    set_tf32(False)
     model.to(device)
     mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
     transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])

@@ -23,7 +23,7 @@ def hardware_precision(device: torch.device) -> str:
 
 
 def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precision":
-    """Fix what decides about rounding, as this run keeps it: device type, threads, precision, deterministic algorithms."""
+    """Fix what decides about rounding, as this run keeps it: device type, threads, precision, TF32, determinism."""
     run.settle("device", config.device, lambda: world.device.type)
     torch.set_num_threads(run.settle("threads", config.threads, lambda: run.cores_per_process))
     if world.device.type == "cpu":
@@ -33,7 +33,18 @@ def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precisi
         torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     torch.backends.cudnn.benchmark = not config.deterministic
-    return Precision(run.settle("precision", config.precision, lambda: hardware_precision(world.device)), world.device)
+    precision = run.settle("precision", config.precision, lambda: hardware_precision(world.device))
+    set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
+    return Precision(precision, world.device)
+
+
+def set_tf32(is_allowed: bool) -> None:
+    """Whether CUDA computes float32 products and convolutions in TF32, which has three decimals. The CPU never does.
+
+    By torch's older switches, here alone: they set the newer ones (fp32_precision) as well. The newer ones leave the
+    older as they were, and then reading these raises, which torch.compile does (torch 2.11 and 2.15).
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
 class Precision:
