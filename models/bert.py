@@ -228,7 +228,7 @@ def save_model_folder(weights: dict[str, Tensor], config: Any, described: dict[s
 
 
 def load_classifier(folder: Path) -> nn.Module:
-    """What save_model_folder wrote, in evaluation mode, on the GPU if there is one. Raises UserError (65)."""
+    """What save_model_folder wrote, in evaluation mode, on the CPU. Raises UserError (65)."""
     try:
         model, found = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
@@ -236,7 +236,7 @@ def load_classifier(folder: Path) -> nn.Module:
         raise UserError(f"{folder} cannot be read ({next(iter(str(error).splitlines()), '')[:200]})", Exit.BAD_DATA) from None
     if found["missing_keys"]:
         raise UserError(f"{folder}: model.safetensors lacks {some(sorted(found['missing_keys']))}", Exit.BAD_DATA)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.eval()
 
 
 @torch.inference_mode()

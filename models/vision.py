@@ -24,10 +24,8 @@ from data.image_folder import ImageFolder, ImageIndex
 from utils.config import ModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError, say
-from utils.precision import set_tf32
 
-BATCH = 64  # images classified at once
-MAX_WORKERS = 8  # processes that decode them; one for every BATCH images
+MAX_WORKERS = 8  # processes that decode images to classify; one for every batch
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 _FORMER_NAMES = {  # in the library's own files, which it renames as it loads them: DenseNet's, ViT's
     r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.", r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
@@ -106,26 +104,26 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def classify_images(
-    model: nn.Module, description: dict[str, Any], paths: Sequence[str]
+    model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int
 ) -> Iterator[list[tuple[str, np.ndarray, str | None]]]:
     """Batches of (path, probabilities [C] float64, "path: reason" where the image cannot be read), in the order of `paths`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    set_tf32(False)
     model.to(device)
     mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
     transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])
     encoded = [os.fsencode(path) for path in paths]
     index = ImageIndex(
         "", np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(name) for name in encoded]), np.zeros(len(paths), np.int32))
-    workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(paths) // BATCH)
+    workers = min(MAX_WORKERS, len(os.sched_getaffinity(0)), len(paths) // batch_size)
     loader = DataLoader(
-        ImageFolder(index, transform, seed=0), BATCH, sampler=[(0, i) for i in range(len(paths))], num_workers=workers,
+        ImageFolder(index, transform, seed=0), batch_size, sampler=[(0, i) for i in range(len(paths))],
+        num_workers=workers,
         collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]), [sample.bad for sample in samples]),
         multiprocessing_context="fork" if workers else None)
     with torch.inference_mode():
         for number, (images, bad) in enumerate(loader):  # uint8 [B, H, W, 3]
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
-            yield list(zip(paths[BATCH * number:], logits.double().softmax(dim=1).cpu().numpy(), bad, strict=False))
+            batch = paths[batch_size * number:batch_size * (number + 1)]
+            yield list(zip(batch, logits.double().softmax(dim=1).cpu().numpy(), bad, strict=True))
 
 
 def _read_description(folder: Path) -> dict[str, Any]:

@@ -74,8 +74,13 @@ def some(names: Iterable[str]) -> str:
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
-def explain(error: Exception) -> tuple[str, Exit]:
-    """An error in words for the user, and its exit code; INTERNAL for what should not happen."""
+def explain(
+    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size; the global batch stays"
+) -> tuple[str, Exit]:
+    """An error in words for the user, and its exit code; INTERNAL for what should not happen.
+
+    out_of_memory: the way out where memory ran out.
+    """
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     first_line = next(iter(text.splitlines()), type(error).__name__)
     if isinstance(error, UserError):
@@ -85,7 +90,7 @@ def explain(error: Exception) -> tuple[str, Exit]:
         return (f"a data loading process (pid {found[1].strip()}) of rank {os.environ.get('RANK', 0)} was killed ({reason});"
                 f" the same command continues; fewer --workers need less memory{''.join(getattr(error, '__notes__', []))}"), Exit.IO
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
+        return f"out of memory: {out_of_memory} ({first_line})", Exit.USAGE
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
     if "DistError" in names or is_of_backend:
         found = re.search(_LOST, text, re.I)

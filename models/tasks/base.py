@@ -114,5 +114,10 @@ class Task(Protocol):
         """For the closing lines: {what to do with the finished run: the command for it}. python: as the user can type it."""
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
-        """The classes of the model in `folder`, and batches of predictions, in the order of `inputs`. Raises UserError (65, 66)."""
+    def predict(
+        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
+    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+        """The classes of the model in `folder`, and batches of predictions, in the order of `inputs`.
+
+        At most `batch_size` inputs are classified at once, on `device`. Raises UserError (64, 65, 66).
+        """

@@ -108,10 +108,12 @@ class ImageClassification:
                 "your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*"}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+    def predict(
+        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
+    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """inputs: image files, and folders, whose images (and those of the folders in them) come sorted by path."""
         paths = list_images(inputs)
         model, description = load_model_folder(folder)
-        batches = classify_images(model, description, paths)
+        batches = classify_images(model, description, paths, device, batch_size)
         return description["classes"], (
             [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)
