@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader
 
 from data.augment import build_eval_transform
 from data.image_folder import ImageFolder, ImageIndex
-from utils.config import ModelOptions
+from utils.config import ImageOptions, ModelOptions, flag
 from utils.distributed import World
 from utils.errors import Exit, UserError, say
 
@@ -80,6 +81,22 @@ def build_model(
         weights = {name: weight for name, weight in weights.items() if not name.startswith(tuple(auxiliary) or "\0")}
         _load_backbone(model, weights, same_classes=described.get("classes") in (None, list(classes)))
     return model.to(memory_format=torch.channels_last), described["architecture"]
+
+
+def other_preprocessing(config: ModelOptions, images: ImageOptions) -> list[str]:
+    """A note if the weights in --model FOLDER were trained on images prepared in another way. Raises UserError (66)."""
+    folder = Path(config.model)
+    if not config.pretrained or config.weights or not folder.is_dir():
+        return []
+    described = _read_description(folder)
+    here = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(images).items()}
+    differ = [name for name in here if name in described and name in _DESCRIBES and described[name] != here[name]]
+    if not differ:
+        return []
+    found = "; ".join(f"{name} {described[name]} there and {here[name]} here" for name in differ)
+    words = " ".join(f"{flag(name)} {described[name]}" for name in differ)
+    return [f"--model {folder} was trained on images prepared in another way: {found}. A new run has its values with"
+            f" {re.sub(r'[],[]', '', words)}"]
 
 
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:

@@ -14,7 +14,7 @@ from data import demo
 from data.augment import build_transforms, is_photo
 from data.image_folder import ImageFolder, Sample, build_index, list_images
 from models.tasks.base import Batch, Output, Prediction, widened
-from models.vision import build_model, classify_images, load_model_folder, save_model_folder
+from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
 from utils.config import ImageClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -38,8 +38,8 @@ class ImageClassification:
         arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
         world.once(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
         index = build_index(*arguments)
-        self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
-        images = config.images
+        images, self.classes, self.fingerprint = config.images, index.classes, index.fingerprint
+        self.notes = (*index.notes, *world.once(lambda: other_preprocessing(config.model, images)))
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         split = config.run.split

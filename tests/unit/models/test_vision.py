@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torchvision
 from safetensors.torch import save_file
 from torchvision.models._api import WeightsEnum
 
-from models.vision import build_classifier, build_model, load_model_folder, save_model_folder
-from utils.config import ModelOptions
+from models.vision import build_classifier, build_model, load_model_folder, other_preprocessing, save_model_folder
+from utils.command_line import parse_command_line
+from utils.config import ImageOptions, ModelOptions
 from utils.errors import Exit, UserError
 
 torch.set_num_threads(1)
@@ -91,6 +93,16 @@ def test_model_folder_without_pretrained_lends_its_architecture_only(world, mode
     folder, weights = model_folder
     model = built(world, model=str(folder))
     assert set(model.state_dict()) == set(weights) and "features.0.weight" not in equal_names(model, weights)
+
+
+def test_other_preprocessing_than_the_folders_is_one_note_with_the_flags(model_folder):
+    model = ModelOptions(model=str(model_folder[0]), pretrained=True)
+    [note] = other_preprocessing(model, ImageOptions(std=(0.2, 0.2, 0.2)))
+    assert "image_size 32 there and 224 here; mean [0.5, 0.5, 0.5] there and [0.485, " in note
+    _, flags = note.split("has its values with ")
+    same, _ = parse_command_line([*flags.split(), "--std", "0.2", "0.2", "0.2"], {})
+    assert other_preprocessing(model, same.images) == []
+    assert other_preprocessing(replace(model, pretrained=False), ImageOptions()) == []
 
 
 @pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("dog", "cat", "eel")])
