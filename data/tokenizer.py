@@ -39,7 +39,7 @@ def settle_tokenizer(
             names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or makes_types]
             tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the latter is what is saved
             run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
-        return _digest(folder)
+        return folder_digest(folder)
 
     run.require_same("tokenizer", world.once(keep, takes_long=True), f"the tokenizer in {folder}")
     return world.everywhere(lambda: load_tokenizer(str(folder)))  # Collective.
@@ -105,7 +105,8 @@ def is_special(tokenizer: Any) -> np.ndarray:
     return flags
 
 
-def _digest(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
+    """sha256 of the names and contents of the files in `folder`."""
     digest = hashlib.sha256()
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

@@ -1,11 +1,13 @@
 """Text encoders: BERT in four sizes from scratch, or any transformers encoder by name or folder, as classifier or masked LM.
 
-Names are fetched once per node; everything is then read from local folders: safetensors only, and never the folder's own code.
+Names are fetched once per node, at one commit for the whole run; everything is then read from local folders:
+safetensors only, and never the folder's own code.
 """
 
 import difflib
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification, BertConfig
 
-from data.tokenizer import is_special, without_ends
+from data.tokenizer import folder_digest, is_special, without_ends
 from utils.config import TextModelOptions
 from utils.distributed import World
 from utils.errors import Exit, UserError, some
 from utils.files import is_folder
+from utils.run import Run
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
@@ -36,49 +39,83 @@ transformers.logging.set_verbosity_error()  # what is said of weights that are m
 transformers.logging.disable_progress_bar()
 
 
-def find_folder(name: str, world: World) -> str | None:
-    """The local folder of a model or tokenizer: `name` itself, or what is fetched for it, once per node; None for one of SIZES. Collective.
+def find_folder(name: str, run: Run, world: World) -> str | None:
+    """The local folder of a model or tokenizer: `name` itself, or what is fetched for it; None for a size. Collective.
 
-    Raises UserError (66) where there is none and it cannot be fetched.
+    A name of the hub is one commit for the whole run and on every node: the one that rank 0 fetched first, kept in
+    auto.json. Raises UserError (66) where there is no such folder and it cannot be fetched.
     """
-    is_here = is_folder(name, world)  # Collective.
-    world.everywhere(lambda: _require_model(name))  # Collective.
-    if is_here:
-        return name
-    if name in SIZES:
-        return None
-    world.once(lambda: _fetch(name, local_files_only=False), per_node=True)  # Collective.
-    return world.everywhere(lambda: _fetch(name, local_files_only=True))  # Collective.
+    is_folder(name, world)  # Collective: on all nodes or on none.
+    kind = world.everywhere(lambda: _kind_of(name))  # Collective.
+    if kind != "hub":
+        return name if kind == "folder" else None
+    commits = run.kept.setdefault("hub", {})
+    commits[name] = world.once(lambda: Path(_fetch(name, commits.get(name))).name, takes_long=True)  # Collective.
+    world.once(lambda: _fetch(name, commits[name]), per_node=True)  # Collective.
+    return world.everywhere(lambda: _fetch(name, commits[name], local_files_only=True))  # Collective.
 
 
-def _require_model(name: str) -> None:
-    """Raise UserError (66) where `name` can be no model: a folder without one, a file, a path to nothing."""
+def _kind_of(name: str) -> str:
+    """"folder", "size" or "hub". Raises UserError (66) where it can be none of these."""
     path, files = Path(name), {"config.json", "tokenizer_config.json", "tokenizer.json"}
-    if path.is_dir() and not files & {file.name for file in path.iterdir()}:
-        raise UserError(f"{name} is no model folder: it needs a config.json with a model_type,"
-                        " as RUN/model of a text run has", Exit.NO_INPUT)
-    looks_like_a_path = path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1
-    if not path.is_dir() and name not in SIZES and looks_like_a_path:
+    if path.is_dir():
+        if not files & {file.name for file in path.iterdir()}:
+            raise UserError(f"{name} is no model folder: it needs a config.json with a model_type,"
+                            " as RUN/model of a text run has", Exit.NO_INPUT)
+        return "folder"
+    if name in SIZES:
+        return "size"
+    if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
+    return "hub"
 
 
-def _fetch(name: str, local_files_only: bool) -> str:
+def _fetch(name: str, commit: str | None, local_files_only: bool = False) -> str:
+    """The folder of `commit` (None: the newest) in the hub's cache, fetched if need be. Raises UserError (66)."""
     try:
-        return huggingface_hub.snapshot_download(name, allow_patterns=list(FILES), local_files_only=local_files_only)
+        return huggingface_hub.snapshot_download(
+            name, revision=commit, allow_patterns=list(FILES), local_files_only=local_files_only)
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        close = difflib.get_close_matches(name, SIZES, n=1)
         reason = next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
-        raise UserError(
-            f"{name} is no folder, none of {', '.join(SIZES)}{f' (did you mean {close[0]}?)' if close else ''}, and cannot be fetched"
-            f" from the hub ({reason}). Ways out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's"
-            f" cache to {huggingface_hub.constants.HF_HUB_CACHE}; or train one of these sizes from scratch", Exit.NO_INPUT) from None
+    cache = huggingface_hub.constants.HF_HUB_CACHE
+    if commit:
+        raise UserError(f"{name} at commit {commit}, with which this run began, cannot be fetched from the hub"
+                        f" ({reason}). Ways out: copy a hub cache that has this commit to {cache}; or start over with"
+                        " --fresh", Exit.NO_INPUT)
+    close = difflib.get_close_matches(name, SIZES, n=1)
+    meant = f" (did you mean {close[0]}? It is trained from scratch)" if close else ""
+    raise UserError(
+        f"{name} is no folder, none of {', '.join(SIZES)}{meant}, and cannot be fetched from the hub ({reason}). Ways"
+        f" out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's cache to"
+        f" {cache}; or train one of these sizes from scratch", Exit.NO_INPUT)
 
 
-def build_encoder(task: str, config: TextModelOptions, folder: str | None, tokenizer: Any, max_length: int, classes: Sequence[str],
-                  initial_weights: bool) -> nn.Module:
+def settle_encoder(name: str, run: Run, world: World) -> str | None:
+    """RUN/encoder, which has the config of the encoder that --model names; None for one of SIZES. Collective.
+
+    Kept from the run's first start on, so that a later one needs neither the hub nor the folder.
+    Raises UserError: 66 where --model has no config, 78 if the kept one changed.
+    """
+    folder, is_kept = run.path / "encoder", "encoder" in run.kept
+    source = None if is_kept else find_folder(name, run, world)
+    if not is_kept and source is None:
+        return None
+
+    def keep() -> str:
+        if not is_kept:
+            _read_config(source)
+            run.replace_folder("encoder", lambda partial: shutil.copy(Path(source, "config.json"), partial))
+        return folder_digest(folder)
+
+    run.require_same("encoder", world.once(keep), f"the encoder's config in {folder}")
+    return str(folder)
+
+
+def build_encoder(task: str, config: TextModelOptions, folder: str | None, weights: str | None, tokenizer: Any,
+                  max_length: int, classes: Sequence[str]) -> nn.Module:
     """The model with the head of `task`, on the CPU, in float32; fresh weights come from torch's default generator.
 
-    folder: of find_folder. initial_weights: load those that `config` asks for; False where a checkpoint will replace them.
+    folder: with its config, None for one of SIZES. weights: the folder whose weights are loaded, if any.
     Raises UserError: 64 where tokenizer, length or weights do not fit, 66 if the folder holds no such model.
     """
     if config.pretrained and folder is None:
@@ -97,8 +134,7 @@ def build_encoder(task: str, config: TextModelOptions, folder: str | None, token
         described.label2id = {name: number for number, name in enumerate(classes)}
         described.problem_type = "single_label_classification"
     try:
-        loads = config.pretrained and initial_weights
-        model = _load(task, config.model, str(folder), described, same_classes) if loads else (
+        model = _load(task, config.model, weights, described, same_classes) if weights else (
             HEADS[task].from_config(described, dtype=torch.float32))
     except UserError:
         raise
@@ -118,7 +154,7 @@ def _most_tokens(model: nn.Module) -> float:
 
 
 def takes_types(folder: str | None) -> bool:
-    """Whether the encoder in `folder` (of find_folder) tells the two texts of a pair apart by token types."""
+    """Whether the encoder in `folder` (of settle_encoder) tells the two texts of a pair apart by token types."""
     return folder is None or (getattr(_read_config(folder), "type_vocab_size", None) or 0) > 1
 
 
@@ -195,7 +231,7 @@ def save_model_folder(weights: dict[str, Tensor], config: Any, described: dict[s
 
 
 def load_classifier(folder: Path) -> nn.Module:
-    """What save_model_folder wrote, in evaluation mode, on the GPU if there is one. Raises UserError (65)."""
+    """What save_model_folder wrote, in evaluation mode, on the CPU. Raises UserError (65)."""
     try:
         model, found = AutoModelForSequenceClassification.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False, output_loading_info=True)
@@ -203,7 +239,7 @@ def load_classifier(folder: Path) -> nn.Module:
         raise UserError(f"{folder} cannot be read ({next(iter(str(error).splitlines()), '')[:200]})", Exit.BAD_DATA) from None
     if found["missing_keys"]:
         raise UserError(f"{folder}: model.safetensors lacks {some(sorted(found['missing_keys']))}", Exit.BAD_DATA)
-    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return model.eval()
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """What a trained model says of inputs it has not seen, as CSV or JSONL.
 
-    python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl]
+    python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl] [--batch-size N] [--device auto|cpu|cuda]
     python -m models.predict runs/flowers photos cat.jpg --output predictions.csv
 
 Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows come in
@@ -34,15 +34,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images: files and folders; texts: .csv, .tsv, .jsonl, .txt or -")
     parser.add_argument("--format", choices=sorted(FORMATS), help="default: csv, or that of FILE's ending")
     parser.add_argument("--output", metavar="FILE", help="appears under this name once it is complete (default: standard output)")
+    parser.add_argument("--batch-size", metavar="N", type=_count, default=64,
+                        help="inputs classified at once (default: 64)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
+                        help="default: cuda where there is one")
     given = parser.parse_args(arguments)
     try:
-        form = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
-        return predict(Path(given.run), given.inputs, given.output, form)
+        given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
+        return predict(given)
     except BrokenPipeError:  # | head: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush would fail once more
         return 128 + signal.SIGPIPE
     except Exception as error:
-        message, code = explain(error)
+        message, code = explain(error, out_of_memory="use a smaller --batch-size")
         if code == Exit.INTERNAL:
             traceback.print_exc()
         else:
@@ -50,15 +54,19 @@ def main(arguments: list[str]) -> int:
         return code
 
 
-def predict(run: Path, inputs: list[str], output: str | None, form: str) -> Exit:
-    """Write a row per readable input. Raises UserError: 66 where the model or inputs are missing, 73 for an unwritable `output`."""
+def predict(given: argparse.Namespace) -> Exit:
+    """Write a row per readable input. given: the command line's words by name.
+
+    Raises UserError: 64 where there is no such device, 66 where the model or inputs are missing, 73 for an output that
+    cannot be written.
+    """
     from models.tasks import load_task
 
-    folder, task = find_model(run)
-    classes, batches = load_task(task).predict(folder, inputs)
+    folder, task = find_model(Path(given.run))
+    classes, batches = load_task(task).predict(folder, given.inputs, _device(given.device), given.batch_size)
     num_inputs = num_bad = 0
-    with _open_output(output) as file:
-        write_row = FORMATS[form](file, classes)
+    with _open_output(given.output) as file:
+        write_row = FORMATS[given.format](file, classes)
         for batch in batches:
             for one in batch:
                 num_inputs += 1
@@ -91,6 +99,18 @@ def find_model(run: Path) -> tuple[Path, str]:
     if not isinstance(task, str) or task not in TASKS:
         raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}", Exit.NO_INPUT)
     return folder, task
+
+
+def _device(name: str) -> Any:
+    """The torch.device that --device means, which computes in float32 from here on. Raises UserError (64)."""
+    import torch
+
+    from utils.precision import set_tf32
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU here; use --device cpu")
+    set_tf32(False)
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
@@ -144,6 +164,12 @@ def _open_output(name: str | None) -> Iterator[TextIO]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)
 
 
 class _Parser(argparse.ArgumentParser):

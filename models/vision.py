@@ -1,14 +1,17 @@
 """torchvision's image classifiers by name, with the library's weights, a file's, or those of another run's model folder."""
 
 import difflib
+import hashlib
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
-from urllib.error import URLError
+from urllib.parse import urlparse
 
 import numpy as np
 import torch
@@ -19,14 +22,13 @@ from torch.utils.data import DataLoader
 
 from data.augment import build_eval_transform
 from data.image_folder import ImageFolder, ImageIndex
-from utils.config import ModelOptions
+from utils.config import ImageOptions, ModelOptions, flag
 from utils.cores import available_cores
 from utils.distributed import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, say
 from utils.files import is_folder
 
-BATCH = 64  # images classified at once
-MAX_WORKERS = 8  # processes that decode them; one for every BATCH images
+MAX_WORKERS = 8  # processes that decode images to classify; one for every batch
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
 _FORMER_NAMES = {  # in the library's own files, which it renames as it loads them: DenseNet's, ViT's
     r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.", r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
@@ -87,6 +89,22 @@ def build_model(
     return model.to(memory_format=torch.channels_last), described["architecture"]
 
 
+def other_preprocessing(config: ModelOptions, images: ImageOptions) -> list[str]:
+    """A note if the weights in --model FOLDER were trained on images prepared in another way. Raises UserError (66)."""
+    folder = Path(config.model)
+    if not config.pretrained or config.weights or not folder.is_dir():
+        return []
+    described = _read_description(folder)
+    here = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(images).items()}
+    differ = [name for name in here if name in described and name in _DESCRIBES and described[name] != here[name]]
+    if not differ:
+        return []
+    found = "; ".join(f"{name} {described[name]} there and {here[name]} here" for name in differ)
+    words = " ".join(f"{flag(name)} {described[name]}" for name in differ)
+    return [f"--model {folder} was trained on images prepared in another way: {found}. A new run has its values with"
+            f" {re.sub(r'[],[]', '', words)}"]
+
+
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:
     """RUN/model: model.safetensors, and config.json with the architecture, the classes and the preprocessing."""
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -109,11 +127,9 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def classify_images(
-    model: nn.Module, description: dict[str, Any], paths: Sequence[str]
+    model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int
 ) -> Iterator[list[tuple[str, np.ndarray, str | None]]]:
     """Batches of (path, probabilities [C] float64, "path: reason" where the image cannot be read), in the order of `paths`."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.allow_tf32 = False  # which has three decimals
     model.to(device)
     mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
     transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])
@@ -121,15 +137,17 @@ def classify_images(
     ends = np.cumsum([0, *map(len, encoded)])
     index = ImageIndex("", np.frombuffer(b"".join(encoded), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
                        np.zeros(len(paths), np.int32))
-    workers = min(MAX_WORKERS, available_cores(), len(paths) // BATCH)
+    workers = min(MAX_WORKERS, available_cores(), len(paths) // batch_size)
     loader = DataLoader(
-        ImageFolder(index, transform, seed=0), BATCH, sampler=[(0, i) for i in range(len(paths))], num_workers=workers,
+        ImageFolder(index, transform, seed=0), batch_size, sampler=[(0, i) for i in range(len(paths))],
+        num_workers=workers,
         collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]), [sample.bad for sample in samples]),
         multiprocessing_context="fork" if workers else None)
     with torch.inference_mode():
         for number, (images, bad) in enumerate(loader):  # uint8 [B, H, W, 3]
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
-            yield list(zip(paths[BATCH * number:], logits.double().softmax(dim=1).cpu().numpy(), bad, strict=False))
+            batch = paths[batch_size * number:batch_size * (number + 1)]
+            yield list(zip(batch, logits.double().softmax(dim=1).cpu().numpy(), bad, strict=True))
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
@@ -148,7 +166,11 @@ def _read_weights(path: Path, flag: str) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise UserError(f"{flag}: there is no file {path}", Exit.NO_INPUT) from None
     except Exception as error:  # unpickling garbage raises almost anything
-        raise UserError(f"{flag}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {error}", Exit.BAD_DATA) from None
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if isinstance(error, UnpicklingError):  # torch's own text advises to run what is in the file
+            reason = "it is damaged, or holds more than tensors"
+        raise UserError(f"{flag}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {reason}",
+                        Exit.BAD_DATA) from None
     for key in ("model", "state_dict"):  # torchvision's references and others wrap it
         if isinstance(weights, dict) and isinstance(weights.get(key), dict):
             weights = weights[key]
@@ -169,19 +191,33 @@ def _named_weights(
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
-    """torchvision's own weights, downloaded once per node. Collective. Raises UserError (66)."""
-    enum = torchvision.models.get_model_weights(architecture).DEFAULT
+    """torchvision's own weights, downloaded once per node, verified at every load. Collective.
+
+    Raises UserError: 66 where they cannot be fetched, 65 where the file is damaged.
+    """
+    url = torchvision.models.get_model_weights(architecture).DEFAULT.url
+    file = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)  # where torchvision keeps them
+    sha256 = torch.hub.HASH_REGEX.search(file.name)[1]  # every file of torchvision has its first digits in its name
 
     def fetch() -> None:
-        try:
-            enum.get_state_dict(progress=False, check_hash=True)
-        except (URLError, OSError, RuntimeError) as error:
-            raise UserError(
-                f"--pretrained: cannot fetch {enum.url} ({error}). Ways out: download it elsewhere and pass --weights FILE; or put it"
-                f" into {torch.hub.get_dir()}/checkpoints; or train from scratch, without --pretrained", Exit.NO_INPUT) from None
+        if not file.exists():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                say(f"downloading {url} to {file}")
+                torch.hub.download_url_to_file(url, str(file), sha256, progress=False)
+            except (OSError, RuntimeError) as error:
+                raise UserError(
+                    f"--pretrained: cannot fetch {url} ({error}). Ways out: download it elsewhere and pass --weights"
+                    f" FILE; or put it into {file.parent}; or train from scratch, without --pretrained",
+                    Exit.NO_INPUT) from None
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()[:len(sha256)]
+        if found != sha256:
+            raise UserError(f"--pretrained: {file} is not what torchvision published: its sha256 begins with {found},"
+                            f" not {sha256}; remove it, and the next start downloads it again", Exit.BAD_DATA)
 
-    world.once(fetch, per_node=True)  # one process per node downloads, the others find the file
-    return world.everywhere(lambda: enum.get_state_dict(progress=False, check_hash=True))
+    world.once(fetch, per_node=True)  # one process per node downloads and verifies, the others find the file
+    return world.everywhere(lambda: _read_weights(file, "--pretrained"))  # Collective.
 
 
 def _load_backbone(model: nn.Module, weights: dict[str, Tensor], same_classes: bool) -> None:

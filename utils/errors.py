@@ -97,8 +97,13 @@ _BROKEN = re.compile(
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
-def explain(error: Exception) -> tuple[str, Exit]:
-    """An error in words for the user, and its exit code; INTERNAL for what should not happen."""
+def explain(
+    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size; the global batch stays"
+) -> tuple[str, Exit]:
+    """An error in words for the user, and its exit code; INTERNAL for what should not happen.
+
+    out_of_memory: the way out where memory ran out.
+    """
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     first_line = next(iter(text.splitlines()), type(error).__name__)
     rank, host = os.environ.get("RANK", 0), socket.gethostname()
@@ -115,7 +120,7 @@ def explain(error: Exception) -> tuple[str, Exit]:
         return (f"a device of rank {rank} on {host} failed ({line});"
                 " the same command continues, on a device that works"), Exit.HARDWARE
     if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return f"out of memory: use a smaller --micro-batch-size; the global batch stays ({first_line})", Exit.USAGE
+        return f"out of memory: {out_of_memory} ({first_line})", Exit.USAGE
     if "NCCL error" in text:
         found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
         line = found[1].strip() if found else first_line

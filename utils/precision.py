@@ -26,7 +26,7 @@ def hardware_precision(device: torch.device) -> str:
 
 
 def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precision":
-    """Fix what decides about rounding, as this run keeps it: device, threads, precision, determinism. Collective."""
+    """Fix what decides about rounding, as this run keeps it: device, threads, precision, TF32, determinism. Collective."""
     run.settle("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant  # sums depend on the number of threads
     threads = run.settle("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
@@ -41,7 +41,9 @@ def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precisi
         torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     torch.backends.cudnn.benchmark = not config.deterministic
-    return Precision(_settle_precision(config, run, world), world.device)
+    precision = _settle_precision(config, run, world)  # Collective.
+    set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
+    return Precision(precision, world.device)
 
 
 def _settle_precision(config: DeviceOptions, run: Run, world: World) -> str:
@@ -56,6 +58,15 @@ def _settle_precision(config: DeviceOptions, run: Run, world: World) -> str:
         run.note(f"warning: the run keeps bf16, which {some(without)} does not compute in: it is emulated, slowly;"
                  " --precision fp32 changes that, and the run is not bit-exact from there")
     return name
+
+
+def set_tf32(is_allowed: bool) -> None:
+    """Whether CUDA computes float32 products and convolutions in TF32, which has three decimals. The CPU never does.
+
+    By torch's older switches, here alone: they set the newer ones (fp32_precision) as well. The newer ones leave the
+    older as they were, and then reading these raises, which torch.compile does (torch 2.11 and 2.15).
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
 
 
 class Precision:

@@ -95,7 +95,10 @@ class Task(Protocol):
         """A synthetic batch of `size` samples of the largest shape that training or evaluation meets."""
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The model on the CPU, drawn from torch's default generator. initial_weights: False where a checkpoint will replace them."""
+        """The model on the CPU, drawn from torch's default generator. Collective.
+
+        initial_weights: False where a checkpoint will replace them.
+        """
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch that lies on the model's device. Label smoothing only where model.training."""
@@ -110,5 +113,10 @@ class Task(Protocol):
         """For the closing lines: {what to do with the finished run: the command for it}. python: as the user can type it."""
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
-        """The classes of the model in `folder`, and batches of predictions, in the order of `inputs`. Raises UserError (65, 66)."""
+    def predict(
+        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
+    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+        """The classes of the model in `folder`, and batches of predictions, in the order of `inputs`.
+
+        At most `batch_size` inputs are classified at once, on `device`. Raises UserError (64, 65, 66).
+        """

@@ -15,7 +15,7 @@ from data import demo
 from data.augment import build_transforms, is_photo
 from data.image_folder import ImageFolder, Sample, build_index, list_images
 from models.tasks.base import Batch, Output, Prediction, widened
-from models.vision import build_model, classify_images, load_model_folder, save_model_folder
+from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
 from utils.config import ImageClassificationConfig
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -38,8 +38,8 @@ class ImageClassification:
         arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
         world.once(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
         index = world.everywhere(lambda: build_index(*arguments))  # Collective.
-        self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
-        images = config.images
+        images, self.classes, self.fingerprint = config.images, index.classes, index.fingerprint
+        self.notes = (*index.notes, *world.once(lambda: other_preprocessing(config.model, images)))
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         split = config.run.split
@@ -107,10 +107,12 @@ class ImageClassification:
                 "your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*"}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+    def predict(
+        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
+    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """inputs: image files, and folders, whose images (and those of the folders in them) come sorted by path."""
         paths = list_images(inputs)
         model, description = load_model_folder(folder)
-        batches = classify_images(model, description, paths)
+        batches = classify_images(model, description, paths, device, batch_size)
         return description["classes"], (
             [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)

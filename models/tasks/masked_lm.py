@@ -88,7 +88,9 @@ class MaskedLM(TextTask):
                 "your own data": f"{python} train.py --task masked-lm --data FILE.txt    a text a line"}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+    def predict(
+        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
+    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """There are no classes to predict. Raises UserError (64)."""
         raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task text-classification --model"
                         f" {folder} --pretrained), or fill masks by transformers.pipeline('fill-mask', model='{folder}')")

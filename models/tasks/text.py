@@ -11,7 +11,7 @@ from data import demo
 from data.splits import hold_out, select
 from data.text import TextIndex, TextSource, TokenTable, open_texts, read_texts, tokenize
 from data.tokenizer import settle_tokenizer
-from models.bert import build_encoder, find_folder, save_model_folder, takes_types
+from models.bert import build_encoder, find_folder, save_model_folder, settle_encoder, takes_types
 from models.tasks.base import Batch
 from utils.config import MaskedLMConfig, TextClassificationConfig
 from utils.distributed import World
@@ -26,15 +26,19 @@ class TextTask:
     unit = "txt"
 
     def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World, label_column: str | None, cuts: bool):
-        self._config, self._world, text, cache = config, world, config.text, cache_path()
+        self._config, text, cache = config, config.text, cache_path()
         root = demo.data_root(config.data.data, config.run.task, cache, world)
-        self._folder = find_folder(config.model.model, world)
-        tokenizer_folder = self._folder if text.tokenizer == "auto" else find_folder(text.tokenizer, world)
-        if text.tokenizer != "auto" and tokenizer_folder is None:
-            raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out, and one is trained")
+        self._run, self._world = run, world
+        self._encoder, tokenizer_folder = settle_encoder(config.model.model, run, world), None
+        if "tokenizer" not in run.kept:
+            named = config.model.model if text.tokenizer == "auto" else text.tokenizer
+            tokenizer_folder = find_folder(named, run, world)
+            if text.tokenizer != "auto" and tokenizer_folder is None:
+                raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out,"
+                                " and one is trained")
         source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip",
                             config.run.split)
-        makes_types = world.everywhere(lambda: takes_types(self._folder))  # Collective.
+        makes_types = world.everywhere(lambda: takes_types(self._encoder))  # Collective.
         self._tokenizer = settle_tokenizer(
             tokenizer_folder, makes_types, lambda: read_texts(source), text.vocab_size, run, world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
@@ -53,10 +57,10 @@ class TextTask:
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
-        config = self._config
+        config, loads = self._config, initial_weights and self._config.model.pretrained
+        weights = find_folder(config.model.model, self._run, self._world) if loads else None  # Collective.
         model = self._world.everywhere(lambda: build_encoder(  # Collective.
-            config.run.task, config.model, self._folder, self._tokenizer, config.text.max_length, self.classes,
-            initial_weights))
+            config.run.task, config.model, self._encoder, weights, self._tokenizer, config.text.max_length, self.classes))
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model

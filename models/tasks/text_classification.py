@@ -4,10 +4,10 @@ Legend: B samples, T tokens, C classes.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from data.demo_text import linear_baseline
-from data.table import Columns, read_rows, require_columns, table_at
+from data.table import Columns, Row, read_rows, require_columns, table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
@@ -68,7 +68,9 @@ class TextClassification(TextTask):
                 "your own data": f"{python} train.py --task text-classification --data FILE.csv    with the columns text and label"}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str]) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+    def predict(
+        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
+    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """inputs: tables with the columns of training, text files, and - for standard input: a text a line, a pair as A<tab>B."""
         paths = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs]
         described = json.loads((folder / "config.json").read_text())
@@ -77,20 +79,18 @@ class TextClassification(TextTask):
         columns = Columns(tuple(described["text_columns"]), None)
         for path in paths:
             require_columns(path, columns)
-        model, tokenizer = load_classifier(folder), load_tokenizer(str(folder))
+        model, tokenizer = load_classifier(folder).to(device), load_tokenizer(str(folder))
         classes = [model.config.id2label[number] for number in range(model.config.num_labels)]
-        return classes, _predictions(model, tokenizer, described["max_tokens"], paths, columns)
-
-
-BATCH = 64  # texts classified at once
+        rows = ((path, row) for path in paths for row in read_rows(path, columns, keeps_blank=True))
+        classify = partial(classify_texts, model, tokenizer, described["max_tokens"])
+        return classes, _predictions(classify, rows, batch_size)
 
 
 def _predictions(
-    model: nn.Module, tokenizer: Any, max_tokens: int, paths: Sequence[Path], columns: Columns
+    classify: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int
 ) -> Iterator[list[Prediction]]:
-    rows = ((path, row) for path in paths for row in read_rows(path, columns, keeps_blank=True))
-    while batch := list(islice(rows, BATCH)):
+    while batch := list(islice(rows, batch_size)):
         good = [row.texts for _, row in batch if all(map(str.strip, row.texts))]
-        found = iter(classify_texts(model, tokenizer, max_tokens, good) if good else ())
+        found = iter(classify(good) if good else ())
         yield [Prediction("\t".join(row.texts), next(found)) if all(map(str.strip, row.texts)) else
                Prediction("\t".join(row.texts), None, f"{path} line {row.line}: a text is empty") for path, row in batch]

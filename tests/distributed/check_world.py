@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
@@ -25,6 +26,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 import train
 from data.loader import build_loader
 from data.sampler import BatchPlan, ElasticDistributedSampler
+from models.bert import find_folder
 from models.tasks import load_task
 from models.tasks.base import Batch, Output
 from models.vision import build_classifier
@@ -106,6 +108,22 @@ def once_tells_another_nodes_error(world: World, folder: Path) -> Any:
     last = world.world_size - 1
     here = replace(world, local_rank=0 if world.rank in (0, last) else 1)
     return _error_of(lambda: here.once(lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
+
+
+def a_name_of_the_hub_on_two_nodes(world: World, folder: Path) -> Any:
+    """The commit that each rank reads. The last rank plays a second node, in whose cache another one is the newest."""
+    is_last = world.rank == world.world_size - 1
+    here = replace(world, local_rank=0 if world.is_main or is_last else 1)
+    huggingface_hub.constants.HF_HUB_CACHE = str(folder / f"hub-{world.world_size}-{is_last}")
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    if here.local_rank == 0:
+        root = Path(huggingface_hub.constants.HF_HUB_CACHE, "models--org--name")
+        for commit in ("a" * 40, "b" * 40):
+            (root / "snapshots" / commit).mkdir(parents=True)
+        (root / "refs").mkdir()
+        (root / "refs/main").write_text("ab"[is_last and not world.is_main] * 40)
+    run = Run(folder, {}, writes=False, note=print, facts={"start": 1, "cores_per_process": 1})
+    return Path(find_folder("org/name", run, here)).name
 
 
 def once_tells_a_failing_disk(world: World, folder: Path) -> Any:
@@ -426,7 +444,8 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 
 
 CHECKS = (
-    once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error, once_tells_a_failing_disk, gather_is_by_rank,
+    once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error,
+    a_name_of_the_hub_on_two_nodes, once_tells_a_failing_disk, gather_is_by_rank,
     everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     cores_of_a_rank, what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails, looking_for_what_is_not_finite,

@@ -51,6 +51,11 @@ def test_once_per_node_raises_an_error_of_another_node_on_all(told, processes):
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
+def test_a_name_of_the_hub_is_rank_0s_commit_on_all_nodes(told, processes):
+    assert by_rank(told, processes, "a_name_of_the_hub_on_two_nodes") == ["a" * 40] * processes
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_once_turns_a_failing_disk_of_rank_0_into_74_on_all(told, processes):
     found = by_rank(told, processes, "once_tells_a_failing_disk")
     assert [(kind, code) for kind, _, code in found] == [("UserError", Exit.IO)] * processes
@@ -108,6 +113,7 @@ def test_a_device_that_one_node_lacks_is_refused_by_name_on_all(told, processes)
     assert by_rank(told, processes, "a_device_that_one_rank_lacks") == [expected] * processes
 
 
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_the_ranks_of_a_node_share_its_cores(told, processes):
     assert by_rank(told, processes, "cores_of_a_rank") == [max(1, available_cores() // processes)] * processes
 

@@ -21,6 +21,7 @@ SMALL = ["--max-length", "32", "--global-batch-size", "24", "--micro-batch-size"
          "--precision", "fp32"]
 SMALL_VOCABULARY = ["--model", "bert-tiny", "--vocab-size", "200"]
 CLASSES = [f"topic{number}" for number in range(len(COUNTS["train"]))]
+COMMIT = "0123456789" * 4
 STEPS = 3  # an epoch of 57 samples
 
 
@@ -30,21 +31,25 @@ def life(session_dir, run_train, texts):
     root = session_dir / "text-life"
     shutil.copytree(texts, root / "texts")
     pretraining, run = root / "pretraining", root / "run"
-    tuning = ["--task", "text-classification", "--data", root / "texts", "--model", pretraining / "model", "--pretrained", "--epochs", "1",
-              "--text-column", "text,more", *SMALL, "--workers", "0", "--run-dir", run]
+    tuning = ["--task", "text-classification", "--data", root / "texts", "--model", "org/name", "--pretrained",
+              "--epochs", "1", "--text-column", "text,more", *SMALL, "--workers", "0", "--run-dir", run]
+    cache, offline = root / "hub/models--org--name", {"HF_HUB_CACHE": str(root / "hub"), "HF_HUB_OFFLINE": "1"}
     told = {"pretrained": run_train("--task", "masked-lm", "--data", root / "texts", *SMALL_VOCABULARY, *SMALL, "--workers", "2",
                                     "--epochs", "1", "--run-dir", pretraining)}
     assert told["pretrained"].returncode == 0, told["pretrained"].text
-    told["stopped"] = run_train(*tuning, "--stop-after", "1", "--lr", "0")
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text(COMMIT)
+    shutil.copytree(pretraining / "model", cache / "snapshots" / COMMIT)
+    told["stopped"] = run_train(*tuning, "--stop-after", "1", "--lr", "0", env=offline)
     first = load_file(newest_checkpoint(run) / "model.safetensors")
     tokenizer = (run / "tokenizer/tokenizer.json").read_bytes()
-    (pretraining / "model/tokenizer.json").rename(root / "tokenizer.json")
-    told["continued"] = run_train(*tuning, "--lr", "0")
-    (root / "tokenizer.json").rename(pretraining / "model/tokenizer.json")
+    shutil.rmtree(root / "hub")
+    told["continued"] = run_train(*tuning, "--lr", "0", env=offline)
     told["again"] = run_train(*tuning, "--lr", "0", env={"PYTHONPROFILEIMPORTTIME": "1"})
     (root / "texts").rename(root / "moved")
     told["evaluated without data"] = run_train("--eval-only", "--run-dir", run)
-    told["evaluated elsewhere"] = run_train("--eval-only", "--run-dir", run, "--data", root / "moved", "--workers", "2")
+    told["evaluated elsewhere"] = run_train("--eval-only", "--run-dir", run, "--data", root / "moved", "--workers", "2",
+                                            env=offline)
     return SimpleNamespace(root=root, pretraining=pretraining, run=run, told=told, first=first, tokenizer=tokenizer)
 
 
@@ -70,7 +75,9 @@ def test_fine_tuning_starts_from_the_pretrained_encoder(life):
     assert {name.removeprefix("bert.").split(".")[0] for name in set(life.first) - kept} == {"pooler", "classifier"}
 
 
-def test_a_run_is_continued_with_its_own_tokenizer(life):
+def test_a_run_is_continued_without_the_hub_and_its_cache(life):
+    """With its own tokenizer and config; the commit is in auto.json. --eval-only is another test."""
+    assert json.loads((life.run / "auto.json").read_text())["hub"] == {"org/name": COMMIT}
     assert life.told["continued"].returncode == 0, life.told["continued"].text
     assert status(life.run)["step"] == STEPS and "resumed at step 1" in life.told["continued"].out
     assert {(life.run / part / "tokenizer.json").read_bytes() for part in ("tokenizer", "model")} == {life.tokenizer}
@@ -100,7 +107,8 @@ def test_an_evaluation_without_its_data_is_66_and_takes_them_from_where_they_are
 @pytest.mark.parametrize("case", ["a ragged row", "a name without network"])
 def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_torchrun):
     data = Path(shutil.copytree(texts, run_dir.parent / "texts"))
-    words, code, parts = ["--model", "bert-tinny"], Exit.NO_INPUT, ["did you mean bert-tiny?", "cannot be fetched from the hub"]
+    words, code = ["--model", "bert-tinny"], Exit.NO_INPUT
+    parts = ["did you mean bert-tiny? It is", "cannot be fetched from the hub"]
     if case == "a ragged row":
         with (data / "val.csv").open("a") as file:
             file.write("one, two, three, four,topic0\n")

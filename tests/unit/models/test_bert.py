@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from data.tokenizer import train_tokenizer
-from models.bert import HEADS, SIZES, SparsePrediction, build_encoder, find_folder, save_model_folder
+from models.bert import HEADS, SIZES, SparsePrediction, build_encoder, find_folder, save_model_folder, settle_encoder
 from utils.config import TextModelOptions
 from utils.errors import Exit, UserError
+from utils.run import Run
 
 ROOT = Path(__file__).parents[3]
 TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"], 120)
@@ -53,8 +55,8 @@ def own(folders, tmp_path):
 
 def built(model, task="text-classification", classes=CLASSES, pretrained=True, max_length=32, tokenizer=TOKENIZER):
     folder = None if str(model) in SIZES else str(model)
-    return build_encoder(task, TextModelOptions(model=str(model), pretrained=pretrained), folder, tokenizer, max_length,
-                         () if task == "masked-lm" else classes, initial_weights=True)
+    return build_encoder(task, TextModelOptions(model=str(model), pretrained=pretrained), folder,
+                         folder if pretrained else None, tokenizer, max_length, () if task == "masked-lm" else classes)
 
 
 def refused(*arguments, **options) -> UserError:
@@ -190,9 +192,9 @@ def test_a_folder_without_a_config_of_transformers_is_66_and_says_what_it_needs(
     assert error.code == Exit.NO_INPUT and f"--model {own} " in str(error) and "it needs a config.json with a model_type" in str(error)
 
 
-def test_a_folder_with_nothing_of_a_model_is_66(world, tmp_path):
+def test_a_folder_with_nothing_of_a_model_is_66(world, run, tmp_path):
     with pytest.raises(UserError, match=r"is no model folder: it needs a config\.json with a model_type") as error:
-        find_folder(str(tmp_path), world)
+        find_folder(str(tmp_path), run, world)
     assert error.value.code == Exit.NO_INPUT
 
 
@@ -241,12 +243,77 @@ def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
 
 
 def test_a_name_without_network_is_66_with_three_ways_out(tmp_path):
-    program = ("from models.bert import find_folder\nfrom utils.distributed import World\nfrom utils.errors import exit_after\n"
-               "with World.from_env('cpu') as world: exit_after(lambda: find_folder('bert-smal', world))")
+    program = ("from pathlib import Path\nfrom models.bert import find_folder\nfrom utils.distributed import World\n"
+               "from utils.errors import exit_after\nfrom utils.run import Run\n"
+               "run = Run(Path('run'), {}, True, print, {'start': 1, 'cores_per_process': 1})\n"
+               "with World.from_env('cpu') as world: exit_after(lambda: find_folder('bert-smal', run, world))")
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
-    parts = ["did you mean bert-small?", "hf download bert-smal --local-dir DIR", f"copy the hub's cache to {tmp_path}/hub", "from scratch"]
+    parts = ["did you mean bert-small? It is trained from scratch", "hf download bert-smal --local-dir DIR",
+             f"copy the hub's cache to {tmp_path}/hub", "or train one of these sizes from scratch"]
     assert done.returncode == Exit.NO_INPUT and all(part in done.stderr for part in parts) and "Traceback" not in done.stderr
+
+
+def new_run(folder: Path) -> Run:
+    (folder / "run").mkdir()
+    return Run(folder / "run", {}, True, print, {"start": 1, "cores_per_process": 1})
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A new run."""
+    return new_run(tmp_path)
+
+
+@pytest.fixture
+def hub(folders, tmp_path, monkeypatch):
+    """The hub's cache, out of reach of the hub itself; hub(commit): the newest commit of org/name."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    root = tmp_path / "hub/models--org--name"
+
+    def publish(commit):
+        shutil.copytree(folders["bert", "masked-lm"], root / "snapshots" / commit)
+        (root / "refs").mkdir(exist_ok=True)
+        (root / "refs/main").write_text(commit)
+        return root
+
+    return publish
+
+
+def test_a_name_of_the_hub_is_one_commit_for_the_whole_run(hub, run, world, tmp_path):
+    found, other = [], tmp_path / "other"
+    other.mkdir()
+    for commit in ("a" * 40, "b" * 40):
+        root = hub(commit)
+        found.append(find_folder("org/name", run, world))
+    assert found == [f"{root}/snapshots/{'a' * 40}"] * 2 and run.kept["hub"] == {"org/name": "a" * 40}
+    assert find_folder("org/name", new_run(other), world) == f"{root}/snapshots/{'b' * 40}"
+
+
+def test_a_commit_that_is_gone_is_66_with_the_ways_out(hub, run, world):
+    run.kept["hub"] = {"org/name": "a" * 40}
+    cache = hub("b" * 40).parent
+    with pytest.raises(UserError, match=f"org/name at commit {'a' * 40}, .* to {cache}; or .* --fresh") as error:
+        find_folder("org/name", run, world)
+    assert error.value.code == Exit.NO_INPUT
+
+
+def test_a_run_keeps_the_config_of_its_encoder(hub, run, world):
+    root = hub("a" * 40)
+    first = settle_encoder("org/name", run, world)
+    config = (root / "snapshots" / ("a" * 40) / "config.json").read_bytes()
+    shutil.rmtree(root)
+    assert settle_encoder("org/name", run, world) == first == str(run.path / "encoder")
+    assert (run.path / "encoder/config.json").read_bytes() == config
+
+
+def test_a_config_of_an_encoder_that_changed_is_78(hub, run, world):
+    hub("a" * 40)
+    edit(Path(settle_encoder("org/name", run, world)), hidden_dropout_prob=0.5)
+    with pytest.raises(UserError, match=f"the encoder's config in {run.path}/encoder changed") as error:
+        settle_encoder("org/name", run, world)
+    assert error.value.code == Exit.OTHER_RUN
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -12,7 +12,7 @@ from utils.run import Run
 
 def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
-    config, _ = parse_command_line(["--data", str(photos)], {})
+    config = parse_command_line(["--data", str(photos)], {})
     run = Run(tmp_path, {}, True, print, {"start": 1, "cores_per_process": 1})
     with warnings.catch_warnings(action="error"):  # torch warns of arrays that cannot be written
         baselines = load_task("image-classification")(config, run, world).baselines()

@@ -14,9 +14,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from torchvision.transforms import v2
 
-from models import predict, vision
+from models import predict
 from models.tasks import TASKS, image_classification
-from models.vision import build_classifier, save_model_folder
+from models.vision import build_classifier, classify_images, load_model_folder, save_model_folder
 from utils.errors import Exit
 
 torch.set_num_threads(1)
@@ -52,10 +52,10 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text, newline="")))
 
 
-def command(*arguments, **options) -> subprocess.Popen:
+def command(*arguments) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, *arguments], cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options)
+        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
 def test_rows_are_in_input_order_and_a_folders_images_in_path_order(run, tmp_path, capsys):
@@ -104,16 +104,49 @@ def test_class_names_with_commas_and_quotes_stay_one_column(run, tmp_path, capsy
     assert header == ["input", "prediction", "probability", *CLASSES] and len(row) == len(header)
 
 
-def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsys, monkeypatch):
+def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsys):
     paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
     predict.main([str(run), *paths])
     one = rows_of(capsys.readouterr().out)
-    monkeypatch.setattr(vision, "BATCH", 3)
-    predict.main([str(run), *paths])
+    predict.main([str(run), *paths, "--batch-size", "3"])
     several = rows_of(capsys.readouterr().out)
     assert [row["input"] for row in several] == paths
     for ours, theirs in zip(several, one, strict=True):  # another batch size is another order of sums
         assert [float(ours[name]) for name in CLASSES] == pytest.approx([float(theirs[name]) for name in CLASSES], abs=1e-5)
+
+
+class Counted(list):
+    """A list that counts the items of its slices."""
+
+    copied = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_the_work_for_a_batch_does_not_grow_with_the_batches_after_it(run, tmp_path):
+    paths = Counted(write_image(tmp_path / f"{seed}.png", seed) for seed in range(9))
+    model, description = load_model_folder(run / "model")
+    batches = list(classify_images(model, description, paths, torch.device("cpu"), batch_size=2))
+    assert [path for batch in batches for path, *_ in batch] == list(paths) and paths.copied <= len(paths)
+
+
+def test_out_of_memory_names_the_flag_of_predict(run, tmp_path, capsys, monkeypatch):
+    def too_large(*arguments):
+        yield torch.empty(2**55)
+
+    monkeypatch.setattr(image_classification, "classify_images", too_large)
+    assert predict.main([str(run), write_image(tmp_path / "image.png")]) == Exit.USAGE
+    assert capsys.readouterr().err.startswith("predict: out of memory: use a smaller --batch-size (")
+
+
+def test_a_gpu_where_there_is_none_is_64_with_the_way_out(run, tmp_path):
+    words = ["-m", "models.predict", str(run), write_image(tmp_path / "image.png"), "--device", "cuda"]
+    _, errors = (process := command(*words)).communicate()
+    assert process.returncode == Exit.USAGE
+    assert errors == "predict: --device cuda: torch finds no GPU here; use --device cpu\n"
 
 
 def test_unreadable_images_are_named_and_the_others_written(run, tmp_path, capsys):
@@ -202,10 +235,14 @@ def test_unreadable_images_have_no_line_in_jsonl(run, tmp_path, capsys):
     assert [json.loads(line)["input"] for line in capsys.readouterr().out.splitlines()] == [good]
 
 
-def test_unknown_format_is_a_typing_error(run, capsys):
+@pytest.mark.parametrize(("name", "value", "rule"), [
+    ("--format", "xml", "choose from csv, jsonl"), ("--device", "tpu", "choose from auto, cpu, cuda"),
+    *[("--batch-size", value, "at least 1") for value in ("0", "-1", "1.5", "many")]])
+def test_a_bad_value_is_a_typing_error_with_its_rule(name, value, rule, run, capsys):
     with pytest.raises(SystemExit) as left:
-        predict.main([str(run), "a.png", "--format", "xml"])
+        predict.main([str(run), "a.png", name, value])
     assert left.value.code == Exit.USAGE
+    assert f"argument {name}: " in (message := capsys.readouterr().err.replace("'", "")) and rule in message
 
 
 def test_output_gets_its_name_once_it_is_complete(run, tmp_path, capsys, monkeypatch):

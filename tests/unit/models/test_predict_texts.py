@@ -98,7 +98,8 @@ def piped(run: Path, text: str, *words: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_probabilities_are_those_of_transformers_pipeline(form, run, tmp_path, capsys):
-    assert predict.main([str(run), write_table(tmp_path / "texts.csv", [[text] for text in TEXTS]), "--format", form]) == Exit.DONE
+    table = write_table(tmp_path / "texts.csv", [[text] for text in TEXTS])
+    assert predict.main([str(run), table, "--format", form, "--batch-size", "60", "--device", "auto"]) == Exit.DONE
     printed = capsys.readouterr().out
     rows = [json.loads(line) for line in printed.splitlines()] if form == "jsonl" else rows_of(printed)
     ours, theirs = probabilities(row.get("probabilities", row) for row in rows), pipeline_probabilities(run, TEXTS)

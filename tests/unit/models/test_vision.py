@@ -1,6 +1,8 @@
+import hashlib
 import json
+import os
 import re
-from urllib.error import URLError
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ import torchvision
 from safetensors.torch import save_file
 from torchvision.models._api import WeightsEnum
 
-from models.vision import build_classifier, build_model, load_model_folder, save_model_folder
-from utils.config import ModelOptions
+from models.vision import build_classifier, build_model, load_model_folder, other_preprocessing, save_model_folder
+from utils.command_line import parse_command_line
+from utils.config import ImageOptions, ModelOptions
 from utils.errors import Exit, UserError
 
 torch.set_num_threads(1)
@@ -92,6 +95,16 @@ def test_model_folder_without_pretrained_lends_its_architecture_only(world, mode
     assert set(model.state_dict()) == set(weights) and "features.0.weight" not in equal_names(model, weights)
 
 
+def test_other_preprocessing_than_the_folders_is_one_note_with_the_flags(model_folder):
+    model = ModelOptions(model=str(model_folder[0]), pretrained=True)
+    [note] = other_preprocessing(model, ImageOptions(std=(0.2, 0.2, 0.2)))
+    assert "image_size 32 there and 224 here; mean [0.5, 0.5, 0.5] there and [0.485, " in note
+    _, flags = note.split("has its values with ")
+    same = parse_command_line([*flags.split(), "--std", "0.2", "0.2", "0.2"], {})
+    assert other_preprocessing(model, same.images) == []
+    assert other_preprocessing(replace(model, pretrained=False), ImageOptions()) == []
+
+
 @pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("dog", "cat", "eel")])
 def test_model_folder_of_other_classes_gets_a_new_head(classes, world, model_folder):
     folder, weights = model_folder
@@ -119,14 +132,61 @@ def test_missing_file_of_weights_is_66_and_an_unreadable_one_65(content, world, 
     assert error.value.code == (Exit.NO_INPUT if content is None else Exit.BAD_DATA)
 
 
-def test_pretrained_without_network_is_66_with_the_ways_out(world, monkeypatch):
-    def no_network(*arguments, **options):
-        raise URLError("no network")
+class Runs:
+    """A pickle of it makes `marker` when it is read without care."""
 
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", no_network)
-    with pytest.raises(UserError, match=r"https://download\.pytorch\.org/models/squeezenet1_1.* --weights FILE") as error:
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (open, (str(self.marker), "w"))
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """library(content): torchvision's weights are this file, not downloaded yet; returns it, and where it is cached."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+
+    def publish(content):
+        torch.save(content, file := tmp_path / "published.pth")
+        file = file.rename(tmp_path / f"weights-{hashlib.sha256(file.read_bytes()).hexdigest()[:8]}.pth")
+        monkeypatch.setattr(WeightsEnum, "url", file.as_uri())
+        return file, tmp_path / "torch/hub/checkpoints" / file.name
+
+    return publish
+
+
+def test_pretrained_is_downloaded_once_and_then_read_from_the_cache(library, world):
+    weights = weights_of("squeezenet1_1", 1000)
+    published, cached = library(weights)
+    for _ in range(2):
+        model = built(world, model="squeezenet1_1", pretrained=True)
+        assert equal_names(model, weights) == set(list(weights)[:-2])  # the last two are the head's
+        published.unlink(missing_ok=True)
+    assert os.listdir(cached.parent) == [cached.name]
+
+
+@pytest.mark.parametrize("content", [None, b"half a file"])
+def test_pretrained_that_cannot_be_fetched_is_66_and_leaves_nothing(content, library, world):
+    published, cached = library(weights_of("squeezenet1_1", 3))
+    published.unlink() if content is None else published.write_bytes(content)
+    with pytest.raises(UserError, match=f"--pretrained: cannot fetch {published.as_uri()} .* --weights FILE") as error:
         built(world, model="squeezenet1_1", pretrained=True)
-    assert error.value.code == Exit.NO_INPUT and "no network" in str(error.value)
+    assert error.value.code == Exit.NO_INPUT and os.listdir(cached.parent) == []
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_code_in_a_cached_file_of_weights_is_not_run(is_published, library, world, tmp_path):
+    """Planted in the cache it is 65 by its hash; where the library itself publishes it, by weights_only."""
+    _, cached = library(Runs(tmp_path / "was-run") if is_published else weights_of("resnet18", 1000))
+    if not is_published:
+        cached.parent.mkdir(parents=True)
+        torch.save(Runs(tmp_path / "was-run"), cached)
+        planted = cached.read_bytes()
+    with pytest.raises(UserError, match=f"--pretrained: {cached} ") as error:
+        built(world, model="resnet18", pretrained=True)
+    assert error.value.code == Exit.BAD_DATA and "\n" not in str(error.value) and not (tmp_path / "was-run").exists()
+    assert is_published or (cached.read_bytes() == planted and "remove it" in str(error.value))
 
 
 def without_counters(key: str) -> str:
@@ -143,11 +203,11 @@ def as_vit_was(key: str) -> str:
 
 @pytest.mark.parametrize(("name", "former"), [
     ("mnasnet0_5", str), ("resnet18", without_counters), ("densenet121", as_densenet_was), ("vit_b_16", as_vit_was)])
-def test_pretrained_takes_the_librarys_files_with_their_former_names(name, former, world, monkeypatch):
+def test_pretrained_takes_the_librarys_files_with_their_former_names(name, former, world, library):
     with torch.device("meta"):
         weights = {key: torch.full(weight.shape, 3, dtype=weight.dtype, device="cpu") for key, weight in weights_of(name, 1000).items()}
     file = {former(key): weight for key, weight in weights.items() if former(key)}
-    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda *arguments, **options: dict(file))
+    library(file)
     model = built(world, model=name, pretrained=True)
     assert equal_names(model, weights) == {key for key in list(weights)[:-2] if former(key)}  # the last two are the head's
 

@@ -219,7 +219,7 @@ def test_the_smallest_values_of_a_text_task_are_taken(task):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_help_lists_the_settings_of_its_task_and_no_others(task, capsys):
     code = code_of("--task", task, "--help")
-    shown = set(re.findall(r"--([a-z][a-z-]*)", capsys.readouterr().out))
+    shown = set(re.findall(r"--([a-z][a-z0-9-]*)", capsys.readouterr().out))
     names = {name for config in CONFIGS.values() for name in settings(config())}
     shown = {name for name in names if name.replace("_", "-") in shown}
     assert (code, shown, "text_column" in shown) == (0, set(settings(CONFIGS[task]())), task in TEXT_TASKS)
@@ -310,7 +310,7 @@ def test_anything_else_is_refused_by_its_flags_name(text):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_the_kinds_are_those_of_the_design(task):
     found = kinds(CONFIGS[task]())
-    tolerated = {"precision", "compile", "deterministic", "strategy", "micro_batch_size", "eval_batch_size", "threads",
+    tolerated = {"precision", "tf32", "compile", "deterministic", "strategy", "micro_batch_size", "eval_batch_size", "threads",
                  "device"}
     operational = {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep", "eval_every",
                    "log_every", "stop_after", "bad_samples", "ledger", "start_timeout", "step_timeout", "section_timeout", "max_nonfinite"}

@@ -183,9 +183,11 @@ def test_a_forward_computes_in_the_precision_that_was_asked_for(name, dtype):
 @pytest.fixture
 def _torch_settings():
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
 
 
 @pytest.mark.usefixtures("_torch_settings")
@@ -214,3 +216,18 @@ def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
     run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
     settle_arithmetic(DeviceOptions(), run, world)
     assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("precision, tf32, expected", [
+    ("fp32", "auto", False), ("bf16", "auto", True), ("fp16", "auto", True), ("fp32", "always", True),
+    ("bf16", "never", False)])
+def test_tf32_is_one_switch_for_products_and_convolutions(world, tmp_path, precision, tf32, expected):
+    """By torch's older names and by its newer ones, which torch.compile reads side by side."""
+    run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
+    settle_arithmetic(DeviceOptions(precision=precision, tf32=tf32), run, world)
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    newer = [cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+    assert [cuda.matmul.allow_tf32, cudnn.allow_tf32, *(name == "tf32" for name in newer)] == [expected] * 5
+    assert torch.get_float32_matmul_precision() == ("high" if expected else "highest")
+    assert {mkldnn.matmul.fp32_precision, mkldnn.conv.fp32_precision} <= {"ieee", "none"}  # the CPU's: float32 always
