@@ -369,6 +369,20 @@ def a_layer_that_is_skipped_at_random(world: World, folder: Path) -> Any:
     return {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in STRATEGIES}
 
 
+def ranks_without_work(world: World, folder: Path) -> Any:
+    """sha256 of exact's gradients of two micro-batches, whatever the number of ranks; first each rank computes one, as in warm_up."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    strategy = load_strategy("exact")(model, world, 2)
+    strategy.setup()
+    for share in ([_shares(world)[0]], [batch for batch in _shares(world) if batch.number < 2]):
+        for weight in model.parameters():
+            weight.grad = None
+        for batch in strategy.share(share, len(share), ONE):
+            model(batch.inputs["x"]).square().sum().backward()
+    return [len(share), _sha256({name: weight.grad for name, weight in model.named_parameters()})]
+
+
 def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict[str, Any]:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -450,7 +464,7 @@ CHECKS = (
     cores_of_a_rank, what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
     a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails, looking_for_what_is_not_finite,
     gradients, planted_values_make_the_norm_non_finite, an_unused_weight, a_layer_that_is_skipped_at_random,
-    hardware_that_differs, a_device_that_one_rank_lacks)
+    ranks_without_work, hardware_that_differs, a_device_that_one_rank_lacks)
 
 
 def work() -> int:

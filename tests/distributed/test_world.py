@@ -213,6 +213,13 @@ def test_an_unused_weight_is_named_and_frozen_on_every_rank_and_the_next_steps_w
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
+def test_ranks_without_work_have_the_same_gradients_under_exact(told, processes):
+    found = by_rank(told, processes, "ranks_without_work")
+    assert [count for count, _ in found] == {1: [2], 2: [1, 1], 3: [1, 1, 0], 4: [1, 1, 0, 0]}[processes]
+    assert {digest for _, digest in found} == {told[1][0]["ranks_without_work"][1]}
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_a_layer_that_is_skipped_at_random_is_not_frozen(told, processes):
     for rank in by_rank(told, processes, "a_layer_that_is_skipped_at_random"):
         assert (rank["exact"][0], rank["exact"][1]["frozen"]) == ("no error", [])

@@ -1,6 +1,8 @@
 """data/loader.py: the same batches from any number of workers; what becomes of unreadable samples."""
 
+import mmap
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -117,6 +119,49 @@ def test_a_batch_names_its_samples_in_the_order_of_its_rows():
 def test_the_weights_of_an_evaluation_over_all_ranks_are_those_of_the_samples():
     loaders = [build_loader(Numbers(), collate, EvaluationSampler(10, 4, rank, 2), 0, world_of(2)) for rank in range(2)]
     assert [[batch.weight.sum().item() for batch in loader] for loader in loaders] == [[4, 2], [4, 0]]
+
+
+class Counted(Numbers):
+    """Counts what is read, also in workers."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = memoryview(mmap.mmap(-1, 8 * 2**16)).cast("q")  # [epoch * 4096 + index]
+
+    def __getitem__(self, position):
+        epoch, index = position
+        self.counts[epoch * 4096 + index] += 1
+        return super().__getitem__(position)
+
+
+@pytest.mark.parametrize("batch", [64, 4096])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_loaded_ahead_does_not_grow_with_the_global_batch(batch, workers):
+    samples, size = Counted(), 16
+    sampler = ElasticDistributedSampler(cut(4096, batch, size), 0, 1, seed=0)
+    loader = build_loader(samples, collate, sampler, workers, world_of())
+    ahead = [sum(samples.counts) - size * taken for taken, _ in zip(range(1, 30), loader, strict=False)]
+    assert 0 <= max(ahead) <= 2 * workers * size  # torch's prefetch_factor: two items a worker
+
+
+def test_the_next_epoch_is_loaded_before_this_one_is_over():
+    samples = Counted()
+    sampler = ElasticDistributedSampler(cut(64, 32, 16), 0, 1, seed=0)
+    sampler.set_position(0, epochs=2)
+    items = iter(build_loader(samples, collate, sampler, 1, world_of()))
+    for _ in range(4):  # all of epoch 0
+        assert next(items).inputs["epochs"].unique().tolist() == [0]
+    assert becomes(lambda: sum(samples.counts[4096:8192]) > 0, True)
+
+
+def test_the_limit_of_open_files_is_raised_to_what_is_allowed():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
+    try:
+        build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 0, world_of())
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_making_an_iterator_draws_nothing_from_torchs_generator():
