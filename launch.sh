@@ -177,7 +177,8 @@ can_bind() {  # each process to the NUMA node of its GPU; else torchrun would en
   local gpus
   gpus=$(count_gpus)
   ((1 < gpus && processes <= gpus)) && ! is_on_cpu && [[ -d /sys/devices/system/node/node1 ]] &&
-    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null  # installed, and works
+    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null &&  # installed, and works
+    "$python" -c 'import sys, torch; sys.exit(not torch.accelerator.is_available())'  # torchrun asks it for the GPU's node
 }
 
 is_on_cpu() {

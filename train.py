@@ -44,10 +44,20 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.loader import BadSamples, build_loader, num_workers
-from data.sampler import BatchPlan, EvaluationSampler, settle_eval_batch
+from data.sampler import FORMER_EVAL_BATCH, EvaluationSampler
 from models.tasks import load_task
 from models.tasks.base import Task
-from models.training import Training, check_last_step, close_run, position, prepare, record_samples, record_step, warm_up
+from models.training import (
+    Training,
+    check_last_step,
+    close_run,
+    position,
+    prepare,
+    record_samples,
+    record_step,
+    wait_for_save,
+    warm_up,
+)
 from utils.checkpoint import Checkpoints
 from utils.distributed import Agreement, World, write_flight_record
 from utils.identity import require_same_program
@@ -96,13 +106,13 @@ def train(t: Training) -> Exit:
     progress = t.state.progress
     if progress.step < t.total_steps or progress.evaluated_step < progress.step:
         save(t)  # Collective.
-        t.checkpoints.flush()  # Collective.
+        wait_for_save(t)  # Collective.
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.
         t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues ({t.checkpoints.cost()})")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
-    t.checkpoints.flush()  # Collective.
+    wait_for_save(t)  # Collective.
     t.world.once(lambda: close_run(t))  # Collective.
     return Exit.DONE
 
@@ -171,7 +181,8 @@ def evaluate_and_save(t: Training) -> None:
 
     A stop abandons the evaluation: the next start does it first.
     """
-    save(t, is_evaluated=False)  # Collective: whatever ends the evaluation, the training before it is not lost
+    save(t, is_evaluated=False)  # Collective.
+    wait_for_save(t)  # Collective: whatever ends the evaluation, the training is not lost; and it forks while no thread writes
     values = evaluate(t.task, t.strategy, t.precision, t.eval_loader, t.bad_samples, t.agreement, t.watchdog, t.world)
     if values is None:
         return
@@ -231,8 +242,7 @@ def evaluate_only(config: Config, task: Task, precision: Precision, run: Run, wa
     strategy = load_strategy("ddp")(model, world, 1)
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
     progress = checkpoints.load_best(strategy)  # Collective.
-    plan = BatchPlan(len(task.train_set), config.batch.global_batch_size, run.kept["micro_batches"])
-    eval_batch = settle_eval_batch(config.batch, plan, run)
+    eval_batch = run.settle("eval_batch_size", config.batch.eval_batch_size, lambda: FORMER_EVAL_BATCH)
     sampler = EvaluationSampler(len(task.eval_set), eval_batch, world.rank, world.world_size)
     loader = build_loader(task.eval_set, task.collate, sampler, num_workers(config.data.workers, world), world)
     bad_samples = BadSamples(config.data.bad_samples, None)

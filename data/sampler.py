@@ -23,6 +23,7 @@ AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
 INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
 INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
 INVARIANT_LIMIT = 32  # ... and at most as many
+FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a setting
 WINDOW = 50  # batches whose samples are sorted by length together
 
 
@@ -146,6 +147,8 @@ def settle_plan(
             return -(-batch // min(INVARIANT_LIMIT, max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))))
         return world.world_size * -(-batch // (AUTO_LIMIT * world.world_size))
 
+    if "micro_batches" in run.kept:
+        run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # the run is of an earlier version
     count = run.settle("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
     if size == "auto" and world.world_size > count and not is_invariant:
         count = run.kept["micro_batches"] = count * -(-world.world_size // count)

@@ -50,9 +50,10 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
     if kind != "hub":
         return name if kind == "folder" else None
     commits = run.kept.setdefault("hub", {})
-    commits[name] = world.once(lambda: Path(_fetch(name, commits.get(name))).name, takes_long=True)  # Collective.
-    world.once(lambda: _fetch(name, commits[name]), per_node=True)  # Collective.
-    return world.everywhere(lambda: _fetch(name, commits[name], local_files_only=True))  # Collective.
+    began_with = commits.get(name)
+    commit = commits[name] = world.once(lambda: Path(_fetch(name, began_with, began_with)).name, takes_long=True)  # Collective.
+    world.once(lambda: _fetch(name, commit, began_with), per_node=True)  # Collective.
+    return world.everywhere(lambda: _fetch(name, commit, began_with, local_files_only=True))  # Collective.
 
 
 def _kind_of(name: str) -> str:
@@ -70,16 +71,19 @@ def _kind_of(name: str) -> str:
     return "hub"
 
 
-def _fetch(name: str, commit: str | None, local_files_only: bool = False) -> str:
-    """The folder of `commit` (None: the newest) in the hub's cache, fetched if need be. Raises UserError (66)."""
+def _fetch(name: str, commit: str | None, began_with: str | None, local_files_only: bool = False) -> str:
+    """The folder of `commit` (None: the newest) in the hub's cache, fetched if need be. Raises UserError (66).
+
+    began_with: the commit that the run keeps from an earlier start, if any.
+    """
     try:
         return huggingface_hub.snapshot_download(
             name, revision=commit, allow_patterns=list(FILES), local_files_only=local_files_only)
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
         reason = next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
     cache = huggingface_hub.constants.HF_HUB_CACHE
-    if commit:
-        raise UserError(f"{name} at commit {commit}, with which this run began, cannot be fetched from the hub"
+    if began_with:
+        raise UserError(f"{name} at commit {began_with}, with which this run began, cannot be fetched from the hub"
                         f" ({reason}). Ways out: copy a hub cache that has this commit to {cache}; or start over with"
                         " --fresh", Exit.NO_INPUT)
     close = difflib.get_close_matches(name, SIZES, n=1)
@@ -93,13 +97,14 @@ def _fetch(name: str, commit: str | None, local_files_only: bool = False) -> str
 def settle_encoder(name: str, run: Run, world: World) -> str | None:
     """RUN/encoder, which has the config of the encoder that --model names; None for one of SIZES. Collective.
 
-    Kept from the run's first start on, so that a later one needs neither the hub nor the folder.
+    Kept from the run's first start on, so that a later one does not need the hub. (--eval-only of a run of an earlier version,
+    which keeps none, writes nothing and reads the folder itself.)
     Raises UserError: 66 where --model has no config, 78 if the kept one changed.
     """
     folder, is_kept = run.path / "encoder", "encoder" in run.kept
     source = None if is_kept else find_folder(name, run, world)
-    if not is_kept and source is None:
-        return None
+    if not is_kept and (source is None or run.is_read_only):
+        return source
 
     def keep() -> str:
         if not is_kept:

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush would fail once more
         return 128 + signal.SIGPIPE
     except Exception as error:
-        message, code = explain(error, out_of_memory="use a smaller --batch-size")
+        message, code = explain(error, out_of_memory="use a smaller --batch-size", killed="run it again, with a smaller --batch-size")
         if code == Exit.INTERNAL:
             traceback.print_exc()
         else:

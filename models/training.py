@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from data.loader import BadSamples, build_loader, num_workers
@@ -65,6 +66,10 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
     plan = settle_plan(config.batch, len(task.train_set), model, strategy_class.is_invariant, run, world)
     eval_batch = settle_eval_batch(config.batch, plan, run)
     strategy = strategy_class(model, world, plan.num_micro_batches)
+    useful = min(plan.num_micro_batches, world.world_size * run.cores_per_process)
+    if strategy_class.is_invariant and run.start == 1 and run.kept["threads"] == 1 and useful > world.world_size:
+        run.note(f"--strategy {config.device.strategy} computes with one thread per process, whatever their number:"
+                 f" {useful} processes use the cores")
     state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
     run.where = lambda: state.progress
     watchdog.where = lambda: f"step {state.progress.step}"
@@ -77,7 +82,7 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     eval_sampler = EvaluationSampler(len(task.eval_set), eval_batch, world.rank, world.world_size)
     workers = num_workers(config.data.workers, world)
-    item_bytes = task.example(max(plan.sizes[1], eval_batch)).nbytes
+    item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools of processes read ahead
     warn_of_room(run.path, sum(weight.nbytes for weight in model.parameters()), config.record.keep, item_bytes, workers, world, run.note)
     done = state.progress
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
@@ -89,14 +94,12 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
              f" micro-batches; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     throughput = Throughput()
     train_loader = build_loader(task.train_set, task.collate, sampler, workers, world)
-    eval_loader = build_loader(task.eval_set, task.collate, eval_sampler, workers, world)
-    iter(eval_loader)  # forks its processes now, while no thread writes a checkpoint; they live as long as the loader
     return Training(
         config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), watchdog,
         bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
         throughput=throughput,
         feed=Feed(task, train_loader, done, config.run.epochs - done.epoch, throughput, watchdog, config.faults, config.device.compile),
-        eval_loader=eval_loader,
+        eval_loader=build_loader(task.eval_set, task.collate, eval_sampler, workers, world),
         schedule=build_schedule(config.optim, total_steps),
         first_step=done.step,
         total_steps=total_steps,
@@ -111,6 +114,10 @@ def warm_up(t: Training) -> None:
     and memory runs out here, if it does.
     """
     module = t.strategy.module
+    if t.strategy.model is not module and skips_layers(module):
+        raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
+                        " DistributedDataParallel cannot sum what is left over several processes: use --strategy exact, or one process,"
+                        " or a layerdrop of 0")
     while True:
         module.train()
         for batch in t.strategy.share([t.task.example(t.plan.sizes[1])], 1, t.precision.scale):
@@ -128,24 +135,29 @@ def warm_up(t: Training) -> None:
         for name in unused:
             without[name].requires_grad_(False)
         t.strategy.setup()
+    t.strategy.expect_all()
     with torch.no_grad(), t.precision.autocast():
         t.task.forward(module, t.task.example(t.eval_loader.sampler.batch_size).to(t.world.device))
 
 
-def names_unused(t: Training, without: dict[str, torch.nn.Parameter]) -> list[str]:
-    """Of parameters that got no gradient in training mode, those that get none in evaluation mode either: no layer drop skips there.
-
-    Raises UserError (64) where layers are skipped at random and the strategy cannot sum what is left over several processes.
-    """
+def names_unused(t: Training, without: dict[str, nn.Parameter]) -> list[str]:
+    """Of parameters that got no gradient in training mode, those that get none in evaluation mode either: no layer is skipped there."""
     with t.precision.autocast():
         output = t.task.forward(t.strategy.module, t.task.example(t.plan.sizes[1]).to(t.world.device))
     gradients = torch.autograd.grad(output.loss_sum, list(without.values()), allow_unused=True)
-    unused = [name for name, gradient in zip(without, gradients, strict=True) if gradient is None]
-    if len(unused) < len(without) and t.strategy.model is not t.strategy.module:
-        raise UserError(f"--model {t.config.model.model} skips layers at random ({len(without) - len(unused)} parameters got no gradient"
-                        " in one step), and DistributedDataParallel cannot sum that over several processes: use --strategy exact,"
-                        " or one process, or a layerdrop of 0 in the model's config.json")
-    return unused
+    return [name for name, gradient in zip(without, gradients, strict=True) if gradient is None]
+
+
+def skips_layers(module: nn.Module) -> bool:
+    """Whether a transformers model leaves out layers at random in training: a layerdrop above 0 in its config."""
+    config = getattr(module, "config", None)
+    return config is not None and any(name.endswith("layerdrop") and value for name, value in vars(config).items())
+
+
+def wait_for_save(t: Training) -> None:
+    """Wait until what was saved is on disk. Collective."""
+    t.watchdog.expect("waiting for the save", t.checkpoints.limit_s, drains=False)
+    t.checkpoints.flush()  # Collective.
 
 
 def check_last_step(t: Training) -> None:
@@ -158,7 +170,7 @@ def check_last_step(t: Training) -> None:
         t.state.progress = t.precision.undo()
         t.watchdog.expect("saving", t.checkpoints.limit_s, drains=False)
         t.checkpoints.save(t.state, lambda weights: t.log.flush())  # Collective.
-        t.checkpoints.flush()  # Collective.
+        wait_for_save(t)  # Collective.
         t.bad_samples.stop(t.world)  # Collective.
     if (at := t.precision.take_nonfinite()) is None:
         return

@@ -4,7 +4,7 @@
 
 MANIFEST.json is written last and holds a sha256 of every chunk of every file (torch.load and safetensors accept flipped bits
 silently), and the folder is renamed into place last: nothing unfinished is ever named step-*. g counts the starts of the run. What is saved
-before an evaluation is named ...-unevaluated, for it is there until the one after it is.
+before an evaluation is named ...-unevaluated: it stays until the one after it is there, and one more.
 """
 
 import errno

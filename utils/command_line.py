@@ -66,6 +66,8 @@ def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> Config:
     for name in file_settings:
         if name not in names:
             raise UserError(f"{first.config}: unknown key {name}{_close(name, names)}; `train.py --task {task} --help` lists the settings")
+    if "fresh" in file_settings:
+        raise UserError(f"{first.config}: fresh is about one start, not about a run: give --fresh on the command line")
     demo = demo_settings.get(task, {}) if (first.data or file_settings.get("data", "demo")) == "demo" else {}
     words = _tokens(demo) + _tokens(file_settings) + argv
     prog = "train.py" if task == RunOptions().task else f"train.py --task {task}"  # an error points to the --help of the task

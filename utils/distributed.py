@@ -146,14 +146,16 @@ class World:
         timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
         return self._outcomes(work if works else None, timeout)[0]
 
-    def everywhere(self, work: Callable[[], T]) -> T:
+    def everywhere(self, work: Callable[[], T], takes_long: bool = False) -> T:
         """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
+
+        The first wait for the last as in once().
 
         If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host
         where others did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
         """
         results: list[T] = []
-        self._outcomes(lambda: results.append(work()), DATA_TIMEOUT)
+        self._outcomes(lambda: results.append(work()), DATA_TIMEOUT if takes_long else self.section_timeout)
         return results[0]
 
     def _outcomes(self, work: Callable[[], Any] | None, timeout: timedelta) -> list[Any]:

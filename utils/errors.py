@@ -98,11 +98,12 @@ _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitor
 
 
 def explain(
-    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size; the global batch stays"
+    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size; the global batch stays",
+    killed: str = "the same command continues; fewer --workers need less memory"
 ) -> tuple[str, Exit]:
     """An error in words for the user, and its exit code; INTERNAL for what should not happen.
 
-    out_of_memory: the way out where memory ran out.
+    out_of_memory, killed: the ways out where memory ran out, and where a data loading process was killed.
     """
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     first_line = next(iter(text.splitlines()), type(error).__name__)
@@ -114,7 +115,7 @@ def explain(
         reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if is_full else "out of memory?"
         notes, code = "".join(getattr(error, "__notes__", [])), Exit.IO if is_full else Exit.HARDWARE
         return (f"a data loading process (pid {found[1].strip()}) of rank {rank} was killed ({reason});"
-                f" the same command continues; fewer --workers need less memory{notes}"), code
+                f" {killed}{notes}"), code
     if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
         line = next(line for line in text.splitlines() if found[0] in line).strip()
         return (f"a device of rank {rank} on {host} failed ({line});"

@@ -29,11 +29,7 @@ def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precisi
     """Fix what decides about rounding, as this run keeps it: device, threads, precision, TF32, determinism. Collective."""
     run.settle("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant  # sums depend on the number of threads
-    threads = run.settle("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
-    torch.set_num_threads(threads)
-    if is_single and config.threads == "auto" and threads < run.cores_per_process:
-        run.note(f"--strategy {config.strategy} computes with one thread per process, the same on any number of processes;"
-                 f" {run.cores_per_process * world.local_world_size} processes per node would use all its cores")
+    torch.set_num_threads(run.settle("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
     if world.device.type == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif config.deterministic:

@@ -39,8 +39,9 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre that is mou
 class Run:
     """An open run directory. Rank 0 alone writes; the others hold the same facts."""
 
-    def __init__(self, path: Path, kept: dict[str, Any], writes: bool, note: Callable[[str], None], facts: Mapping[str, Any]):
-        self.path, self.kept, self.note = path, kept, note
+    def __init__(self, path: Path, kept: dict[str, Any], writes: bool, note: Callable[[str], None], facts: Mapping[str, Any],
+                 is_read_only: bool = False):
+        self.path, self.kept, self.note, self.is_read_only = path, kept, note, is_read_only
         self.start: int = facts["start"]  # starts of this run, counted from 1
         self.cores_per_process: int = facts["cores_per_process"]  # of rank 0's node
         self.where: Callable[[], Any] = lambda: None  # the run's Progress, once it has one
@@ -126,7 +127,7 @@ def open_run(config: Config, world: Any, note: Callable[[str], None]) -> Run:
             return {"kept": read_json(path / "auto.json"), "facts": _facts({}, world, [])}
 
         found = world.once(read)
-        return Run(path, found["kept"], writes=False, note=note, facts=found["facts"])
+        return Run(path, found["kept"], writes=False, note=note, facts=found["facts"], is_read_only=True)
 
     launches = world.gather(launch_id())
 

@@ -64,7 +64,7 @@ def acts_fresh(config: Config, launches: Collection[str | None] | None = None) -
     launches: launch_id() of all nodes; None = this node alone is known yet.
     """
     path = run_path(config)
-    if not config.run.fresh or not (path / "config.yaml").exists() or _is_restart():
+    if not config.run.fresh or not (path / "config.yaml").exists():
         return False
     try:
         return not _has_seen(read_json(path / "status.json"), [*(launches or [launch_id()]), *slurm_starts()[:-1]])

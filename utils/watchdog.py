@@ -154,7 +154,8 @@ class Watchdog:
                 self._limit_s = min(self._limit_s, self._drain_s)
                 self._deadline = min(self._deadline, time.monotonic() + self._drain_s)
 
-    def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> NoReturn:
+    def _stop_at_once(self, reason: str, may_be_for_a_peer: bool) -> None:
+        """End the process, unless the training began while the peers were listened to."""
         silent = self.silent_peers() if may_be_for_a_peer else []  # torchrun ends the others, too, when one has died
         left, message = self._said("left"), f"stopped ({reason}); there was nothing to save"
         for rank, (code, told, is_shown) in left.items():
@@ -165,6 +166,8 @@ class Watchdog:
                 message = told
         if silent := [rank for rank in silent if rank not in left]:
             self._leave("failed", f"rank {self._rank} lost its peers{_silence(silent)}", Exit.LOST_PEERS)
+        if not self.is_stoppable:
+            return
         self._leave("stopped", message, Exit.STOPPED, shown=None if self._rank == 0 else "")
 
     def _watch(self) -> None:

@@ -37,7 +37,7 @@ class ImageClassification:
         self._root = demo.data_root(config.data.data, config.run.task, cache, world)
         arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
         world.once(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
-        index = world.everywhere(lambda: build_index(*arguments))  # Collective.
+        index = world.everywhere(lambda: build_index(*arguments), takes_long=True)  # Collective.
         images, self.classes, self.fingerprint = config.images, index.classes, index.fingerprint
         self.notes = (*index.notes, *world.once(lambda: other_preprocessing(config.model, images)))
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)

@@ -49,7 +49,7 @@ class TextTask:
 
         world.once(prepare, per_node=True)  # the others map what it has written
         index, self._eval = world.everywhere(  # Collective.
-            lambda: _open_splits(source, cache, config.data.val_fraction, config.run.seed))
+            lambda: _open_splits(source, cache, config.data.val_fraction, config.run.seed), takes_long=True)
         self.classes, self.fingerprint, self._text_columns = index.classes, index.fingerprint, index.text_columns
         self.notes, self._train = index.notes, index.splits["train"]
         with warnings.catch_warnings(action="ignore"):  # that the array is read-only; so is whoever uses the tensor

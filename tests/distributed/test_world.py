@@ -221,8 +221,10 @@ def test_ranks_without_work_have_the_same_gradients_under_exact(told, processes)
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_layer_that_is_skipped_at_random_is_not_frozen(told, processes):
+    """And under exact every rank takes the sum for it, also one that skips it itself, as in every micro-batch before."""
+    alone = told[1][0]["a_layer_that_is_skipped_at_random"]["exact"][1]["norms"]
     for rank in by_rank(told, processes, "a_layer_that_is_skipped_at_random"):
-        assert (rank["exact"][0], rank["exact"][1]["frozen"]) == ("no error", [])
+        assert (rank["exact"][0], rank["exact"][1]["frozen"], rank["exact"][1]["norms"]) == ("no error", [], alone)
         if processes == 1:
             assert (rank["ddp"][0], rank["ddp"][1]["frozen"]) == ("no error", [])
         else:  # DDP would fail in the next step, in words of its own

@@ -143,13 +143,14 @@ HAS_ALL_CORES = len(os.sched_getaffinity(0)) == os.cpu_count()
 ONE_CORE = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
 
 
-@pytest.mark.parametrize(("numactl", "words", "within", "is_bound"), [
-    ("exit 0", [], [], HAS_ALL_CORES), ("exit 1", [], [], False), ("exit 127", [], [], False),
-    ("exit 0", ["--device", "cpu"], [], False), ("exit 0", ["--device=cpu"], [], False),
-    ("exit 0", ["--nproc-per-node", 3], [], False), ("exit 0", [], ONE_CORE, False),
+@pytest.mark.parametrize(("numactl", "words", "within", "sees_gpus", "is_bound"), [
+    ("exit 0", [], [], True, HAS_ALL_CORES), ("exit 1", [], [], True, False), ("exit 127", [], [], True, False),
+    ("exit 0", ["--device", "cpu"], [], True, False), ("exit 0", ["--device=cpu"], [], True, False),
+    ("exit 0", ["--nproc-per-node", 3], [], True, False), ("exit 0", [], ONE_CORE, True, False),
+    ("exit 0", [], [], False, False),
 ], ids=["all is there", "not permitted", "no numactl", "on the CPU", "on the CPU, with =", "more processes than GPUs",
-        "a part of the cores"])
-def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, words, within, is_bound):
+        "a part of the cores", "torch sees no GPU"])
+def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, words, within, sees_gpus, is_bound):
     """Where they cannot, torchrun ends with a traceback. launch.sh is shown two GPUs and two NUMA nodes."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("needs to be permitted namespaces")
@@ -157,8 +158,11 @@ def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, 
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     inside = ["unshare", "--mount", "sh", "-c", f'{NODES} && exec "$@"', "sh", *within]
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    shown = launch("--dry-run", *words, inside=inside, PATH=path, CUDA_VISIBLE_DEVICES="0,1")
+    path, python = f"{tmp_path}:{os.environ['PATH']}", tmp_path / "python"
+    answer = f'case "$*" in *accelerator*) exit {int(not sees_gpus)};; esac'  # there is no GPU that this torch could see
+    python.write_text(f'#!/bin/sh\n{answer}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shown = launch("--dry-run", *words, inside=inside, PATH=path, CUDA_VISIBLE_DEVICES="0,1", LOCKSTEP_PYTHON=str(python))
     assert (shown.returncode, "--numa-binding=node" in shown.stdout) == (0, is_bound), shown.stderr
 
 

@@ -49,7 +49,7 @@ ERRORS = {  # what each call may fail with, where it is meaningful
 FAULTS = ("SIGKILL", "ENOSPC", "ENOSPC+", "EIO", "EROFS+")  # +: from that call on
 NEEDED_TO_REMOVE = {"openat", "close", "unlink", "unlinkat", "rmdir"}  # where these fail, something may be left until the next start
 LIMIT_S = 60  # of one point
-WORLD = SimpleNamespace(is_main=True, world_size=1, once=lambda work: work())  # of one process
+WORLD = SimpleNamespace(is_main=True, world_size=1, once=lambda work, **options: work())  # of one process
 
 
 # --- what a run saves
@@ -64,7 +64,8 @@ def weights_of(step: int, size: int = 5000) -> dict[str, torch.Tensor]:
     return {"weight": torch.randn(size, generator=torch.Generator().manual_seed(step))}
 
 
-def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, is_best: bool = True) -> None:
+def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, is_best: bool = True,
+         is_evaluated: bool = True) -> None:
     """Save a run at `step` as train.py does on rank 0: RUN/model if it is the best, then the checkpoint. Raises UserError (74)."""
     def beside(weights: dict[str, torch.Tensor]) -> None:
         if is_best:
@@ -75,7 +76,7 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
     best = {"step": step, "metric": "top1", "value": float(step)} if is_best else {}
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best)
     checkpoints = Checkpoints(run / "checkpoints", WORLD, RecordOptions(keep=keep), start, say_nothing)
-    checkpoints.save(state, beside)
+    checkpoints.save(state, beside, is_evaluated)
     checkpoints.flush()
 
 
@@ -199,6 +200,26 @@ def check_save(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
     require(len(valid(run)) >= min(2, least) and not leftovers(run), f"after the next save: {valid(run)}, {leftovers(run)}")
 
 
+def prepare_unevaluated(run: Path) -> None:
+    """Checkpoints of steps 1, 2 and 3, and the one of step 4 that was saved before its evaluation."""
+    prepare_three(run)
+    save(run, 4, keep=3, is_best=False, is_evaluated=False)
+
+
+def check_evaluated(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
+    """Whatever happens to the save after an evaluation, there is a valid checkpoint of its step."""
+    require(outcome is None or outcome["code"] in (Exit.DONE, Exit.IO), f"ends with {outcome}")
+    notes: list[str] = []
+    folder = CheckpointFolder(run / "checkpoints", 1, notes.append)
+    name = folder.newest_valid()
+    require(not notes and step_in(folder.path / name) == 4, f"newest_valid is {name}: {notes}")
+    require(step_in_model(run / "model") in (None, 3, 4), "RUN/model is of neither step")
+    require(name.endswith("-unevaluated") or step_in_model(run / "model") == 4, "RUN/model is not the best that is told of")
+    require(len(valid(run)) >= 2 and len(valid(run)) == len(folder.names()), f"valid: {valid(run)} of {folder.names()}")
+    save(run, 5, start=2)
+    require(step_in(folder.path / folder.newest_valid()) == 5 and not leftovers(run), f"after the next save: {leftovers(run)}")
+
+
 def check_start(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
     """The next start finds the one valid checkpoint, and the damaged ones are set aside; after an error nothing is gone."""
     folder = CheckpointFolder(run / "checkpoints", 1, say_nothing)
@@ -230,6 +251,7 @@ JOBS = {
     "first save": Job(lambda run: run.mkdir(), lambda run: save(run, 4), check_save),
     "save": Job(prepare_three, lambda run: save(run, 4), check_save),
     "save after kills": Job(prepare_after_kills, lambda run: save(run, 4), check_save),
+    "save after an evaluation": Job(prepare_unevaluated, lambda run: save(run, 4), check_evaluated),
     "start": Job(prepare_damaged, lambda run: CheckpointFolder(run / "checkpoints", 1, say_nothing).newest_valid(), check_start),
     "status.json": Job(lambda run: (run.mkdir(), write_atomically(run / "status.json", "old" * 9999)),
                        lambda run: write_atomically(run / "status.json", "new" * 9999), check_status),

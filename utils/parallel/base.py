@@ -29,6 +29,9 @@ class Strategy:
         """The context of one micro-batch's forward and backward; gradients are summed over ranks with a rank's last."""
         raise NotImplementedError
 
+    def expect_all(self) -> None:
+        """After the warm-up: every trainable parameter gets a gradient in every step, zeros where no micro-batch used it."""
+
     def finish(self) -> None:
         """After a rank's last backward: every weight.grad is the sum over all micro-batches of all ranks. Collective."""
 

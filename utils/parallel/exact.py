@@ -73,6 +73,11 @@ class Exact(Strategy):
                     return
                 bucket.send()
 
+    def expect_all(self) -> None:
+        """Else a rank that skipped a layer, in this start so far, would not take the other ranks' sum for it."""
+        for bucket in self._buckets:
+            bucket.used = set(range(len(bucket.weights)))
+
     def finish(self) -> None:
         """Wait for the sums and turn them into gradients. Collective."""
         self._send(only_full=False)  # a weight that got no gradient leaves its bucket waiting
@@ -92,7 +97,7 @@ class _Bucket:
         # Gradients have their weight's strides (channels_last, say); in memory order they are flat without a copy.
         self._memory_orders = [sorted(range(weight.ndim), key=lambda d, w=weight: -w.stride(d)) for weight in weights]
         self._added: set[int] = set()  # places that have a sum in this step ...
-        self._used: set[int] = set()  # ... and in any, so that a step in which only other ranks have one counts here too
+        self.used: set[int] = set()  # ... and in any, or those that are expected to
         self.missing, self.work = len(weights), None
 
     def add(self, place: int, scale: Tensor) -> None:
@@ -118,8 +123,8 @@ class _Bucket:
         """Once the sums of all ranks are here: write them into the weights' gradients, and be ready for the next step."""
         self.work.wait()
         factor, guard = scale / GRID, torch.where(self._sums[-1] > 0, torch.inf, 0.0)
-        self._used |= self._added
-        for place in sorted(self._used):
+        self.used |= self._added
+        for place in sorted(self.used):
             if self.weights[place].grad is None:
                 self.weights[place].grad = torch.empty_like(self.weights[place])
             flat = self._flat_grad(place)

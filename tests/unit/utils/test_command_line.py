@@ -145,9 +145,23 @@ def test_a_bad_value_of_the_command_line_is_named_with_its_rule(capsys):
     assert capsys.readouterr().err == "train.py: --epochs 0: must be a number, at least 1\n"
 
 
+@pytest.mark.parametrize("words, rule", [
+    ("--seed 9223372036854775808", "must be at most 9223372036854775807"),  # what torch's generators take, with an epoch added
+    ("--step-timeout 1e+15", "must be at most 10000000"), ("--start-timeout 1e+15", "must be at most 10000000"),
+    ("--eval-batch-size 0", "must be a number, at least 1")])
+def test_a_value_that_torch_cannot_take_is_named_with_its_rule(words, rule, capsys):
+    code = code_of(*words.split())
+    assert (code, capsys.readouterr().err.split(": ", 2)[2]) == (64, f"{rule}\n")
+
+
 @pytest.mark.parametrize("text", ["lr: fast", "lr: [1, 2]", "pretrained: perhaps", "- lr", "lr", "lr: {", "mean: 0.5", "epochs: null"])
 def test_a_bad_value_in_the_file_exits_64(yaml_file, text):
     assert code_of(yaml_file(text)) == 64
+
+
+def test_a_file_that_asks_to_start_over_exits_64(yaml_file, capsys):
+    assert code_of(yaml_file("fresh: true")) == 64
+    assert "give --fresh on the command line" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_exits_66():

@@ -5,6 +5,16 @@ import torch.distributed as dist
 from utils.distributed import write_flight_record
 
 
+def test_ranks_wait_for_each_other_no_longer_than_a_section_unless_it_is_about_all_data(world, monkeypatch):
+    limits, barrier = [], dist.monitored_barrier
+    monkeypatch.setattr(dist, "monitored_barrier", lambda group, timeout, **options: (
+        limits.append(timeout.total_seconds()), barrier(group, timeout=timeout, **options)))
+    for wait in (world.everywhere, world.once, lambda work: world.once(work, num_bytes=10**9),
+                 lambda work: world.everywhere(work, takes_long=True), lambda work: world.once(work, per_node=True)):
+        wait(lambda: None)
+    assert limits == [300, 300, 400, 12 * 3600, 12 * 3600]
+
+
 def test_without_nccl_there_is_no_flight_record(world, tmp_path):
     assert (write_flight_record(tmp_path / "flight-record", 0), list(tmp_path.iterdir())) == ("", [])
 

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 @pytest.mark.parametrize("before, now, restarts, expected", [
     (None, [None], 0, True),  # without torchrun
     ("a 7 100", ["a 7 200"], 0, True),  # another torchrun, whatever its --rdzv-id is
-    ("a 7 100", ["a 7 200"], 1, False),  # torchrun restarted its workers
+    ("a 7 100", ["a 7 200"], 1, True),  # whose first start ended before it opened the run
+    ("a 7 100", ["a 7 100"], 1, False),  # torchrun restarted its workers
     ("a 7 100", ["a 7 100"], 0, False),  # which is no restart where nodes came or went
     ("a 7 100", ["b 9 300", "a 7 100"], 0, False)])  # and rank 0 may be on the new one
 def test_fresh_acts_at_the_first_start_of_a_launch_only(world, monkeypatch, before, now, restarts, expected):

@@ -124,6 +124,24 @@ def test_where_nothing_would_be_lost_a_signal_ends_the_process_whatever_its_main
         "ready", 75, f"at_end stopped 75 {message}\n", f"train.py: {message}\n", "75\n")
 
 
+def test_a_training_that_began_while_peers_were_listened_to_is_saved(start):
+    process = start("""
+watchdog = Watchdog()
+
+def listen():
+    watchdog.is_stoppable = False  # the first step has begun meanwhile
+    return []
+
+watchdog.silent_peers = listen
+told("ready")
+until(lambda: watchdog.reason)
+told(watchdog.reason)
+""", **TORCHRUN)
+    ready = line_of(process)
+    process.send_signal(signal.SIGTERM)
+    assert (ready, line_of(process)) == ("ready", "SIGTERM")
+
+
 def test_of_a_stop_with_nothing_to_save_only_rank_0_speaks(start):
     process = start("Watchdog()\ntold('ready')\ntime.sleep(1000)", RANK="1")
     line_of(process)
