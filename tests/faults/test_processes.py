@@ -98,11 +98,11 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
     assert [path.name[-2:] for path in run_dir.glob("checkpoints/*")] == ["g1"]
 
     live = start_torchrun(2, *own_words, "--workers", 2)
-    reach(live, run_dir, 3)
+    reach(live, run_dir, 4)
     live.process.kill()
     live.process.wait()
     assert_no_process(live)
-    assert 3 <= assert_stopped(live, run_dir, "SIGTERM") < STEPS
+    assert 4 <= assert_stopped(live, run_dir, "SIGTERM") < STEPS
 
     live = start_torchrun(2, *own_words)
     reach(live, run_dir, status(run_dir)["step"] + 1)
