@@ -82,7 +82,7 @@ def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_it
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
-def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
+def test_a_run_that_torchrun_stops_and_leaves_goes_on_as_if_nothing_had_been(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     live = start_torchrun(2, *own_words, "--workers", 2)
@@ -104,10 +104,6 @@ def test_a_run_that_is_stopped_in_every_way_goes_on_as_if_nothing_had_been(
     assert_no_process(live)
     assert 4 <= assert_stopped(live, run_dir, "SIGTERM") < STEPS
 
-    live = start_torchrun(2, *own_words)
-    reach(live, run_dir, status(run_dir)["step"] + 1)
-    os.kill(live.rank(1), signal.SIGTERM)
-    assert assert_stopped(live, run_dir, "SIGTERM to rank 1") < STEPS
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
 
 
