@@ -38,7 +38,7 @@ class RunOptions:
     task: str = option("image-classification", "what is trained")
     run_dir: str = option("", "run directory; default runs/TASK-MODEL-DATA-HASH: the same command continues the same run", OPERATIONAL)
     config: str | None = option(None, "YAML file of settings; the command line comes first", OPERATIONAL)
-    fresh: bool = option(False, "start over; the old run directory is moved to runs/.old/", OPERATIONAL)
+    fresh: bool = option(False, "start over, once per launch; the old run directory is moved to runs/.old/", OPERATIONAL)
     seed: int = option(0, "reaches initial weights, order, augmentation, masking, dropout")
     epochs: int = option(30, "passes over the training data; shapes the schedule")
     max_steps: int | None = option(None, "end after this many optimizer steps, if that comes first; shapes the schedule")
@@ -120,7 +120,8 @@ class BatchOptions:
     """Batches: ranks share out the micro-batches of a global batch"""
 
     global_batch_size: int = option(64, "samples per optimizer step, over all processes")
-    micro_batch_size: int | Auto = option("auto", "samples per forward and backward; ranks share the micro-batches out", TOLERATED)
+    micro_batch_size: int | Auto = option(
+        "auto", "samples per forward and backward; auto = at most 64, under exact an eighth of the global batch", TOLERATED)
     eval_batch_size: int | Auto = option("auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64", TOLERATED)
 
 

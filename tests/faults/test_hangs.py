@@ -75,7 +75,7 @@ def test_an_image_whose_reading_hangs_is_named(workers, words, own_photos, run_d
 
 @pytest.mark.slow
 def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
-    held = HeldImage(image_of(own_photos, "val", 64))  # the first of rank 1
+    held = HeldImage(image_of(own_photos, "val", 8))  # the first of rank 1: evaluation batches are two micro-batches of four
     live = start_torchrun(2, *words, "--workers", 1, "--section-timeout", TIMEOUT_S)
     assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "does not get on for ", "s: step 3, evaluation, waiting for data",
                   f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
