@@ -26,7 +26,7 @@ soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills,
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
 
-prove: .venv/ready                  ## one hash on 1, 2, 3 and 4 processes, also when killed in between; under 3 minutes
+prove: .venv/ready                  ## one hash on 1, 2, 3 and 4 processes, also when grown, shrunk and killed; three minutes
 	$(BIN)/python -m tests.prove
 
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
