@@ -50,8 +50,8 @@ class Feed:
         sampler, share, start = self.sampler, self.sampler.share, progress.sample_offset
         while start < sampler.plan.num_samples:
             indices, end = sampler.indices(progress.epoch, start), sampler.plan.end(start)
-            if not share:
-                self._watchdog.expect("waiting for the ranks that compute", self._limit_s + MARGIN_S)
+            if not share:  # the others have one micro-batch each: a limit for its data, and one for its work
+                self._watchdog.expect("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             yield GlobalBatch(islice(self._items, len(share)), len(share), end - start, sampler.num_tokens(indices),
                               self._task.weight(indices), end)
             start, self._limit_s = end, self._next_s

@@ -44,8 +44,6 @@ class NoWatchdog:
     def expect(self, *ignored: Any, **options: Any) -> None:
         """Nothing."""
 
-    got_on = expect
-
 
 class NoAgreement:
     """Nothing is said and nothing is heard."""

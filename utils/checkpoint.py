@@ -1,7 +1,8 @@
 """Checkpoints: what a run is, saved beside the training, the newest valid one wins.
 
 A save copies the state (the training waits for that) and writes in a thread of rank 0 (it does not wait). One is under way at a
-time; its error is told to all ranks with the next step (Agreement); the next save, an evaluation, a stop and the end wait for it (flush).
+time; its error is told to all ranks with the next step (Agreement); the next save, an evaluation, a stop and the end wait for
+it (flush).
 The files: utils/checkpoint_folder.py.
 """
 

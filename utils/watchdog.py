@@ -87,10 +87,6 @@ class Watchdog:
         drains: False = once torchrun has told this process to end, it may still take as long (a save; torchrun may be patient).
         """
         self._doing, self._detail, self._limit_s, self._drains = doing, detail, within_s, drains
-        self.got_on()
-
-    def got_on(self) -> None:
-        """The same again: what is expected takes several steps, and one of them is done."""
         if self._is_draining and self._drains:
             self._limit_s = min(self._limit_s, self._drain_s)
         self._deadline = time.monotonic() + self._limit_s

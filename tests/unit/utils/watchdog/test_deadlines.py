@@ -138,14 +138,14 @@ until(lambda: False)
     assert (line_of(process), process.wait(LIMIT_S)) == ("alive", 76)
 
 
-def test_each_sign_that_it_got_on_begins_the_expectation_anew(start):
+def test_each_expectation_begins_anew(start):
     process = start("""
 module.time, module.socket.gethostname = Clock(), lambda: "host"
 clock, watchdog = module.time, Watchdog()
 watchdog.expect("saving", 10)
 for _ in range(5):
     clock.passes(9)
-    watchdog.got_on()
+    watchdog.expect("saving", 10)
 clock.passes(9)
 told("alive")
 clock.passes(2)
@@ -155,8 +155,8 @@ until(lambda: False)
     assert (out, process.returncode, err.splitlines()[0]) == ("alive\n", 76, f"train.py: {late(10, 'starting, saving')}")
 
 
-def test_where_nothing_was_expected_getting_on_sets_no_deadline(start):
-    process = start("module.time = clock = Clock()\nWatchdog().got_on()\nclock.passes(1e9)\ntold('alive')\nos._exit(0)")
+def test_where_nothing_is_expected_there_is_no_deadline(start):
+    process = start("module.time = clock = Clock()\nWatchdog()\nclock.passes(1e9)\ntold('alive')\nos._exit(0)")
     assert (line_of(process), process.wait(LIMIT_S)) == ("alive", 0)
 
 
@@ -248,16 +248,15 @@ def test_a_process_stuck_after_a_signal_of_torchrun_says_where_before_torchrun_k
     assert re.match(r"train.py: rank 0 on host does not get on for \d+ s: starting, training \(", err)
 
 
-@pytest.mark.parametrize("then", ["watchdog.expect('saving', 1000)", "watchdog.got_on()"])
-def test_a_process_that_is_to_end_has_so_long_for_each_thing_that_it_still_does(start, then):
-    process = start(DRAINING.format(passes=[24, 24, 24], then=then, last=26), **TORCHRUN)
+def test_a_process_that_is_to_end_has_so_long_for_each_thing_that_it_still_does(start):
+    process = start(DRAINING.format(passes=[24, 24, 24], then="watchdog.expect('saving', 1000)", last=26), **TORCHRUN)
     line_of(process)
     process.send_signal(signal.SIGTERM)
     out = process.communicate(timeout=LIMIT_S)[0]
     assert (out, process.returncode) == ("alive\n", 76)
 
 
-@pytest.mark.parametrize("then", ["pass", "watchdog.expect('saving', 1000, drains=False)", "watchdog.got_on()"])
+@pytest.mark.parametrize("then", ["pass", "watchdog.expect('saving', 1000, drains=False)"])
 def test_a_save_may_take_as_long_as_before_when_the_process_is_to_end(start, then):
     program = DRAINING.replace('expect("training", 1000)', 'expect("saving", 1000, drains=False)')
     process = start(program.format(passes=[900], then=then, last=1002), **TORCHRUN)
