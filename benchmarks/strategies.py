@@ -59,7 +59,7 @@ def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: P
 
 
 def main() -> None:
-    """Print a table on rank 0. Run under torchrun; device cpu or cuda as the first argument, micro-batches per rank as the second."""
+    """Print a table on rank 0. Run under torchrun. Arguments: --device of train.py, micro-batches per rank."""
     torch.set_num_threads(1)
     micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:

@@ -69,7 +69,7 @@ def build_loader(
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=_end_with_parent,
         generator=torch.Generator(),  # its own: making an iterator would draw from torch's otherwise
-        pin_memory=world.device.type == "cuda")
+        pin_memory=world.device.type != "cpu")
 
 
 def num_workers(given: int | str, world: World) -> int:
@@ -77,7 +77,7 @@ def num_workers(given: int | str, world: World) -> int:
     if given != "auto":
         return int(given)
     spare = world.cores - 1
-    return max(1, min(8, spare)) if world.device.type == "cuda" else max(0, min(1, spare))
+    return max(0, min(1, spare)) if world.device.type == "cpu" else max(1, min(8, spare))
 
 
 _TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be in any encoding

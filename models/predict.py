@@ -1,6 +1,6 @@
 """What a trained model says of inputs it has not seen, as CSV or JSONL.
 
-    python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl] [--batch-size N] [--device auto|cpu|cuda]
+    python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl] [--batch-size N] [--device DEVICE]
     python -m models.predict runs/flowers photos cat.jpg --output predictions.csv
 
 Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows come in
@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--output", metavar="FILE", help="appears under this name once it is complete (default: standard output)")
     parser.add_argument("--batch-size", metavar="N", type=_count, default=64,
                         help="inputs classified at once (default: 64)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto",
-                        help="default: cuda where there is one")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
     given = parser.parse_args(arguments)
     try:
         given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
@@ -61,9 +60,12 @@ def predict(given: argparse.Namespace) -> Exit:
     cannot be written.
     """
     from models.tasks import load_task
+    from utils.devices import find_device
+    from utils.vendor import set_tf32
 
+    set_tf32(False)
     folder, task = find_model(Path(given.run))
-    classes, batches = load_task(task).predict(folder, given.inputs, _device(given.device), given.batch_size)
+    classes, batches = load_task(task).predict(folder, given.inputs, find_device(given.device), given.batch_size)
     num_inputs = num_bad = 0
     with _open_output(given.output) as file:
         write_row = FORMATS[given.format](file, classes)
@@ -99,18 +101,6 @@ def find_model(run: Path) -> tuple[Path, str]:
     if not isinstance(task, str) or task not in TASKS:
         raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}", Exit.NO_INPUT)
     return folder, task
-
-
-def _device(name: str) -> Any:
-    """The torch.device that --device means, which computes in float32 from here on. Raises UserError (64)."""
-    import torch
-
-    from utils.precision import set_tf32
-
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU here; use --device cpu")
-    set_tf32(False)
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:

@@ -198,6 +198,31 @@ def test_no_rank_is_special_in_the_loop():
     assert special == []
 
 
+# --- devices
+
+ONE_VENDORS = "utils/vendor.py"
+HELP = {"option": 1, "add_argument": None}  # calls whose text is the command line's help: option(default, text), help=text
+
+
+def words_of(tree):
+    """Every name and string in a module, docstrings too, but not the command line's help."""
+    help_texts = {id(node) for call in ast.walk(tree) if isinstance(call, ast.Call)
+                  and (name := getattr(call.func, "id", getattr(call.func, "attr", None))) in HELP
+                  for text in [*call.args[1:2 if HELP[name] else 1], *(word.value for word in call.keywords if word.arg == "help")]
+                  for node in ast.walk(text)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in help_texts:
+            yield node.value
+        yield from (value for field in ("id", "attr", "name", "asname", "arg", "module")
+                    if isinstance(value := getattr(node, field, None), str))
+
+
+def test_cuda_is_known_to_one_file_and_the_help_alone():
+    programs = MODULES | {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in (ROOT / "benchmarks").rglob("*.py")}
+    found = [(path, word) for path, tree in programs.items() for word in words_of(tree) if "cuda" in word.lower()]
+    assert {path for path, _ in found} == {ONE_VENDORS}, [(path, word) for path, word in found if path != ONE_VENDORS]
+
+
 # --- registries
 
 

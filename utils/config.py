@@ -145,13 +145,13 @@ class OptimOptions:
 class DeviceOptions:
     """Device, precision, processes"""
 
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "auto = cuda where there is one", TOLERATED)
+    device: str = option("auto", "cpu, cuda or another accelerator that torch knows; auto = the accelerator, where there is one", TOLERATED)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option("auto", "auto = bf16 where the hardware computes in it", TOLERATED)
     tf32: Literal["auto", "always", "never"] = option(
         "auto", "CUDA: float32 products and convolutions in TF32 (three decimals); auto = not with fp32", TOLERATED)
     strategy: Literal["ddp", "exact"] = option("ddp", "exact: the same bits on any number of processes", TOLERATED)
     compile: bool = option(False, "torch.compile the model", TOLERATED)
-    deterministic: bool = option(False, "CUDA: deterministic algorithms, no autotuning; on CPU always so", TOLERATED)
+    deterministic: bool = option(False, "deterministic algorithms, no autotuning; on the CPU always so", TOLERATED)
     threads: int | Auto = option(
         "auto", "arithmetic threads per process; auto = cores / processes at the first start, on the CPU under exact 1", TOLERATED)
 

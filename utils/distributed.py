@@ -19,16 +19,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from utils import vendor
 from utils.config import FaultOptions
 from utils.cores import cpu_quota, fair_share
-from utils.devices import require_device
+from utils.devices import settle_device
 from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.nest import put_together, take_apart
 from utils.preflight import require_own_name
 from utils.watchdog import Watchdog, prepare_store
 
 T = TypeVar("T")
-FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
 DISK_BYTES_PER_S = 10e6  # of the slowest disk that is waited for
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
@@ -48,15 +48,14 @@ class World:
 
     @classmethod
     def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
-        """Join the process group: gloo on the CPU, nccl for CUDA tensors. device: "cpu", "cuda" or "auto". Collective.
+        """Join the process group, with the backend of the device and gloo for host memory. device: --device. Collective.
 
-        timeouts: None = the defaults. watchdog: learns of the peers. Raises UserError: 64 where there are fewer GPUs than
+        timeouts: None = the defaults. watchdog: learns of the peers. Raises UserError: 64 where there are fewer devices than
         processes, 76 where some do not come.
         """
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        use_cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
         try:
             if world_size == local_world_size:
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
@@ -69,18 +68,17 @@ class World:
         store = dist.HashStore() if world_size == 1 else _fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
-        require_device(device, use_cuda, local_world_size, store, rank, world_size)
-        target = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
-        if use_cuda:
-            torch.cuda.set_device(target)
+        kind = settle_device(device, local_world_size, store, rank, world_size)  # Collective.
+        target = torch.device("cpu") if kind == "cpu" else torch.device(kind, local_rank)
+        if kind != "cpu":
+            torch.accelerator.set_device_index(local_rank)
+        vendor.record_collectives(kind)
         # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
-        if use_cuda and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name, which torch still reads
-            os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORD)
         longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
         dist.init_process_group(
-            "nccl" if use_cuda else "gloo", store=store, rank=rank, world_size=world_size, timeout=longest,
-            device_id=target if use_cuda else None)
-        control = dist.new_group(backend="gloo", timeout=longest) if use_cuda else dist.group.WORLD
+            dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size, timeout=longest,
+            device_id=None if kind == "cpu" else target)
+        control = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=longest)
         section_timeout = timedelta(seconds=timeouts.section_timeout)
         world = cls(rank, local_rank, world_size, local_world_size, target, control, section_timeout)
         return replace(world, cores=_share_of_cores(world))  # Collective.

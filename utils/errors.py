@@ -90,11 +90,17 @@ def some(names: Iterable[str]) -> str:
 
 
 # What no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable, NvlinkUncorrectable,
-# Contained and HardwareStackError (libcudart 13), and the driver's own words.
+# Contained and HardwareStackError (libcudart 13; HIP has the same), and the driver's own words.
 _BROKEN = re.compile(
-    r"CUDA-capable device\(s\) is/are busy or unavailable|uncorrectable ECC error|uncorrectable NVLink error"
+    r"device\(s\) is/are busy or unavailable|uncorrectable ECC error|uncorrectable NVLink error"
     r"|over nvlink or a hardware error|hardware stack error|GPU is lost|fallen off the bus", re.I)
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left. Known by name: torch is not imported here."""
+    names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
+    return bool(names & {"OutOfMemoryError", "MemoryError"}) or "can't allocate memory" in text or "_ALLOC_FAILED" in text
 
 
 def explain(
@@ -118,16 +124,18 @@ def explain(
                 f" {killed}{notes}"), code
     if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
         line = next(line for line in text.splitlines() if found[0] in line).strip()
-        return (f"a device of rank {rank} on {host} failed ({line});"
+        return (f"device {os.environ.get('LOCAL_RANK', 0)} of {host} (rank {rank}) failed ({line});"
                 " the same command continues, on a device that works"), Exit.HARDWARE
-    if "OutOfMemoryError" in names or "can't allocate memory" in text or isinstance(error, MemoryError):
+    if found := re.match(r"(\S+) does not have a deterministic implementation", text):
+        return f"--deterministic: {found[1]} has no deterministic implementation; leave it out, or use another --model", Exit.USAGE
+    if is_out_of_memory(error):
         return f"out of memory: {out_of_memory} ({first_line})", Exit.USAGE
     if "NCCL error" in text:
         found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
         line = found[1].strip() if found else first_line
         if re.search("Duplicate GPU detected|no socket interface found", line):
-            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own (CUDA_VISIBLE_DEVICES,"
-                    " --nproc-per-node), and NCCL_SOCKET_IFNAME must name an interface that this host has"), Exit.USAGE
+            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own that it can see (and"
+                    " --nproc-per-node at most as many), and NCCL_SOCKET_IFNAME must name an interface that this host has"), Exit.USAGE
         return f"rank {rank} on {host} lost its peers (NCCL: {line})", Exit.LOST_PEERS
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
     if "DistError" in names or is_of_backend:

@@ -1,6 +1,5 @@
 """Precision: autocast, the fp16 loss scale, and an optimizer step that leaves everything as it was if the gradient is not finite."""
 
-import os
 import socket
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils import vendor
 from utils.config import DeviceOptions
+from utils.devices import Arriving
 from utils.distributed import World
 from utils.errors import some
 from utils.parallel import load_strategy
@@ -19,8 +20,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def hardware_precision(device: torch.device) -> str:
     """What `--precision auto` means here: bf16 where the hardware computes in it, else fp32."""
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    if device.type != "cpu":
+        ask = getattr(torch.get_device_module(device), "is_bf16_supported", None)
+        return "bf16" if ask and ask(including_emulation=False) else "fp32"
     has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # no public question exists (torch 2.15)
     return "bf16" if has_bf16 else "fp32"
 
@@ -33,12 +35,11 @@ def settle_arithmetic(config: DeviceOptions, run: Run, world: World) -> "Precisi
     if world.device.type == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
-    torch.backends.cudnn.benchmark = not config.deterministic
+    vendor.set_determinism(config.deterministic)
     precision = _settle_precision(config, run, world)  # Collective.
-    set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
+    vendor.set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
     return Precision(precision, world.device)
 
 
@@ -56,15 +57,6 @@ def _settle_precision(config: DeviceOptions, run: Run, world: World) -> str:
     return name
 
 
-def set_tf32(is_allowed: bool) -> None:
-    """Whether CUDA computes float32 products and convolutions in TF32, which has three decimals. The CPU never does.
-
-    By torch's older switches, here alone: they set the newer ones (fp32_precision) as well. The newer ones leave the
-    older as they were, and then reading these raises, which torch.compile does (torch 2.11 and 2.15).
-    """
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
-
-
 class Precision:
     """How numbers are computed: "fp32", "bf16" or "fp16" on `device`."""
 
@@ -72,7 +64,7 @@ class Precision:
         self.name, self._dtype, self._device = name, DTYPES.get(name), device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
-        self._last: tuple[Any, _Answer] | None = None  # a position, whether its step's gradient was finite: not yet looked at
+        self._last: tuple[Any, Arriving] | None = None  # a position, whether its step's gradient was finite: not yet looked at
         self._scale_before: tuple[Tensor, Tensor] | None = None  # fp16: the loss scale and its growth, before the last step
 
     def autocast(self) -> AbstractContextManager:
@@ -103,7 +95,7 @@ class Precision:
             # The fused optimizers' own protocol (GradScaler's too): found_inf = 1 leaves weights and state as they were.
             optimizer.grad_scale, optimizer.found_inf = None, (~is_finite).float()
             optimizer.step()
-        self._last = (position, _Answer(is_finite))
+        self._last = (position, Arriving(is_finite))
         return is_finite
 
     def void_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -124,21 +116,5 @@ class Precision:
 
         With fp16 that is how the scale finds its level, and tells nothing until the scale has fallen below 1.
         """
-        (position, is_finite), self._last = self._last or (None, True), None
-        return None if is_finite or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position
-
-
-class _Answer:
-    """A bool of the device, on its way to the host: asking waits for what was computed before it, not for what came after."""
-
-    def __init__(self, value: Tensor):
-        self._value, self._event = value, None
-        if value.device.type == "cuda":
-            self._value = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(value, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def __bool__(self) -> bool:
-        if self._event is not None:
-            self._event.synchronize()
-        return bool(self._value)
+        (position, answer), self._last = self._last or (None, None), None
+        return None if answer is None or answer.wait()[0] or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position

@@ -5,11 +5,10 @@ No torch at module level: the first check is made before anything is imported th
 
 import ipaddress
 import os
-import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -54,20 +53,6 @@ def _package_problems() -> Iterator[str]:
         # A vendor's 2.11.0a0+hash is his 2.11.0.
         if not any(need.specifier.contains(each, prereleases=True) for each in (version, Version(version).base_version)):
             yield f"{need.name} {version} is installed, and {who} needs {need.name}{need.specifier}"
-
-
-def require_architecture(name: str, capability: tuple[int, int], built_for: Sequence[str]) -> None:
-    """Raise UserError (64) if torch has no code for a GPU of this compute capability.
-
-    built_for: torch.cuda.get_arch_list(). Binaries (sm_86) run on later minor versions of their major one, PTX (compute_90) on
-    all later ones (CUDA C++ Programming Guide, "Compute capability compatibility").
-    """
-    found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    binaries, texts = ([(int(major), int(minor)) for kind, major, minor in found if kind == wanted] for wanted in ("sm", "compute"))
-    if not any(major == capability[0] and minor <= capability[1] for major, minor in binaries) and not any(
-            each <= capability for each in texts):
-        raise UserError(f"{socket.gethostname()}: {name} is sm_{capability[0]}{capability[1]}, and this torch has code for"
-                        f" {', '.join(built_for) or 'no GPU'} only: install one that fits (https://pytorch.org), or use --device cpu")
 
 
 def require_interface() -> str | None:

@@ -31,6 +31,7 @@ from utils.errors import Exit, UserError, explain
 from utils.files import read_json, sync, write_atomically
 from utils.identity import code_digest, compare, identity, run_path
 from utils.start import acts_fresh, launch_id, slurm_starts
+from utils.vendor import ENVIRONMENT
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre that is mounted without flock; NFS without its lock daemon
@@ -207,7 +208,7 @@ def _describe(config: Config, path: Path, processes: int) -> None:
         kept = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
                 if name not in NOT_KEPT and value is not None}
         lines = [f"{name} {version}" for name, version in sorted({(d.name, d.version) for d in metadata.distributions()})]
-        names = [name for name in sorted(os.environ) if re.match("CUDA|NCCL|GLOO|OMP|MKL|TORCH|PET|SLURM|LOCKSTEP|XDG|WORLD", name)]
+        names = [name for name in sorted(os.environ) if re.match(f"{ENVIRONMENT}|GLOO|OMP|MKL|TORCH|PET|SLURM|LOCKSTEP|XDG|WORLD", name)]
         lines += [f"{name}={'(redacted)' if re.search('TOKEN|KEY|SECRET|PASS', name) else os.environ[name]}" for name in names]
         write_atomically(path / "env.txt", "\n".join([f"python {platform.python_version()}", platform.platform(), *lines, ""]))
         write_atomically(path / "config.yaml", yaml.safe_dump(kept, sort_keys=False))

@@ -16,12 +16,12 @@ def derive_seed(seed: int, stream: str, *position: int) -> int:
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def seed_micro_batch(seed: int, step: int, number: int) -> None:
+def seed_micro_batch(seed: int, step: int, number: int, device: torch.device) -> None:
     """Set torch's generators for micro-batch `number` of optimizer step `step`: its dropout is the same on whichever rank."""
     value = derive_seed(seed, "micro-batch", step, number)
     torch.default_generator.manual_seed(value)  # 1 us; torch.manual_seed takes 140
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed(value)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(value)
 
 
 @contextmanager

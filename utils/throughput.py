@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 
+from utils.devices import peak_memory
+
 
 class Throughput:
     """Covers the training steps since the last record; evaluation and checkpoints are left out (restart)."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._samples, self._tokens, self._elapsed_s, self._wait_s, self._mark = 0, 0, 0.0, 0.0, time.perf_counter()
 
     def restart(self) -> None:
@@ -47,7 +50,7 @@ class Throughput:
         fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
         if self._tokens:
             fields["tokens_per_s"] = self._tokens / elapsed_s
-        if torch.cuda.is_available():
-            fields["memory"] = torch.cuda.max_memory_allocated() / 2**20
+        if (peak := peak_memory(self._device)) is not None:
+            fields["memory"] = peak / 2**20
         self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
         return fields

@@ -162,17 +162,18 @@ def hardware_that_differs(world: World, folder: Path) -> Any:
 
 
 def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
-    """What comes of --device auto where the last rank sees no CUDA device; where none does; where it has too few."""
+    """What comes of --device auto where the last rank sees no accelerator; where none does; where it has too few."""
     store, is_last = dist.distributed_c10d._get_default_store(), world.rank == world.world_size - 1
 
-    def ask(name: str, use_cuda: bool) -> list[Any]:
+    def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        return _error_of(lambda: devices.require_device("auto", use_cuda, 1, own, world.rank, world.world_size))
+        devices._find_type = lambda given: kind
+        return _error_of(lambda: devices.settle_device("auto", 1, own, world.rank, world.world_size))
 
-    devices._require_gpus = lambda device, processes: None
-    found = [ask("mixed", not is_last), ask("none", False)]
-    devices._require_gpus = lambda device, processes: _refuse("too few GPUs", Exit.USAGE) if is_last else None
-    return [*found, ask("few", True)]
+    devices._require_devices = lambda name, kind, processes: None
+    found = [ask("mixed", "cpu" if is_last else "sim"), ask("none", "cpu")]
+    devices._require_devices = lambda name, kind, processes: _refuse("too few devices", Exit.USAGE) if is_last else None
+    return [*found, ask("few", "sim")]
 
 
 def what_differs_between_ranks(world: World, folder: Path) -> Any:
@@ -331,7 +332,7 @@ def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -
     items = iter(build_loader(task.train_set, task.collate, sampler, 0, world))
     strategy.module.train()
     for batch in strategy.share(islice(items, len(sampler.share)), len(sampler.share), ONE):
-        seed_micro_batch(0, start, batch.number)
+        seed_micro_batch(0, start, batch.number, world.device)
         (task.forward(strategy.model, batch).loss_sum / task.weight(sampler.indices(0, start))).backward()
     strategy.settle_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()

@@ -20,7 +20,7 @@ class DDP(Strategy):
             return
         self.model = DistributedDataParallel(
             self.module,
-            device_ids=[self.world.device.index] if self.world.device.type == "cuda" else None,
+            device_ids=None if self.world.device.type == "cpu" else [self.world.device.index],
             gradient_as_bucket_view=True,
             **{_SYNC_BUFFERS: False})  # see Buffers
         self.model.register_comm_hook(None, _sum)

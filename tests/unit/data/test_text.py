@@ -409,6 +409,11 @@ def test_items_are_the_samples_in_every_epoch(write, opened):
     assert found == [samples(table)] * 2 and items[0, torch.tensor(1)].ids.dtype == np.int64
 
 
+def test_a_batch_in_which_nothing_is_padded_has_no_mask():
+    batch = padded([TextSample(np.full(8, 5), np.ones(8, np.uint8), 0)] * 2, 7, 64)
+    assert set(batch) == {"input_ids", "token_type_ids"}
+
+
 @pytest.mark.parametrize("longest, width", [(1, 8), (7, 8), (8, 8), (9, 16), (16, 16), (17, 24)])
 def test_batches_are_padded_to_a_multiple_of_8_at_least_their_longest(longest, width):
     batch = padded([TextSample(np.full(length, 5), np.ones(length, np.uint8), 0) for length in (1, longest)], 7, 64)

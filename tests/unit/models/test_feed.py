@@ -51,7 +51,7 @@ def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
     loader = build_loader(Numbers(), collate, sampler, 0, SimpleNamespace(device=torch.device("cpu")))
     task, watchdog = SimpleNamespace(weight=lambda indices: 2.0 * len(indices)), Watchdog()
     limits = FaultOptions(start_timeout=300, step_timeout=100)
-    return Feed(task, loader, progress, epochs, Throughput(), watchdog, limits, is_compiled), watchdog
+    return Feed(task, loader, progress, epochs, Throughput(torch.device("cpu")), watchdog, limits, is_compiled), watchdog
 
 
 def numbers_of(batch):

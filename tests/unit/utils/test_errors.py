@@ -75,9 +75,10 @@ CUDA = ("unhandled cuda error", "ncclUnhandledCudaError: Call to CUDA function f
 
 @pytest.mark.parametrize("words", BROKEN)
 def test_a_device_that_failed_is_71_and_named(monkeypatch, words):
-    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("RANK", "10")
+    monkeypatch.setenv("LOCAL_RANK", "2")
     assert explain(torch.AcceleratorError(AS_TORCH.format(words))) == (
-        f"a device of rank 2 on {socket.gethostname()} failed (CUDA error: {words}); the same command continues,"
+        f"device 2 of {socket.gethostname()} (rank 10) failed (CUDA error: {words}); the same command continues,"
         " on a device that works", Exit.HARDWARE)
 
 
@@ -85,6 +86,20 @@ def test_a_device_that_failed_is_71_and_named(monkeypatch, words):
     "an illegal memory access was encountered", "device-side assert triggered", "unspecified launch failure"])
 def test_what_a_program_may_cause_on_a_device_is_70(words):
     assert explain(torch.AcceleratorError(AS_TORCH.format(words)))[1] == Exit.INTERNAL
+
+
+def test_an_operator_that_cannot_be_deterministic_is_64_and_named():
+    torchs = "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but you set 'torch.use_det...'"
+    message, code = explain(RuntimeError(torchs))
+    assert code == Exit.USAGE and message.startswith("--deterministic: adaptive_avg_pool2d_backward_cuda has no ")
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("Tried to allocate 20.00 MiB"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:128] err == 0. DefaultCPUAllocator: can't allocate memory"), MemoryError()])
+def test_lack_of_memory_is_64_however_it_is_told(error):
+    message, code = explain(error)
+    assert code == Exit.USAGE and message.startswith("out of memory: use a smaller --micro-batch-size")
 
 
 @pytest.mark.parametrize("kind, last, code, shown", [

@@ -12,7 +12,7 @@ import pytest
 
 from utils import preflight
 from utils.errors import Exit, UserError
-from utils.preflight import require_architecture, require_own_name, require_packages, warn_of_room
+from utils.preflight import require_own_name, require_packages, warn_of_room
 
 ROOT = Path(__file__).parents[3]
 Usage = namedtuple("Usage", "free")
@@ -87,23 +87,6 @@ def test_train_py_says_so_where_nothing_is_installed():
                           capture_output=True, text=True, timeout=60)
     assert (bare.returncode, bare.stderr.count("\n")) == (Exit.USAGE, 1), bare.stderr
     assert "is not installed: " in bare.stderr
-
-
-# --- GPUs
-
-
-@pytest.mark.parametrize("capability, built_for", [
-    ((9, 0), ["sm_80", "sm_90"]), ((8, 6), ["sm_80"]), ((8, 9), ["sm_75", "sm_86"]), ((12, 0), ["sm_90", "compute_90"]),
-    ((10, 3), ["sm_90", "sm_100"]), ((9, 0), ["sm_90a", "sm_90"])])
-def test_a_gpu_runs_binaries_of_its_major_version_and_any_earlier_ptx(capability, built_for):
-    assert require_architecture("a GPU", capability, built_for) is None
-
-
-@pytest.mark.parametrize("capability, built_for", [
-    ((7, 0), ["sm_75", "sm_80"]), ((8, 0), ["sm_86"]), ((12, 0), ["sm_90", "sm_100"]), ((6, 1), ["sm_75", "compute_90"]), ((9, 0), [])])
-def test_a_gpu_that_torch_has_no_code_for_is_refused(capability, built_for):
-    with pytest.raises(UserError, match=f"V is sm_{capability[0]}{capability[1]}, and this torch has code for .* only: .*--device cpu"):
-        require_architecture("V", capability, built_for)
 
 
 # --- the name of a machine among several

@@ -36,7 +36,7 @@ def test_ten_thousand_positions_have_as_many_seeds():
 
 def test_a_micro_batch_draws_by_its_step_and_number():
     def draw(*position):
-        seed_micro_batch(*position)
+        seed_micro_batch(*position, torch.device("cpu"))
         return torch.rand(2).tolist()
 
     draws = [draw(0, 5, 1), draw(0, 5, 1), draw(0, 5, 2), draw(0, 6, 1), draw(1, 5, 1)]
