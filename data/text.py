@@ -120,7 +120,8 @@ class TextSet(Dataset):
 def padded(samples: Sequence[TextSample], pad_id: int, max_length: int) -> dict[str, Tensor]:
     """The samples as what an encoder takes: input_ids, attention_mask and, where there are types, token_type_ids; [B, T] int64.
 
-    T is a multiple of PAD_TO, or max_length.
+    T is a multiple of PAD_TO, or max_length. Where nothing is padded there is no attention_mask: an encoder would ask the
+    device for that, and the host would wait.
     """
     width = min(max_length, -(-max(len(sample.ids) for sample in samples) // PAD_TO) * PAD_TO)
     ids, mask, types = torch.full((len(samples), width), pad_id), *torch.zeros(2, len(samples), width, dtype=torch.int64)
@@ -128,7 +129,9 @@ def padded(samples: Sequence[TextSample], pad_id: int, max_length: int) -> dict[
         ids[row, :len(sample.ids)] = torch.from_numpy(sample.ids)
         mask[row, :len(sample.ids)] = 1
         types[row, :len(sample.types)] = torch.from_numpy(sample.types.astype(np.int64))
-    return {"input_ids": ids, "attention_mask": mask} | ({"token_type_ids": types} if len(samples[0].types) else {})
+    is_padded = any(len(sample.ids) < width for sample in samples)
+    return ({"input_ids": ids} | ({"attention_mask": mask} if is_padded else {})
+            | ({"token_type_ids": types} if len(samples[0].types) else {}))
 
 
 def tokenize(source: TextSource, tokenizer: Any, cache: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.devices import Arriving
 from utils.distributed import World
 from utils.errors import Exit, UserError
 
@@ -55,12 +56,13 @@ class Totals:
 
         Raises UserError: 65 where no sample counts, 80 where a metric is NaN all the same.
         """
-        if not world.all_reduce_sum(self._num_samples):
+        arriving = Arriving(self._num_samples, *self._sums)
+        num_samples, *all_sums = map(world.all_reduce_sum, arriving.wait())  # one wait for the device
+        if not num_samples:
             raise UserError("no sample of the evaluation set could be read; repair them, and the same command continues", Exit.BAD_DATA)
         values: dict[str, Any] = {}
-        for metric, sums in zip(self._metrics, self._sums, strict=True):
-            world.all_reduce_sum(sums)
-            values |= metric.values((sums if metric.is_count else _added_in_order(sums)).cpu())
+        for metric, sums in zip(self._metrics, all_sums, strict=True):
+            values |= metric.values(sums if metric.is_count else _added_in_order(sums))
         if wrong := [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]:
             raise UserError(f"{', '.join(wrong)} of the evaluation is NaN: the model diverged; continue with --precision fp32, or start"
                             " over (--fresh) with a smaller --lr or --max-grad-norm 1", Exit.DIVERGED)
@@ -68,8 +70,8 @@ class Totals:
 
 
 def _added_in_order(table: Tensor) -> Tensor:
-    total = torch.zeros_like(table[0], device="cpu")
-    for row in table.cpu():
+    total = torch.zeros_like(table[0])
+    for row in table:
         total += row
     return total
 
