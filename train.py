@@ -51,6 +51,7 @@ from models.training import (
     Training,
     check_last_step,
     close_run,
+    lack_of_memory_explained,
     position,
     prepare,
     record_samples,
@@ -89,7 +90,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
                 return evaluate_only(config, task, precision, run, watchdog, world)
             watchdog.write_flight_record = partial(write_flight_record, run.path / "flight-record", world.rank)
             training = prepare(config, task, precision, run, watchdog, world)
-            with closing(training.log), closing(training.checkpoints):
+            with closing(training.log), closing(training.checkpoints), lack_of_memory_explained(training):
                 return train(training)
 
 
@@ -129,7 +130,7 @@ def train_one_epoch(t: Training) -> None:
         # This rank's micro-batches; gradients are summed over ranks with the last one.
         for micro_batch in t.strategy.share(batch.micro_batches, batch.num_micro_batches, t.precision.scale):
             micro_batch = t.bad_samples.check(micro_batch)
-            seed_micro_batch(t.config.run.seed, step, micro_batch.number)  # what it computes does not depend on who computes it
+            seed_micro_batch(t.config.run.seed, step, micro_batch.number, t.world.device)  # whoever computes it
             with t.precision.autocast():
                 output = t.task.forward(t.strategy.model, micro_batch.to(t.world.device))
             losses[micro_batch.number] = output.loss_sum.detach().double() / batch.weight

@@ -131,13 +131,13 @@ def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> Batc
 
 
 def settle_plan(
-    config: BatchOptions, num_samples: int, model: nn.Module, is_invariant: bool, run: Run, world: World
+    config: BatchOptions, num_samples: int, model: nn.Module, is_invariant: bool, run: Run, world: World, fit: int | None = None
 ) -> BatchPlan:
     """The plan of this run: its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
 
     is_invariant: see Strategy. Then `auto` does not look at the number of processes, and ranks may be without work. Else `auto`
     is the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples, and is cut finer for
-    more processes later.
+    more processes later. fit: samples that do fit into the device's memory, where those of the plan before did not.
     """
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
@@ -145,8 +145,12 @@ def settle_plan(
     def derive() -> int:
         if is_invariant:
             return -(-batch // min(INVARIANT_LIMIT, max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))))
-        return world.world_size * -(-batch // (AUTO_LIMIT * world.world_size))
+        return world.world_size * -(-batch // ((fit or AUTO_LIMIT) * world.world_size))
 
+    if fit:
+        kept = run.kept.pop("micro_batches")
+        run.note(f"out of memory in micro-batches of {-(-batch // kept)} samples: a global batch of {batch} is cut into"
+                 f" {derive()} micro-batches of {fit} instead of {kept}, in this run from here on")
     if "micro_batches" in run.kept:
         run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # the run is of an earlier version
     count = run.settle("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)

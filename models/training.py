@@ -1,8 +1,11 @@
 """What the training loop works with: built once, warmed up, its numbers checked, its steps recorded. The loop itself: train.py."""
 
 import math
+import socket
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,11 +16,13 @@ from torch.utils.data import DataLoader
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_eval_batch, settle_plan
 from models.feed import Feed
+from models.memory import Attempts, fit_eval_batch, fit_micro_batch, largest_fit
 from models.tasks.base import Batch, Task
 from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.config import Config, duration_or_steps
+from utils.devices import Arriving
 from utils.distributed import Agreement, World
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, RankError, UserError, is_out_of_memory, some
 from utils.log import Log, SilentLog, figure, last_record, open_log
 from utils.nonfinite import nonfinite_samples
 from utils.optim import build_optimizer, build_schedule
@@ -47,6 +52,7 @@ class Training:
     checkpoints: Checkpoints
     agreement: Agreement
     watchdog: Watchdog
+    attempts: Attempts
     bad_samples: BadSamples
     throughput: Throughput
     feed: Feed
@@ -63,16 +69,21 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=checkpoints.are_none()).to(world.device)  # Collective.
     strategy_class = load_strategy(config.device.strategy)
-    plan = settle_plan(config.batch, len(task.train_set), model, strategy_class.is_invariant, run, world)
+    optimizer = build_optimizer(model, config.optim)
+    settle = partial(settle_plan, config.batch, len(task.train_set), model, strategy_class.is_invariant, run, world)
+    attempts, is_free = Attempts(task, model, optimizer, precision, strategy_class, world.device), (
+        config.batch.micro_batch_size == "auto" and not strategy_class.is_invariant)
+    plan = fit_micro_batch(settle(), attempts, is_free, settle, world)  # Collective.
     eval_batch = settle_eval_batch(config.batch, plan, run)
+    fit_eval_batch(eval_batch, attempts, world)  # Collective.
     strategy = strategy_class(model, world, plan.num_micro_batches)
     useful = min(plan.num_micro_batches, world.world_size * run.cores_per_process)
     if strategy_class.is_invariant and run.start == 1 and run.kept["threads"] == 1 and useful > world.world_size:
         run.note(f"--strategy {config.device.strategy} computes with one thread per process, whatever their number:"
                  f" {useful} processes use the cores")
-    state = TrainState(strategy, build_optimizer(model, config.optim), precision.scaler)
+    state = TrainState(strategy, optimizer, precision.scaler)
     run.where = lambda: state.progress
-    watchdog.where = lambda: f"step {state.progress.step}"
+    watchdog.where = lambda: f"step {state.progress.step} on {world.device}"
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_settled()
     if config.device.compile:
@@ -92,10 +103,10 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples, {config.model.model},"
              f" {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps of {plan.num_micro_batches}"
              f" micro-batches; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
-    throughput = Throughput()
+    throughput = Throughput(world.device)
     train_loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     return Training(
-        config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), watchdog,
+        config, world, run, log, task, plan, strategy, precision, state, checkpoints, Agreement(world), watchdog, attempts,
         bad_samples=BadSamples(config.data.bad_samples, run.path / "bad_samples.txt"),
         throughput=throughput,
         feed=Feed(task, train_loader, done, config.run.epochs - done.epoch, throughput, watchdog, config.faults, config.device.compile),
@@ -121,7 +132,7 @@ def warm_up(t: Training) -> None:
     while True:
         module.train()
         for batch in t.strategy.share([t.task.example(t.plan.sizes[1])], 1, t.precision.scale):
-            seed_micro_batch(t.config.run.seed, 0, 0)
+            seed_micro_batch(t.config.run.seed, 0, 0, t.world.device)
             with t.precision.autocast():
                 output = t.task.forward(t.strategy.model, batch.to(t.world.device))
             (output.loss_sum / len(batch.weight) * t.precision.scale).backward()
@@ -152,6 +163,29 @@ def skips_layers(module: nn.Module) -> bool:
     """Whether a transformers model leaves out layers at random in training: a layerdrop above 0 in its config."""
     config = getattr(module, "config", None)
     return config is not None and any(name.endswith("layerdrop") and value for name, value in vars(config).items())
+
+
+@contextmanager
+def lack_of_memory_explained(t: Training) -> Iterator[None]:
+    """Where memory runs out in the training: say which checkpoint stands, and a size that fits. Raises RankError (64)."""
+    try:
+        yield
+        return
+    except Exception as error:
+        if not is_out_of_memory(error) or t.world.device.type == "cpu":
+            raise
+        reason = str(error).partition("\n")[0]
+        traceback.clear_frames(error.__traceback__)  # which hold what the step had allocated
+    t.watchdog.expect("looking for a size that fits", t.config.faults.section_timeout)
+    flag, attempt, size = ("--micro-batch-size", t.attempts.train, t.plan.sizes[1]) if t.strategy.module.training else (
+        "--eval-batch-size", t.attempts.evaluate, t.eval_loader.sampler.batch_size)
+    t.state.optimizer.zero_grad(set_to_none=True)
+    fit = largest_fit(attempt, size // 2)
+    t.checkpoints.close()  # the save under way
+    step = t.checkpoints.newest_step()
+    raise RankError(f"out of memory on {t.world.device} of {socket.gethostname()} (rank {t.world.rank}), at step {t.state.progress.step}"
+                    f" ({reason}); " + ("nothing is saved yet" if step is None else f"the checkpoint of step {step} stands")
+                    + (f"; the same command with {flag} {fit} continues" if fit else "; one sample does not fit: use a smaller --model"))
 
 
 def wait_for_save(t: Training) -> None:
@@ -192,7 +226,7 @@ def nonfinite_names(t: Training, at: Progress) -> list[str]:
     share = [sampler.micro_batch(at.epoch, at.sample_offset, number) for number in sampler.share]
 
     def loss_of(batch: Batch) -> torch.Tensor:
-        seed_micro_batch(t.config.run.seed, at.step, batch.number)
+        seed_micro_batch(t.config.run.seed, at.step, batch.number, t.world.device)
         with t.precision.autocast():
             return t.task.forward(t.strategy.module, batch.to(t.world.device)).loss_sum / global_weight
 
@@ -210,7 +244,8 @@ def record_samples(t: Training, epoch: int, consumed: list[tuple[int, tuple[int,
 
 def record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """One train record: figures of that step over all ranks, pure functions of the position, and timings. Collective."""
-    table = torch.cat([losses.cpu(), torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
+    losses, grad_norm = Arriving(losses, grad_norm).wait()  # one wait for the device
+    table = torch.cat([losses, torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
     *by_number, wait_s = t.world.all_reduce_sum(table).tolist()  # one owner per row, zeros elsewhere; added in the order of v
     figures = {"loss": sum(by_number), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
     t.log.train(position(t.state.progress, t.plan.num_samples) | figures | t.throughput.record(wait_s))

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from utils.checkpoint_folder import FORMAT, CheckpointFolder, name_of
+from utils.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.config import RecordOptions, duration_or_steps
 from utils.distributed import World
 from utils.errors import Exit, UserError
@@ -109,6 +109,10 @@ class Checkpoints:
         self._saved, self._saved_at = state.progress, time.monotonic()
         self.count += 1
         self.stall_s += time.monotonic() - began
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint on disk; None if there is none."""
+        return next(map(step_of, self._folder.names()), None)
 
     def has_failed(self) -> bool:
         """Whether the last save came to an error; known on rank 0."""

@@ -14,6 +14,7 @@ class Strategy:
     """The contract, and what all strategies share. `module` is the plain model, `model` the one that a step calls."""
 
     largest = torch.finfo(torch.float32).max  # of a micro-batch's gradient; beyond it the sum counts as non-finite
+    bytes_per_weight = 0  # of the device's memory, besides the weight and its gradient
     is_invariant = False  # whether sums are the same bits on any number of ranks, also where some compute no micro-batch
 
     def __init__(self, module: nn.Module, world: World, num_micro_batches: int):
