@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from data.sampler import BatchPlan
 from models.tasks.base import Task
 from utils.distributed import World
 from utils.errors import UserError, is_out_of_memory
@@ -53,43 +52,31 @@ class Attempts:
             self._task.forward(self._model, self._task.example(size).to(self._device))
 
 
-def largest_fit(attempt: Callable[[int], None], size: int) -> int:
-    """The largest of size, size / 2, ... for which this rank's memory is enough; 0 if it is not for one sample."""
-    while size and _lack_of_memory(attempt, size):
-        size //= 2
-    return size
+def settle_size(flag: str, size: int, attempt: Callable[[int], None], is_free: bool, world: World) -> int:
+    """`size` if it fits into the memory of every rank's device; else the largest of size / 2, size / 4, ... that does. Collective.
 
-
-def fit_micro_batch(plan: BatchPlan, attempts: Attempts, is_free: bool, settle: Callable[[int], BatchPlan], world: World) -> BatchPlan:
-    """The plan, or `settle(size)` where its micro-batches do not fit into the memory of every rank's device. Collective.
-
-    is_free: the size may change: it is `auto`, and does not decide about bits. Else raises UserError (64) with a size that fits.
+    is_free: the size may change. Else raises UserError (64), as where not even one sample fits. (The CPU's is not tried out.)
     """
-    fit, reason = _agreed_fit(attempts.train, plan.sizes[1], world)  # Collective.
-    if fit == plan.sizes[1]:
-        return plan
-    if not fit or not is_free:
-        raise UserError(f"micro-batches of {plan.sizes[1]} samples do not fit: {reason}; {_way_out('--micro-batch-size', fit)}")
-    return settle(fit)
+    if world.device.type == "cpu":
+        return size
+    where = f"{socket.gethostname()}, {world.device}"
+    fit, reason = largest_fit(attempt, size, lambda lack: next(filter(None, world.gather(lack and f"{where}: {lack}")), ""))
+    if fit < size and not (is_free and fit):
+        raise UserError(f"{flag}: batches of {size} samples do not fit into memory ({reason}); {way_out(flag, fit)}")
+    return fit
 
 
-def fit_eval_batch(size: int, attempts: Attempts, world: World) -> None:
-    """Raise UserError (64), with a size that fits, where evaluation batches of `size` samples do not. Collective."""
-    fit, reason = _agreed_fit(attempts.evaluate, size, world)  # Collective.
-    if fit < size:
-        raise UserError(f"evaluation batches of {size} samples do not fit: {reason}; {_way_out('--eval-batch-size', fit)}")
+def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str] = str) -> tuple[int, str]:
+    """The largest of size, size / 2, ... that fits, or 0; and what a device said to one that does not. agree: over ranks."""
+    reason = ""
+    while size and (lack := agree(_lack_of_memory(attempt, size))):
+        size, reason = size // 2, reason or lack
+    return size, reason
 
 
-def _agreed_fit(attempt: Callable[[int], None], size: int, world: World) -> tuple[int, str]:
-    """largest_fit over all ranks, and what a device said of a size that does not. (The CPU's is not tried out.) Collective."""
-    first = ""
-    while size and world.device.type != "cpu":
-        lack = _lack_of_memory(attempt, size)
-        told = world.gather(f"{socket.gethostname()}, {world.device}: {lack}" if lack else "")  # Collective.
-        if not any(told):
-            break
-        size, first = size // 2, first or next(filter(None, told))
-    return size, first
+def way_out(flag: str, fit: int) -> str:
+    """Words for the end of a message."""
+    return f"{flag} {fit} fits" if fit else "one sample does not fit: use a smaller --model, or smaller samples"
 
 
 def _lack_of_memory(attempt: Callable[[int], None], size: int) -> str:
@@ -102,7 +89,3 @@ def _lack_of_memory(attempt: Callable[[int], None], size: int) -> str:
         traceback.clear_frames(error.__traceback__)  # which hold what was allocated
         return str(error).partition("\n")[0] or "out of memory"
     return ""
-
-
-def _way_out(flag: str, fit: int) -> str:
-    return f"{flag} {fit} fits" if fit else "and neither does one: use a smaller --model, or smaller samples"

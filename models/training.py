@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, settle_eval_batch, settle_plan
 from models.feed import Feed
-from models.memory import Attempts, fit_eval_batch, fit_micro_batch, largest_fit
+from models.memory import Attempts, largest_fit, settle_size, way_out
 from models.tasks.base import Batch, Task
 from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.config import Config, duration_or_steps
@@ -71,11 +71,12 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
     strategy_class = load_strategy(config.device.strategy)
     optimizer = build_optimizer(model, config.optim)
     settle = partial(settle_plan, config.batch, len(task.train_set), model, strategy_class.is_invariant, run, world)
-    attempts, is_free = Attempts(task, model, optimizer, precision, strategy_class, world.device), (
-        config.batch.micro_batch_size == "auto" and not strategy_class.is_invariant)
-    plan = fit_micro_batch(settle(), attempts, is_free, settle, world)  # Collective.
+    attempts = Attempts(task, model, optimizer, precision, strategy_class, world.device)
+    plan, is_free = settle(), config.batch.micro_batch_size == "auto" and not strategy_class.is_invariant
+    if (fit := settle_size("--micro-batch-size", plan.sizes[1], attempts.train, is_free, world)) < plan.sizes[1]:  # Collective.
+        plan = settle(fit)
     eval_batch = settle_eval_batch(config.batch, plan, run)
-    fit_eval_batch(eval_batch, attempts, world)  # Collective.
+    settle_size("--eval-batch-size", eval_batch, attempts.evaluate, False, world)  # Collective.
     strategy = strategy_class(model, world, plan.num_micro_batches)
     useful = min(plan.num_micro_batches, world.world_size * run.cores_per_process)
     if strategy_class.is_invariant and run.start == 1 and run.kept["threads"] == 1 and useful > world.world_size:
@@ -180,12 +181,12 @@ def lack_of_memory_explained(t: Training) -> Iterator[None]:
     flag, attempt, size = ("--micro-batch-size", t.attempts.train, t.plan.sizes[1]) if t.strategy.module.training else (
         "--eval-batch-size", t.attempts.evaluate, t.eval_loader.sampler.batch_size)
     t.state.optimizer.zero_grad(set_to_none=True)
-    fit = largest_fit(attempt, size // 2)
+    fit, _ = largest_fit(attempt, size // 2)
     t.checkpoints.close()  # the save under way
     step = t.checkpoints.newest_step()
-    raise RankError(f"out of memory on {t.world.device} of {socket.gethostname()} (rank {t.world.rank}), at step {t.state.progress.step}"
-                    f" ({reason}); " + ("nothing is saved yet" if step is None else f"the checkpoint of step {step} stands")
-                    + (f"; the same command with {flag} {fit} continues" if fit else "; one sample does not fit: use a smaller --model"))
+    raise RankError(f"out of memory on {t.world.device} of {socket.gethostname()} (rank {t.world.rank}) at step {t.state.progress.step}"
+                    f" ({reason}); {'nothing is saved yet' if step is None else f'the checkpoint of step {step} stands'};"
+                    f" {way_out(flag, fit)}")
 
 
 def wait_for_save(t: Training) -> None:
