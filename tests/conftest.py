@@ -36,6 +36,11 @@ TORCHRUN = ("--standalone", "--local-addr=127.0.0.1")  # a free port, and no nam
 COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Here and not in tests/device, whose conftest.py is read after the command line."""
+    parser.addoption("--device", help="of tests/device: sim, or a real one (cuda); default: sim, where it can be made")
+
+
 @dataclass(frozen=True)
 class Result:
     """What a launch left."""

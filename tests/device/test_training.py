@@ -1,0 +1,149 @@
+"""Training on a device: the weights of the CPU, no wait of the host inside a step, kills, moves between devices.
+
+On the simulated device every copy is late and memory that is being copied from is watched, so that each of these runs
+is also a test of both. On a real one sums are rounded in another order: losses are compared.
+"""
+
+import json
+import os
+import signal
+from collections import Counter
+from functools import partial
+
+import pytest
+
+from tests.device.runs import EVALUATIONS, RECORDED, STEPS, TASKS
+from tests.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
+from utils.errors import Exit
+from utils.parallel import STRATEGIES
+
+CLOSE = 1e-3  # between losses in fp32 on different devices, over 20 steps
+COARSE = {"bf16": 0.05, "fp16": 0.02}  # 8 and 11 bits of mantissa, after nine steps
+
+
+def all_but(*essential):
+    """(task, strategy, processes): all; but the essential ones only in `make device` and `make gpu`."""
+    def row(case):
+        needs = [pytest.mark.needs("two devices")] if case[2] > 1 else []
+        return pytest.param(*case, marks=needs if case in essential else [*needs, pytest.mark.slow])
+
+    return pytest.mark.parametrize(
+        ("task", "strategy", "processes"), [row((task, name, n)) for task in TASKS for name in STRATEGIES for n in (1, 2)])
+
+
+ESSENTIAL = [("image-classification", "ddp", 2), ("masked-lm", "exact", 1)]
+
+
+@pytest.mark.needs("simulation")
+@all_but(*ESSENTIAL)
+def test_the_weights_are_those_of_the_cpu(runs, figure, task, strategy, processes):
+    on_device, on_cpu = (run(processes, task, strategy) for run in (runs.on_device, runs.on_cpu))
+    figure(weights_sha256(on_device)[:16])
+    assert outcome(on_device) == outcome(on_cpu)
+
+
+@pytest.mark.needs("simulation")
+@all_but(*ESSENTIAL)
+def test_the_host_waits_in_a_step_for_the_flag_of_the_last_one_alone(runs, figure, task, strategy, processes):
+    run = runs.on_device(processes, task, strategy)
+    for rank in range(processes):
+        found = waits_by_cause(runs.report(run, rank)["waits"])
+        figure(f"{dict(found)}")
+        assert found == {"check_last_step": STEPS, "record_step": len(RECORDED), "evaluate": EVALUATIONS}
+
+
+def waits_by_cause(waits):
+    """How often the host waited in the steps and evaluations, by the function called there; saving is left out."""
+    found = Counter()
+    for kind, frames, count in waits:
+        functions = [frame.rpartition(":")[2] for frame in frames]
+        if "save" in functions or not {"train_one_epoch", "evaluate"} & set(functions):
+            continue
+        inner = functions[:min(functions.index(name) for name in ("train_one_epoch", "evaluate") if name in functions)]
+        cause = "evaluate" if "evaluate" in functions else inner[-1] if inner else kind
+        is_expected = kind == "event" and (cause != "evaluate" or "values" in functions)
+        found[cause if is_expected else f"{kind}: {' < '.join(frames[:3])}"] += count
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.needs("hardware")
+@pytest.mark.parametrize("task", TASKS)
+def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_dir, task):
+    result = accelerator.run(None, *runs.words(task), "--run-dir", run_dir, script="tests/device/train_without_waits.py")
+    assert result.returncode == 0, result.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("task", TASKS)
+def test_losses_are_close_to_those_of_the_cpu_over_20_steps(accelerator, runs, run_train, run_dir, no_dropout, figure, task, strategy):
+    words = [*runs.words(task, strategy), *no_dropout[task], "--max-steps", 20, "--epochs", 20, "--log-every", 1]
+    others = run_dir.parent / "cpu"
+    for result in (run_train(*words, "--run-dir", others, "--device", "cpu"), accelerator.run(None, *words, "--run-dir", run_dir)):
+        assert result.returncode == 0, result.text
+    found, expected = ([record["loss"] for record in records(run) if record["split"] == "train"] for run in (run_dir, others))
+    figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
+    assert len(found) == 20 and found == pytest.approx(expected, abs=CLOSE)
+
+
+@pytest.fixture(scope="session")
+def no_dropout(session_dir):
+    """Words for each task: models whose steps draw no random numbers, which differ between kinds of devices."""
+    (folder := session_dir / "no-dropout").mkdir()
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "bert", "vocab_size": 200, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 512, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
+    text = ["--model", folder]
+    return {"image-classification": ["--model", "resnet18"], "text-classification": text, "masked-lm": text}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", COARSE)
+def test_low_precision_has_the_losses_of_the_cpu(accelerator, runs, figure, precision):
+    key = ("image-classification", "ddp", precision)
+    found, expected = (
+        [record["loss"] for record in records(run(1, *key))] for run in (runs.on_device, runs.on_cpu))
+    figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
+    assert found == (expected if accelerator.is_simulated else pytest.approx(expected, abs=COARSE[precision]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.needs("two devices"))])
+def test_a_killed_run_in_fp16_ends_with_the_weights_of_one_that_was_not(accelerator, live, runs, run_dir, processes):
+    words = [*runs.words("image-classification", "ddp", "fp16"), "--deterministic", "--log-every", 1]
+    number, whole = processes if processes > 1 else None, run_dir.parent / "whole"
+    result = accelerator.run(number, *words, "--run-dir", whole)
+    assert result.returncode == 0, result.text
+    launch = live(accelerator, number, *words, "--run-dir", run_dir)
+    launch.wait_for(lambda: trained_steps(run_dir) >= 5, "step 5")
+    os.kill(launch.rank(processes - 1) if processes > 1 else launch.process.pid, signal.SIGKILL)
+    assert launch.wait().returncode != 0
+    result = accelerator.run(number, *words, "--run-dir", run_dir)
+    assert result.returncode == 0, result.text
+    assert "resumed at step" in result.out
+    assert outcome(run_dir) == outcome(whole)
+
+
+@pytest.mark.slow
+def test_a_run_moves_to_the_cpu_and_back(accelerator, runs, run_train, run_dir):
+    words = [*runs.words("image-classification", "exact"), "--run-dir", run_dir]
+    for kind, before, stop in ((accelerator.name, None, 3), ("cpu", accelerator.name, 3), (accelerator.name, "cpu", STEPS)):
+        start = run_train if kind == "cpu" else partial(accelerator.run, None)
+        result = start(*words, "--device", kind, "--stop-after", stop)
+        assert result.returncode == (Exit.STOPPED if stop < STEPS else 0), result.text
+        assert (f"device was {before} in this run and is {kind} from here on" in result.out) == (before is not None), result.text
+    assert status(run_dir)["state"] == "finished"
+    if accelerator.is_simulated:
+        assert weights_sha256(run_dir) == weights_sha256(runs.on_cpu(1, "image-classification", "exact"))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_device_is_evaluated_on_the_cpu(accelerator, runs, run_train):
+    run = runs.on_device(1, "image-classification", "ddp")
+    result = run_train(*runs.words("image-classification", "ddp"), "--run-dir", run, "--device", "cpu", "--eval-only")
+    assert result.returncode == 0, result.text
+    found, trained = json.loads(result.out), [record for record in records(run) if record["split"] == "val"]
+    best = next(record for record in trained if record["step"] == found["step"])
+    tolerance = 0 if accelerator.is_simulated else CLOSE
+    assert found["loss"] == pytest.approx(best["loss"], abs=tolerance) and newest_checkpoint(run).is_dir()
