@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,7 +199,7 @@ def run_bare(model: nn.Module, batches: Iterator[Batch], options: argparse.Names
     for _ in range(options.steps // options.every):
         samples, began = 0, time.perf_counter()
         for inputs, targets in itertools.islice(batches, options.every):
-            with torch.autocast(device.type, torch.bfloat16, enabled=sizes.precision == "bf16"):
+            with torch.autocast(device.type, torch.bfloat16) if sizes.precision == "bf16" else nullcontext():
                 loss = loss_of(model, inputs, targets)
             loss.backward()
             optimizer.step()
