@@ -4,6 +4,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: train test faults cluster image-test soak lint prove accuracy benchmark size clean
+.PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
 	@NPROC_PER_NODE=2 ./launch.sh
@@ -22,6 +23,42 @@ image-test: .venv/ready-dev         ## the Dockerfile built and run without an e
 
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
+
+device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one
+	$(BIN)/python -m pytest tests/device --device sim
+
+# For a machine with a GPU and without a network or .venv, whose Python has torch, torchvision, transformers, tensorboard
+# and pytest: `make gpu-wheels` elsewhere makes wheels/, which goes along with the tree.
+GPU_PYTHON_BIN ?= python3
+GPU_PYTHON ?= 3.12
+DEVICE ?= cuda
+GPU_SITE := $(if $(wildcard wheels/*.whl),wheels/site/ready)
+gpu gpu-bench: export PYTHONPATH := $(CURDIR)/wheels/site$(if $(PYTHONPATH),:$(PYTHONPATH))
+
+gpu: $(GPU_SITE)                    ## make gpu DEVICE=xpu: the same tests on a real one
+	$(GPU_PYTHON_BIN) -m pytest tests/device --device=$(DEVICE)
+
+gpu-bench: $(GPU_SITE)              ## make gpu-bench BENCH="--rows image": speed and MFU; ten minutes
+	@$(GPU_PYTHON_BIN) -m benchmarks.gpu --device $(DEVICE) $(BENCH)
+
+wheels/site/ready: $(wildcard wheels/*.whl)
+	rm -rf wheels/site
+	$(GPU_PYTHON_BIN) -m pip install --quiet --no-index --no-deps --target wheels/site $^
+	@touch $@
+
+# requirements.txt without what such a machine has (the first five, and what they need), and what the rest needs.
+HAS := torch|torchvision|transformers|tensorboard|pytest|safetensors|pillow|numpy|pyyaml|packaging|tqdm
+LACKS = $(shell sed -E 's/ *\#.*//; s/.+/"&"/; /^"($(HAS))[<>=]/d' requirements.txt) docstring-parser typeguard \
+	typing-extensions pytest-timeout
+TAGS := manylinux_2_28 manylinux_2_17 manylinux2014 manylinux2010 manylinux1  # pip takes each by its name only
+
+gpu-wheels:                         ## for a GPU machine without a network: into wheels/ what it lacks
+	rm -rf wheels
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --implementation cp --python-version $(GPU_PYTHON) \
+		$(TAGS:%=--platform %_x86_64) --dest wheels $(LACKS)
+	@cd wheels && ls -l | awk 'NR > 1 {print $$5, $$9; sum += $$5} END {exit (sum > 60 * 2^20)}' || \
+		{ echo "wheels/ is over 60 MiB: something is in it that a GPU machine has"; exit 1; }
+	@! ls wheels | grep -iE '^($(HAS)|nvidia.*|triton)-[0-9]'
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

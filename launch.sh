@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Trains on one machine or many: the same command on every machine, a process per GPU (without GPUs: one).
+# GPUs are NVIDIA's, by nvidia-smi; on a machine without these AMD's and Intel's, by torch, if it can use them.
 #
 #   ./launch.sh [options] [settings of train.py]                                       one machine
 #   ./launch.sh --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 [settings]             on each of two, with its own rank
@@ -168,16 +169,33 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 
 count_gpus() {  # 1 where there is none: so many processes
   local gpus
-  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
-  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] || ((gpus == 0)) || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true)
+  gpus=$(count_nvidia_gpus)
+  if [[ $gpus == none ]]; then gpus=$(count_other_gpus); fi
   echo $((gpus > 0 ? gpus : 1))
+}
+
+count_nvidia_gpus() {  # those that CUDA_VISIBLE_DEVICES shows; "none" where the machine has none
+  local gpus
+  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
+  if ((gpus == 0)); then echo none; return; fi
+  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] ||
+    gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true)
+  echo "$gpus"
+}
+
+count_other_gpus() {  # AMD's and Intel's; torch honours the variables that hide some, and takes 1 to 2 s to import
+  local gpus=0
+  if ! is_on_cpu && { [[ -e /dev/kfd ]] || compgen -G '/dev/dri/renderD*' >/dev/null; }; then
+    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())' 2>/dev/null) || gpus=0
+  fi
+  if [[ $gpus =~ ^[0-9]+$ ]]; then echo "$gpus"; else echo 0; fi
 }
 
 can_bind() {  # each process to the NUMA node of its GPU; else torchrun would end with a traceback
   local gpus
-  gpus=$(count_gpus)
-  ((1 < gpus && processes <= gpus)) && ! is_on_cpu && [[ -d /sys/devices/system/node/node1 ]] &&
-    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null &&  # installed, and works
+  gpus=$(count_nvidia_gpus)  # others are not bound: untried
+  [[ $gpus != none ]] && ((1 < gpus && processes <= gpus)) && ! is_on_cpu &&
+    [[ -d /sys/devices/system/node/node1 ]] && [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null &&  # installed, and works
     "$python" -c 'import sys, torch; sys.exit(not torch.accelerator.is_available())'  # torchrun asks it for the GPU's node
 }
 

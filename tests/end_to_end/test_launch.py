@@ -138,6 +138,37 @@ def test_gpus_are_counted_as_they_are_visible(tmp_path):
     assert dry(PATH=path, CUDA_VISIBLE_DEVICES="-1")[1][1:] == [str(ROOT / "train.py")]
 
 
+@pytest.mark.parametrize(("nodes", "words", "answer", "processes", "is_asked"), [
+    ("kfd", [], "echo 3", 3, True), ("dri/renderD128", [], "echo 3", 3, True), ("kfd", [], "echo 0", 1, True),
+    ("kfd", [], "exit 1", 1, True), ("kfd", [], "echo hello", 1, True),
+    ("kfd", ["--device", "cpu"], "echo 3", 1, False), ("kfd", ["--nproc-per-node", 2], "echo 3", 2, False),
+    ("nvidia0 dri/renderD128", [], "echo 3", 1, False), ("tty", [], "echo 3", 1, False),
+], ids=["AMD", "Intel", "torch sees none", "torch fails", "no number", "on the CPU", "their number is given",
+        "NVIDIA, all hidden", "no GPU"])
+def test_gpus_of_other_makers_are_counted_by_torch(tmp_path, nodes, words, answer, processes, is_asked):
+    """launch.sh is shown a /dev with these nodes, and a Python whose torch answers."""
+    if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs to be permitted namespaces")
+    (tmp_path / "dev" / "dri").mkdir(parents=True)
+    (tmp_path / "dev" / "fd").symlink_to("/proc/self/fd")
+    for name in ("null", *nodes.split()):
+        (tmp_path / "dev" / name).touch()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    python = tmp_path / "python"
+    asked = f'case "$*" in *device_count*) echo >>{tmp_path}/asked; {answer}; exit;; esac'
+    python.write_text(f'#!/bin/sh\n{asked}\nexec {sys.executable} "$@"\n')
+    for program in (python, tmp_path / "nvidia-smi"):
+        program.chmod(0o755)
+    show = 'mount --bind /dev/null "$0/null" && mount --rbind "$0" /dev && exec "$@"'
+    shown = launch("--dry-run", *words, inside=["unshare", "--mount", "sh", "-c", show, tmp_path / "dev"],
+                   PATH=f"{tmp_path}:{os.environ['PATH']}", LOCKSTEP_PYTHON=str(python))
+    assert shown.returncode == 0, shown.stderr
+    command = shlex.split(shown.stdout.splitlines()[-1])
+    found = int(option(command, "nproc-per-node")) if "torch.distributed.run" in command else 1
+    times_asked = (tmp_path / "asked").read_text().count("\n") if (tmp_path / "asked").exists() else 0
+    assert (found, times_asked) == (processes, int(is_asked))
+
+
 NODES = "cd /sys/devices/system && mount -t tmpfs none node && mkdir node/node0 node/node1"
 HAS_ALL_CORES = len(os.sched_getaffinity(0)) == os.cpu_count()
 ONE_CORE = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]

@@ -1,0 +1,99 @@
+"""`make gpu-bench`: what its figures mean, what it refuses, one tiny run. `make gpu-wheels`: what it brings."""
+
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from torch import nn
+
+from benchmarks import gpu
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_mfu_is_what_the_model_needs_over_what_the_device_has():
+    assert gpu.mfu(samples_per_s=500, flop=24e9, peak=48e12) == 0.25  # 12 of 48 TFLOP/s
+
+
+def test_flop_are_those_of_forward_and_backward():
+    """4 -> 8 -> 3 has 32 + 24 weights. Each costs a multiplication and an addition forward, as much for its gradient,
+    and in the second layer as much for that of the input."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    batch = {"images": torch.zeros(5, 4)}, torch.zeros(5, dtype=torch.int64)
+    assert gpu.flop_per_sample(model, batch) == 2 * (32 + 24) + 2 * (32 + 24) + 2 * 24
+    assert next(model.parameters()).device.type == "cpu"  # a copy was counted
+
+
+@pytest.mark.parametrize(("name", "peak"), [
+    ("NVIDIA H200", 989e12), ("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA L4", 121e12),
+    ("NVIDIA L40S", 362e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("AMD Instinct MI300X", 1307e12),
+    ("NVIDIA L400", None), ("cpu", None)])
+def test_the_peak_is_found_by_the_whole_name(name, peak):
+    assert gpu.peak_of(name) == peak
+
+
+def test_arguments_are_resolved():
+    options = gpu.parse(["--device", "cpu", "--peak", "2.5", "--rows", "jpeg", "mlm", "--steps", "16"])
+    assert (options.device, options.peak, options.steps) == (torch.device("cpu"), 2.5e12, 16)
+    assert options.rows == ["jpeg", "mlm"]
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--steps", "3"], "argument --steps: 3: must be at least 4"), (["--batch", "1"], "--batch: 1: must be at least"),
+    (["--peak", "nan"], "--peak: nan: must be at least"), (["--rows", "video"], "--rows: invalid choice: 'video'"),
+    (["--device", "abacus"], "--device abacus: torch"), (["image"], "unrecognized arguments: image")])
+def test_wrong_arguments_are_one_error(words, said, capsys):
+    with pytest.raises(SystemExit) as left:
+        gpu.parse(words)
+    assert left.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_it_knows_no_maker_of_accelerators():
+    assert "cuda" not in Path(gpu.__file__).read_text().lower()
+
+
+def test_a_tiny_run_prints_its_rows():
+    words = ["--tiny", "--device", "cpu", "--peak", "0.1", "--rows", "mlm"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    about, formula, head, row, _ = done.stdout.splitlines()
+    assert about.startswith(f"cpu, torch {torch.__version__}, fp32") and head.startswith("row")
+    assert formula.startswith("MFU = ") and formula.endswith(" 0.1 TFLOP/s")
+    figures = re.fullmatch(
+        r"mlm +bert-tiny x 8 +([\d.]+) +([\d.]+) +([\d.]+) \(.*\) +([\d.]+) +([\d.]+) % +[\d.]+ % +-, -", row).groups()
+    own, bare, ratio, gflop, percent = map(float, figures)
+    assert ratio == pytest.approx(own / bare, rel=0.01)  # all are rounded
+    assert percent / 100 == pytest.approx(own * gflop * 1e9 / 0.1e12, abs=0.001)
+
+
+def needs_of(*names):
+    """Packages by their normalised names, and all that these need, as they are installed."""
+    found, queue = set(), list(names)
+    while queue:
+        name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
+        if name not in found:
+            found.add(name)
+            try:
+                needs = map(Requirement, metadata.requires(name) or ())
+            except metadata.PackageNotFoundError:  # an optional one of another system
+                continue
+            queue += [need.name for need in needs if not need.marker or need.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_the_wheels_for_a_gpu_machine_are_all_that_it_lacks():
+    """Such a machine has torch, torchvision, transformers, tensorboard and pytest, and what they need."""
+    planned = subprocess.run(["make", "--dry-run", "gpu-wheels"], cwd=ROOT, capture_output=True, text=True, check=True)
+    [download] = [line for line in planned.stdout.replace("\\\n", " ").splitlines() if " pip download " in line]
+    brought = {Requirement(word).name for word in shlex.split(download.partition("--dest wheels")[2])}
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    wanted = needs_of("pytest-timeout", *(Requirement(line).name for line in lines if line))
+    there = needs_of("torch", "torchvision", "transformers", "tensorboard", "pytest")
+    newer = {"typing-extensions"}  # torch brings one; typeguard may need a newer one
+    assert brought == wanted - there | newer
