@@ -170,25 +170,19 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 count_gpus() {  # 1 where there is none: so many processes
   local gpus
   gpus=$(count_nvidia_gpus)
-  if [[ $gpus == none ]]; then gpus=$(count_other_gpus); fi
-  echo $((gpus > 0 ? gpus : 1))
+  if [[ $gpus == none ]] && ! is_on_cpu && [[ -e /dev/kfd || -n $(compgen -G '/dev/dri/renderD*') ]]; then
+    # AMD's and Intel's: torch honours the variables that hide some, and takes 1 to 2 s to import
+    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())' 2>/dev/null) || gpus=none
+  fi
+  if [[ $gpus =~ ^[1-9][0-9]*$ ]]; then echo "$gpus"; else echo 1; fi
 }
 
 count_nvidia_gpus() {  # those that CUDA_VISIBLE_DEVICES shows; "none" where the machine has none
   local gpus
   gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
-  if ((gpus == 0)); then echo none; return; fi
-  [[ -z ${CUDA_VISIBLE_DEVICES+set} ]] ||
-    gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true)
+  if ((gpus == 0)); then gpus=none
+  elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true); fi
   echo "$gpus"
-}
-
-count_other_gpus() {  # AMD's and Intel's; torch honours the variables that hide some, and takes 1 to 2 s to import
-  local gpus=0
-  if ! is_on_cpu && { [[ -e /dev/kfd ]] || compgen -G '/dev/dri/renderD*' >/dev/null; }; then
-    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())' 2>/dev/null) || gpus=0
-  fi
-  if [[ $gpus =~ ^[0-9]+$ ]]; then echo "$gpus"; else echo 0; fi
 }
 
 can_bind() {  # each process to the NUMA node of its GPU; else torchrun would end with a traceback

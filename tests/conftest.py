@@ -170,7 +170,7 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
     inherited = {name: value for name, value in os.environ.items()
                  if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_")) and "RANK" not in name and "WORLD_SIZE" not in name}
     inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "LOCKSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
-                  "PYTHONPATH": str(ROOT)}
+                  "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
               torchrun: tuple[str, ...] = (), command: tuple[object, ...] = ()) -> Launch:

@@ -15,15 +15,14 @@ from utils.errors import UserError, some
 
 
 def settle_device(name: str, processes: int, store: dist.Store, rank: int, world_size: int) -> str:
-    """The type of the device that all ranks compute on, from --device. Collective.
+    """find_device for all ranks: the type of the device that each of them computes on. Collective.
 
-    name: "auto" (the accelerator that is there, else the CPU) or a type. processes: on this node, one device each. By the
-    store: ranks with other devices could not make a process group together, and would wait for each other.
-    Raises UserError (64) on every rank where a node has too few devices, or none while another has some.
+    By the store: ranks with other devices could not make a process group together, and would wait for each other.
+    Raises UserError (64) on every rank, also where a node has no accelerator and another one has.
     """
-    kind, problem = _find_type(name), None
+    kind, problem = "", None
     try:
-        _require_devices(name, kind, processes)
+        kind = find_device(name, processes)
     except UserError as error:
         problem = str(error)
     store.set(f"device/{rank}", json.dumps([socket.gethostname(), kind, problem]))
@@ -31,19 +30,31 @@ def settle_device(name: str, processes: int, store: dist.Store, rank: int, world
     for host, _, problem in found:
         if problem:
             raise UserError(problem if host in problem else f"{host}: {problem}")
-    kinds = sorted({kind for _, kind, _ in found} - {"cpu"})
-    without = sorted({host for host, kind, _ in found if kinds and kind != kinds[0]})
-    if without:
-        raise UserError(f"--device {name}: {some(without)} has no {kinds[0]} device, and other nodes have; all nodes need"
-                        " the same kind: leave it out, or use --device cpu")
+    best = max((other for _, other, _ in found), key=lambda other: other != "cpu")
+    if without := sorted({host for host, other, _ in found if other != best}):
+        raise UserError(f"--device {name}: {some(without)} has no {best} device, and other nodes have; all nodes need the same"
+                        " kind: leave it out, or use --device cpu")
     return kind
 
 
-def find_device(name: str) -> torch.device:
-    """The first device that `name` means ("auto", "cpu", a type), for a process alone. Raises UserError (64)."""
-    kind = _find_type(name)
-    _require_devices(name, kind, 1)
-    return torch.device(kind)
+def find_device(name: str, processes: int = 1) -> str:
+    """The type of device that --device means: "auto" is the accelerator that is there, else the CPU.
+
+    processes: of this node, one device each. Raises UserError (64) where it is not there, or there are too few.
+    """
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    there = accelerator.type if accelerator else "cpu"
+    kind = there if name == "auto" else name
+    if kind == "cpu":
+        return kind
+    if kind != there:
+        raise UserError(f"--device {name}: torch {torch.__version__} finds {there if accelerator else 'no accelerator'} here; use"
+                        f" --device {there}")
+    if (count := torch.accelerator.device_count()) < processes:
+        raise UserError(f"--device {name}: {processes} processes on this node and {count} {kind} device{'s' * (count > 1)}; one"
+                        f" process needs one device: start {count}, or use --device cpu")
+    vendor.require_code(kind, processes)
+    return kind
 
 
 def peak_memory(device: torch.device) -> int | None:
@@ -71,22 +82,3 @@ class Arriving:
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
-
-
-def _find_type(name: str) -> str:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return name if name != "auto" else accelerator.type if accelerator else "cpu"
-
-
-def _require_devices(name: str, kind: str, processes: int) -> None:
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    there = accelerator.type if accelerator else "cpu"
-    if kind not in ("cpu", there):
-        raise UserError(f"--device {name}: torch {torch.__version__} finds {there if accelerator else 'no accelerator'} here; use"
-                        f" --device {there}")
-    if kind == "cpu":
-        return
-    if (count := torch.accelerator.device_count()) < processes:
-        raise UserError(f"--device {name}: {processes} processes on this node and {count} {kind} device{'s' * (count > 1)}; one"
-                        f" process needs one device: start {count}, or use --device cpu")
-    vendor.require_code(kind, processes)

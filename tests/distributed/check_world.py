@@ -167,13 +167,10 @@ def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
 
     def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        devices._find_type = lambda given: kind
+        devices.find_device = lambda name, processes: kind or _refuse("too few devices", Exit.USAGE)
         return _error_of(lambda: devices.settle_device("auto", 1, own, world.rank, world.world_size))
 
-    devices._require_devices = lambda name, kind, processes: None
-    found = [ask("mixed", "cpu" if is_last else "sim"), ask("none", "cpu")]
-    devices._require_devices = lambda name, kind, processes: _refuse("too few devices", Exit.USAGE) if is_last else None
-    return [*found, ask("few", "sim")]
+    return [ask("mixed", "cpu" if is_last else "sim"), ask("none", "cpu"), ask("few", "" if is_last else "sim")]
 
 
 def what_differs_between_ranks(world: World, folder: Path) -> Any:
