@@ -211,11 +211,8 @@ def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., 
     Whoever made the batch knows: where nothing is padded it has no mask.
     """
 
-    def mask(*args: Any, attention_mask: Tensor | None = None, allow_is_bidirectional_skip: bool = False, **options: Any) -> Tensor | None:
-        may_skip = allow_is_bidirectional_skip and attention_mask is None
-        return make_mask(*args, attention_mask=attention_mask, allow_is_bidirectional_skip=may_skip, **options)
-
-    return mask
+    return lambda attention_mask=None, allow_is_bidirectional_skip=False, **options: make_mask(
+        attention_mask=attention_mask, allow_is_bidirectional_skip=allow_is_bidirectional_skip and attention_mask is None, **options)
 
 
 for _name, _make_mask in {"sdpa": sdpa_mask, "eager": eager_mask}.items():

@@ -22,8 +22,8 @@ class Attempts:
 
     def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision,
                  strategy: type[Strategy], device: torch.device):
-        self._task, self._model, self._optimizer, self._precision, self._device = task, model, optimizer, precision, device
-        self._bytes_per_weight = strategy.bytes_per_weight
+        self._task, self._model, self._optimizer, self._precision = task, model, optimizer, precision
+        self._bytes_per_weight, self._device = strategy.bytes_per_weight, device
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: the optimizer's state, gradients, the strategy's sums."""
@@ -59,15 +59,17 @@ def settle_size(flag: str, size: int, attempt: Callable[[int], None], is_free: b
     """
     if world.device.type == "cpu":
         return size
-    where = f"{socket.gethostname()}, {world.device}"
-    fit, reason = largest_fit(attempt, size, lambda lack: next(filter(None, world.gather(lack and f"{where}: {lack}")), ""))
+    fit, reason = largest_fit(attempt, size, lambda lack: next(filter(None, world.gather(lack)), ""))
     if fit < size and not (is_free and fit):
         raise UserError(f"{flag}: batches of {size} samples do not fit into memory ({reason}); {way_out(flag, fit)}")
     return fit
 
 
 def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str] = str) -> tuple[int, str]:
-    """The largest of size, size / 2, ... that fits, or 0; and what a device said to one that does not. agree: over ranks."""
+    """The largest of size, size / 2, ... that fits, or 0; and what a device said to one that does not.
+
+    agree: makes what one rank's device said known to all.
+    """
     reason = ""
     while size and (lack := agree(_lack_of_memory(attempt, size))):
         size, reason = size // 2, reason or lack
@@ -87,5 +89,5 @@ def _lack_of_memory(attempt: Callable[[int], None], size: int) -> str:
         if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)  # which hold what was allocated
-        return str(error).partition("\n")[0] or "out of memory"
+        return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
     return ""

@@ -59,15 +59,13 @@ def predict(given: argparse.Namespace) -> Exit:
     Raises UserError: 64 where there is no such device, 66 where the model or inputs are missing, 73 for an output that
     cannot be written.
     """
-    import torch
-
     from models.tasks import load_task
     from utils.devices import find_device
     from utils.vendor import set_tf32
 
     set_tf32(False)
     folder, task = find_model(Path(given.run))
-    classes, batches = load_task(task).predict(folder, given.inputs, torch.device(find_device(given.device)), given.batch_size)
+    classes, batches = load_task(task).predict(folder, given.inputs, find_device(given.device), given.batch_size)
     num_inputs = num_bad = 0
     with _open_output(given.output) as file:
         write_row = FORMATS[given.format](file, classes)

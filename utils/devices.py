@@ -22,7 +22,7 @@ def settle_device(name: str, processes: int, store: dist.Store, rank: int, world
     """
     kind, problem = "", None
     try:
-        kind = find_device(name, processes)
+        kind = find_device(name, processes).type
     except UserError as error:
         problem = str(error)
     store.set(f"device/{rank}", json.dumps([socket.gethostname(), kind, problem]))
@@ -37,34 +37,22 @@ def settle_device(name: str, processes: int, store: dist.Store, rank: int, world
     return kind
 
 
-def find_device(name: str, processes: int = 1) -> str:
-    """The type of device that --device means: "auto" is the accelerator that is there, else the CPU.
+def find_device(name: str, processes: int = 1) -> torch.device:
+    """The device, without a number, that --device means: "auto" is the accelerator that is there, else the CPU.
 
     processes: of this node, one device each. Raises UserError (64) where it is not there, or there are too few.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     there = accelerator.type if accelerator else "cpu"
     kind = there if name == "auto" else name
-    if kind == "cpu":
-        return kind
-    if kind != there:
+    if kind not in (there, "cpu"):
         raise UserError(f"--device {name}: torch {torch.__version__} finds {there if accelerator else 'no accelerator'} here; use"
                         f" --device {there}")
-    if (count := torch.accelerator.device_count()) < processes:
+    if kind != "cpu" and (count := torch.accelerator.device_count()) < processes:
         raise UserError(f"--device {name}: {processes} processes on this node and {count} {kind} device{'s' * (count > 1)}; one"
                         f" process needs one device: start {count}, or use --device cpu")
     vendor.require_code(kind, processes)
-    return kind
-
-
-def peak_memory(device: torch.device) -> int | None:
-    """Most bytes that tensors on `device` have taken; None where it cannot tell."""
-    if device.type == "cpu":
-        return None
-    try:
-        return torch.accelerator.max_memory_allocated(device)
-    except RuntimeError:  # its allocator does not count
-        return None
+    return torch.device(kind)
 
 
 class Arriving:

@@ -2,19 +2,18 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
-
-from utils.devices import peak_memory
 
 
 class Throughput:
     """Covers the training steps since the last record; evaluation and checkpoints are left out (restart)."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._samples, self._tokens, self._elapsed_s, self._wait_s, self._mark = 0, 0, 0.0, 0.0, time.perf_counter()
+        self._device, self._mark = device, time.perf_counter()
+        self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
 
     def restart(self) -> None:
         """What happened since the last step's end was no training."""
@@ -50,7 +49,8 @@ class Throughput:
         fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
         if self._tokens:
             fields["tokens_per_s"] = self._tokens / elapsed_s
-        if (peak := peak_memory(self._device)) is not None:
-            fields["memory"] = peak / 2**20
+        with suppress(RuntimeError):  # an allocator that does not count
+            if self._device.type != "cpu":
+                fields["memory"] = torch.accelerator.max_memory_allocated(self._device) / 2**20
         self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
         return fields

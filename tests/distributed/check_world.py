@@ -167,10 +167,10 @@ def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
 
     def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        devices.find_device = lambda name, processes: kind or _refuse("too few devices", Exit.USAGE)
+        devices.find_device = lambda name, processes: torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE)
         return _error_of(lambda: devices.settle_device("auto", 1, own, world.rank, world.world_size))
 
-    return [ask("mixed", "cpu" if is_last else "sim"), ask("none", "cpu"), ask("few", "" if is_last else "sim")]
+    return [ask("mixed", "cpu" if is_last else "xpu"), ask("none", "cpu"), ask("few", "" if is_last else "xpu")]
 
 
 def what_differs_between_ranks(world: World, folder: Path) -> Any:
