@@ -33,7 +33,7 @@ def test_auto_under_ddp_finds_a_size_that_fits_and_the_run_keeps_it(accelerator,
     small = accelerator.simulating(memory=SMALL // 2, memory_of_rank=1)
     result = small.run(2, *words, "--stop-after", 1)
     assert result.code == Exit.STOPPED, result.text
-    assert result.out.count("out of memory in micro-batches of 24 samples: a global batch of 48 is cut into 4 micro-batches of 12"
+    assert result.out.count("out of memory in micro-batches of 24 samples: a global batch of 48 is cut into 4 micro-batches of at most 12"
                             " instead of 2, in this run from here on") == 1, result.text
     assert micro_batches(run_dir) == 4
     result = accelerator.run(2, *words)  # also where there is room again

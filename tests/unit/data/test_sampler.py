@@ -82,8 +82,8 @@ def starts_of(plan):
     return starts
 
 
-def settled(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, **options):
-    return settle_plan(BatchOptions(**options), num_samples, model, is_invariant, run, world_of(world_size))
+def settled(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
+    return settle_plan(BatchOptions(**options), num_samples, model, is_invariant, run, world_of(world_size), fit)
 
 
 def world_of(world_size):
@@ -428,6 +428,16 @@ def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_fact
     count, n = plan.num_micro_batches, min(batch, num_samples)
     fewer = count - world_size  # the next smaller multiple would not do
     assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT, fewer == 0 or -(-n // fewer) > AUTO_LIMIT) == (0, True, True)
+
+
+@pytest.mark.parametrize("world_size, fit, count", [(1, 12, 6), (2, 12, 6), (2, 16, 4), (3, 5, 15)])
+def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, world_size, fit, count):
+    run = run_in(tmp_path, notes := [])
+    before = settled(run, world_size).num_micro_batches
+    plan = settled(run, world_size, fit=fit)
+    assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
+    assert notes == [f"out of memory in micro-batches of {-(-64 // before)} samples: a global batch of 64 is cut into {count}"
+                     f" micro-batches of at most {fit} instead of {before}, in this run from here on"]
 
 
 def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
