@@ -4,6 +4,8 @@ A row says what it needs: @pytest.mark.needs("simulation"), "hardware" or "two d
 skips itself all the same has failed. With --device there is a table at the end: item, result, figure.
 """
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +78,18 @@ def runs(accelerator, run_train, run_torchrun, photos, texts, session_dir) -> Ru
     """Undisturbed runs on the device and on the CPU."""
     (folder := session_dir / "device").mkdir()
     return Runs(accelerator, run_train, run_torchrun, photos, texts, folder)
+
+
+@pytest.fixture(scope="session")
+def no_dropout(session_dir, runs) -> dict[str, list[object]]:
+    """Words for each task: models whose steps draw no random numbers, which differ between kinds of devices."""
+    folder = session_dir / "no-dropout"
+    shutil.copytree(runs.on_cpu(1, "masked-lm", "ddp") / "model", folder)  # for its tokenizer
+    described = json.loads((folder / "config.json").read_text())
+    described |= {name: 0.0 for name in described if name.endswith("dropout_prob")}
+    (folder / "config.json").write_text(json.dumps(described))
+    text = ["--model", folder]
+    return {"image-classification": ["--model", "resnet18"], "text-classification": text, "masked-lm": text}
 
 
 @pytest.fixture

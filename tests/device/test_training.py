@@ -12,12 +12,11 @@ from functools import partial
 
 import pytest
 
-from tests.device.runs import EVALUATIONS, RECORDED, STEPS, TASKS
+from tests.device.runs import CLOSE, EVALUATIONS, RECORDED, STEPS, TASKS
 from tests.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
 from utils.errors import Exit
 from utils.parallel import STRATEGIES
 
-CLOSE = 1e-3  # between losses in fp32 on different devices, over 20 steps
 COARSE = {"bf16": 0.05, "fp16": 0.02}  # 8 and 11 bits of mantissa, after nine steps
 
 
@@ -85,17 +84,6 @@ def test_losses_are_close_to_those_of_the_cpu_over_20_steps(accelerator, runs, r
     found, expected = ([record["loss"] for record in records(run) if record["split"] == "train"] for run in (run_dir, others))
     figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
     assert len(found) == 20 and found == pytest.approx(expected, abs=CLOSE)
-
-
-@pytest.fixture(scope="session")
-def no_dropout(session_dir):
-    """Words for each task: models whose steps draw no random numbers, which differ between kinds of devices."""
-    (folder := session_dir / "no-dropout").mkdir()
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "bert", "vocab_size": 200, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2,
-        "intermediate_size": 512, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
-    text = ["--model", folder]
-    return {"image-classification": ["--model", "resnet18"], "text-classification": text, "masked-lm": text}
 
 
 @pytest.mark.slow
