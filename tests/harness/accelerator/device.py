@@ -24,15 +24,14 @@ SETTINGS = {"devices": 4} | json.loads(os.environ.get("SIMULATED_ACCELERATOR") o
 RANK, PROCESS, FOLDER = int(os.environ.get("RANK", 0)), os.getpid(), f"{os.getcwd()}/"
 HERE, LOCK = Path(__file__).parent, threading.RLock()
 waits: Counter[tuple[str, tuple[str, ...]]] = Counter()  # by kind and stack
-copies: Counter[str] = Counter(to_device=0, to_host=0)
+copies = Counter({"to device": 0, "to host": 0})
 
 
 def load() -> ctypes.CDLL:
     """device.cpp: compiled by the first process that needs it (g++, 20 s), kept in the folder for temporary files."""
     source, root = Path(HERE, "device.cpp"), Path(torch.__file__).parent
     name = f"sim-{os.getuid()}-{torch.__version__}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"
-    path = Path(tempfile.gettempdir(), name)
-    if not path.exists():
+    if not (path := Path(tempfile.gettempdir(), name)).exists():
         partial = path.with_suffix(f".{os.getpid()}")
         subprocess.run(["g++", "-fPIC", "-shared", "-std=c++20", f"-I{root}/include", source, "-o", partial,
                         f"-L{root}/lib", "-lc10", "-ltorch_cpu"], check=True)
@@ -66,48 +65,42 @@ class Device:
         with LOCK:
             self.operations += 1
             self._has_failed = self._has_failed or self._is_struck_by("fails")
-            self._hangs_from = self.operations if self._is_struck_by("hangs") else self._hangs_from
-            if complete:
-                self._under_way.append((self.operations, complete))
+            if self._hangs_from == inf and self._is_struck_by("hangs"): self._hangs_from = self.operations
+            if complete: self._under_way.append((self.operations, complete))
             return self.last_place()
 
     def last_place(self) -> int:
         """The place of the last operation."""
         if os.getpid() != PROCESS:
-            raise RuntimeError("Cannot re-initialize sim in forked subprocess. To use sim with multiprocessing, you must"
-                               " use the 'spawn' start method")
-        if self._has_failed:
-            raise torch.AcceleratorError("sim error: uncorrectable ECC error encountered")
+            raise RuntimeError("Cannot re-initialize sim in forked subprocess. To use sim with multiprocessing, use 'spawn'")
+        if self._has_failed: raise torch.AcceleratorError("sim error: uncorrectable ECC error encountered")
         return self.operations
 
     def wait(self, place: int, kind: str) -> None:
         """The host waits until the queue has come to `place`; for ever, if the device hangs before."""
         self.last_place()
         waits[kind, tuple(f"{path}:{function}" for path, function, _ in stack())] += 1
-        if place >= self._hangs_from:
-            LIBRARY.hang()
+        if place >= self._hangs_from: LIBRARY.hang()
         self.complete(place)
 
     def query(self, place: int) -> bool:
         """Whether the queue has come to `place`. If not, it has when the host asks again."""
         has_come = self._come_to >= place
-        if self.last_place() and place < self._hangs_from:
-            self.complete(place)
+        if self.last_place() and place < self._hangs_from: self.complete(place)
         return has_come
 
     def complete(self, place: float) -> None:
         """Let the queue come to `place`."""
         with LOCK:
             self._come_to = max(self._come_to, place)
-            while self._under_way and self._under_way[0][0] <= place:
-                self._under_way.popleft()[1]()
+            while self._under_way and self._under_way[0][0] <= place: self._under_way.popleft()[1]()
 
     def _is_struck_by(self, kind: str) -> bool:
-        fault = {"rank": 0, "device": torch.accelerator.current_device_index()} | (SETTINGS.get(kind) or {"rank": None})
-        if (fault["rank"], fault["device"]) != (RANK, self.index) or self.operations < fault["operation"]:
-            return False
+        if not (fault := SETTINGS.get(kind)): return False
+        place = (fault.get("rank", 0), fault.get("device", torch.accelerator.current_device_index()))
+        if place != (RANK, self.index) or self.operations < fault["operation"]: return False
         try:
-            Path(fault["once"]).touch(exist_ok=False) if "once" in fault else SETTINGS.pop(kind)
+            if fault.get("once"): Path(fault["once"]).touch(exist_ok=False)
         except FileExistsError:  # it has struck before
             return False
         return True
@@ -115,18 +108,16 @@ class Device:
 
 def report() -> int:
     """Write this rank's file of the report, and complete all copies. Returns 1, and prints why, if one raced; else 0."""
-    if os.getpid() != PROCESS:
-        return 0
+    if os.getpid() != PROCESS: return 0
     if folder := SETTINGS.get("report"):
         found = {"waits": [[kind, frames, count] for (kind, frames), count in waits.items()],
-                 "copies_to_device": copies["to_device"], "copies_to_host": copies["to_host"],
+                 "copies_to_device": copies["to device"], "copies_to_host": copies["to host"],
                  "operations": {device.index: device.operations for device in DEVICES},
                  "peak": {device.index: LIBRARY.peak_bytes(device.index) for device in DEVICES}}
         Path(folder).mkdir(parents=True, exist_ok=True)
         Path(folder, f"rank-{RANK}.json").write_text(json.dumps(found))
     try:
-        for device in DEVICES:
-            device.complete(inf)
+        for device in DEVICES: device.complete(inf)
     except RuntimeError as error:
         print(error, file=sys.stderr, flush=True)
         return 1

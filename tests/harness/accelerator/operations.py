@@ -16,9 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from tests.harness.accelerator.device import DEVICES, LOCK, copies, stack
 
 CPU, aten, sim = torch.device("cpu"), torch.ops.aten, torch.ops.sim
-WAITS = {"_local_scalar_dense": "item", "is_nonzero": "item", "_unique": "unique", "_unique2": "unique",
-         "unique_dim": "unique", "unique_consecutive": "unique", "unique_dim_consecutive": "unique"} | {
-    name: name for name in ("nonzero", "masked_select", "equal", "bincount", "repeat_interleave")}
+WAITS = {"_local_scalar_dense": "item"} | {name: name for name in ("nonzero", "masked_select", "equal", "bincount",
+         "repeat_interleave")} | dict.fromkeys(("_unique", "_unique2", "unique_dim", "unique_consecutive"), "unique")
 # Autocast on the CPU: to the lower precision, to the widest type among the tensors; all others of its list to fp32.
 LOWERED = ("_?conv.*|_?addmm.*|addbmm|baddbmm|bmm|mm|matmul|linear|linalg_vecdot|prelu|mkldnn_rnn_layer"
            "|scaled_dot_product_attention|_native_multi_head_attention")
@@ -28,8 +27,7 @@ PROMOTED = "cat|stack|index_copy"
 def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """One operation. Raises RuntimeError where tensors of two devices meet, but for indices and scalars of the host."""
     name, own, found = func.overloadpacket.__name__, {}, set()
-    if name == "_copy_from":
-        return copy(*args, **kwargs)
+    if name == "_copy_from": return copy(*args, **kwargs)
     takes_scalars = torch.Tag.pointwise in func.tags or fullmatch("(masked_|index_)?fill_?", name)
     is_indexing = fullmatch("_?(unsafe_)?index(_put(_impl)?_?)?", name)
     indices = [index for index in args[1] if index is not None] if is_indexing else []
@@ -38,14 +36,13 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(value, torch.device):
             found.add(torch.device("sim", torch.sim.current_device()) if value.index is None else value)
             return CPU
-        is_tensor = isinstance(value, Tensor)
-        if is_tensor and value.is_sim:
+        if isinstance(value, Tensor) and value.is_sim:
             found.add(value.device)
             host = sim.unwrap(value)
             own[id(host)] = value, host
             return host
-        is_exempt = any(value is index for index in indices) or (takes_scalars and is_tensor and value.dim() == 0)
-        if not is_exempt and (is_tensor or isinstance(value, torch.Generator)):
+        is_scalar = takes_scalars and isinstance(value, Tensor) and value.dim() == 0
+        if isinstance(value, Tensor | torch.Generator) and not (is_scalar or any(value is index for index in indices)):
             found.add(value.device)
         return value
 
@@ -53,25 +50,25 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if len(found) > 1:
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two devices, "
                            f"{' and '.join(sorted(map(str, found)))}! ({func})")
-    device = DEVICES[found.pop().index]
+    device, schema = DEVICES[found.pop().index], func._schema
     place = device.issue()
-    if any(index.dtype in (torch.bool, torch.uint8) for index in indices):
-        device.wait(place, "masked index")
-    elif any(index.device == CPU for index in indices):
-        device.wait(place, "copy to device")
-    elif name in WAITS and kwargs.get("output_size") is None:
-        device.wait(place, WAITS[name])
+    if any(index.dtype in (torch.bool, torch.uint8) for index in indices): device.wait(place, "masked index")
+    elif any(index.device == CPU for index in indices): device.wait(place, "copy to device")
+    elif name in WAITS and kwargs.get("output_size") is None: device.wait(place, WAITS[name])
+    is_number = [str(argument.type) == "Tensor" and isinstance(value, int | float)
+                 for value, argument in zip(args, schema.arguments, strict=False)]
+    compute = partial(func.overloadpacket if any(is_number) else func, *host_args, **host_kwargs)
     if torch.Tag.nondeterministic_seeded in func.tags:
         with LOCK, torch.random.fork_rng([]):  # the CPU's generator stands in for the device's
             torch.set_rng_state(device.random_state)
-            result = func(*host_args, **host_kwargs)
+            result = compute()
             device.random_state = torch.get_rng_state()
     else:
-        result = func(*host_args, **host_kwargs)
+        result = compute()
     if name in ("empty", "empty_strided"):  # torch makes their kin of them
         is_float = result.is_floating_point() or result.is_complex()
         result.fill_(torch.nan if is_float else 2 ** (8 * result.itemsize - 2))
-    for tensor, host in own.values() if func._schema.is_mutable else ():
+    for tensor, host in own.values() if schema.is_mutable else ():
         sim.adopt(tensor, host)
     return tree_map_only(Tensor, lambda host: (own.get(id(host)) or [sim.wrap(host, device.index)])[0], result)
 
@@ -84,16 +81,14 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """
     values, memory = (sim.unwrap(each) if each.is_sim else each for each in (source, target))
     if source.is_sim and target.is_sim:
-        for index in {source.device.index, target.device.index}:
-            DEVICES[index].issue()
+        for index in {source.device.index, target.device.index}: DEVICES[index].issue()
         memory.copy_(values)
         return target
-    device, host, way = ((DEVICES[target.device.index], source, "to_device") if target.is_sim else
-                         (DEVICES[source.device.index], target, "to_host"))
+    on_device, host, way = (target, source, "to device") if target.is_sim else (source, target, "to host")
+    device, is_plain = DEVICES[on_device.device.index], source.dtype == target.dtype and source.stride() == target.stride()
     copies[way] += 1
-    is_plain = source.dtype == target.dtype and source.stride() == target.stride()
     if not (non_blocking and is_plain and host.is_pinned()):
-        device.wait(device.issue(), f"copy {way}".replace("_", " "))
+        device.wait(device.issue(), f"copy {way}")
         memory.copy_(values)
         return target
     snapshot, (path, _, line) = values.clone(), (stack() or [("?", "?", 0)])[0]
@@ -112,9 +107,14 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     return target
 
 
+def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+    """As torch composes it on the CPU."""
+    return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_((1 - p) or 1) if train and p else tensor
+
+
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
               is_causal: bool = False, **options: Any) -> Tensor:
-    """scaled_dot_product_attention by the kernel that torch chooses on the CPU; for a device it would choose another."""
+    """scaled_dot_product_attention by the kernel that torch chooses on the CPU."""
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
     tensors, settings = (query, key, value, attn_mask), (dropout_p, is_causal)
@@ -152,6 +152,7 @@ def install() -> Any:
         if namespace == "aten" and "AutocastCPU" in keys:
             kept["aten"].impl(name, partial(autocast, lookup_op(qualified)), "AutocastPrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        kept["aten"].impl("dropout", dropout, key)
         kept["aten"].impl("scaled_dot_product_attention", attention, key)
     for name, function in {"record": lambda index: DEVICES[index].last_place() * 64 + index,
                            "wait": lambda event, kind: DEVICES[event % 64].wait(event // 64, kind),
