@@ -1,8 +1,8 @@
 // The device type "sim" as torch asks for it in C++: memory, pinned memory, devices, streams and events.
 //
-// A device storage lies on a host storage. sim::unwrap(tensor) is the CPU tensor there; sim::wrap(host, device) is a
-// device tensor on a CPU tensor's memory, in the storage of the device tensor that it is a view of, if it is one. The
-// queues are in device.py: it is asked through the dispatcher, which carries its exceptions.
+// A device storage lies on a host storage. sim::unwrap(tensor) is the CPU tensor there; sim::wrap(host, device) a device
+// tensor on a CPU tensor's memory, in the storage of the device tensor that it is a view of, if it is one. The queues
+// are in device.py: it is asked through the dispatcher, which carries its exceptions.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -11,7 +11,6 @@
 using namespace c10;
 using at::Tensor;
 namespace at::autocast { TORCH_API Tensor cached_cast(ScalarType, const Tensor&, DeviceType); }  // a header of 20 s
-
 namespace {
 constexpr auto kSim = DeviceType::PrivateUse1;
 DeviceIndex num_devices;
@@ -23,6 +22,7 @@ std::unordered_map<StorageImpl*, weak_intrusive_ptr<StorageImpl>> device_storage
 std::map<const char*, size_t> pinned;  // bytes of the host, by address
 
 struct Memory { Storage host; int64_t device, bytes; };  // behind a device storage
+Memory& memory_of(const Tensor& tensor) { return *static_cast<Memory*>(tensor.storage().data_ptr().get_context()); }
 
 void allocate(int64_t device, int64_t bytes) {
   double mib = 1 << 20, wanted = bytes / mib, free = budget_mib - used[device] / mib;
@@ -40,25 +40,24 @@ void release(void* context) {
   used[memory->device] -= memory->bytes;
 }
 
-Tensor in(const Storage& storage, DispatchKey key, const Tensor& like) {
-  auto made = at::detail::make_tensor<TensorImpl>(Storage(storage), DispatchKeySet(key), like.dtype());
+Tensor in(Storage storage, DispatchKey key, const Tensor& like) {
+  auto made = at::detail::make_tensor<TensorImpl>(std::move(storage), DispatchKeySet(key), like.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   return made;
 }
 
-Memory& memory_of(const Tensor& tensor) { return *static_cast<Memory*>(tensor.storage().data_ptr().get_context()); }
 Tensor unwrap(const Tensor& tensor) { return in(memory_of(tensor).host, DispatchKey::CPU, tensor); }
 
 Tensor wrap(const Tensor& tensor, int64_t device) {
   auto& host = tensor.storage();
-  auto bytes = static_cast<int64_t>(host.nbytes());
   std::lock_guard lock(guarding);
-  if (auto found = device_storages.find(host.unsafeGetStorageImpl()); found != device_storages.end())
-    return in(Storage(found->second.lock()), DispatchKey::PrivateUse1, tensor);
+  auto& known = device_storages.try_emplace(host.unsafeGetStorageImpl(), intrusive_ptr<StorageImpl>()).first->second;
+  if (auto storage = known.lock()) return in(Storage(storage), DispatchKey::PrivateUse1, tensor);
+  int64_t bytes = host.nbytes();
   allocate(device, bytes);
   DataPtr data(host.mutable_data(), new Memory{host, device, bytes}, &release, Device(kSim, device));
   Storage storage(Storage::use_byte_size_t(), bytes, std::move(data));
-  device_storages.emplace(host.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
+  known = storage.getWeakStorageImpl();
   return in(storage, DispatchKey::PrivateUse1, tensor);
 }
 
@@ -86,7 +85,6 @@ struct PinnedAllocator final : Allocator {
 } pinned_allocator;
 
 struct Hooks final : at::PrivateUse1HooksInterface {
-  bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   bool isPinnedPtr(const void* address) const override {
@@ -111,9 +109,7 @@ struct Guard final : impl::NoOpDeviceGuardImpl<kSim> {  // a device has one stre
     uncheckedSetDevice(d);
   }
   Device exchangeDevice(Device d) const override { auto before = getDevice(); setDevice(d); return before; }
-  Stream getStream(Device d) const noexcept override {
-    return Stream(Stream::DEFAULT, d.has_index() ? d : getDevice());
-  }
+  Stream getStream(Device d) const noexcept override { return Stream(Stream::DEFAULT, d); }
   Stream getNewStream(Device d, int) const override { return getStream(d); }
   void block(void*, const Stream&) const override {}
   void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
@@ -137,7 +133,6 @@ TORCH_LIBRARY(sim, m) {
   m.def("wait(int event, str kind) -> ()");
   m.def("query(int event) -> bool");
 }
-
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {  // module.to(device) keeps its parameters, so that tied ones stay tied
   m.impl("_has_compatible_shallow_copy_type", [](const Tensor&, const Tensor&) { return true; });
 }
