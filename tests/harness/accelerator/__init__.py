@@ -1,7 +1,7 @@
 """A simulated accelerator, device type "sim", for tests of device code where there is no GPU.
 
-Results are the CPU's, bit for bit, by the ways that a GPU takes. What a GPU forbids fails; what it does late comes late,
-every time. $SIMULATED_ACCELERATOR is a JSON object of settings:
+Results are the CPU's, bit for bit, by the ways that a GPU takes. What a GPU forbids fails; what comes late there comes
+late here, every time. $SIMULATED_ACCELERATOR is a JSON object of settings:
 
     devices: 4      memory: bytes of each, null      report: folder of rank-N.json (waits, operations, peak, copies)
     fails, hangs: {rank: 0, device: the current one, operation: the first, once: path of a file that remembers it}

@@ -14,35 +14,26 @@ import torch
 import torch.distributed as dist
 from torch import accelerator
 
-from tests.harness.accelerator.device import DEVICES, PROCESS, report
+from tests.harness.accelerator.device import DEVICES, PROCESS, Device, report
 from tests.harness.accelerator.operations import install
 
-Place = torch.device | str | int | None
 
-
-def index_of(device: Place = None) -> int:
+def find(device: torch.device | str | int | None = None) -> Device:
     index = device if isinstance(device, int) else torch.device(device or "sim").index
-    return accelerator.current_device_index() if index is None else index
-
-
-def set_rng_state(state: torch.Tensor, device: Place = None) -> None:
-    DEVICES[index_of(device)].random_state = state.clone()
-
-
-def manual_seed(seed: int, device: Place = None) -> None:
-    set_rng_state(torch.Generator().manual_seed(seed).get_state(), device)
+    return DEVICES[accelerator.current_device_index() if index is None else index]
 
 
 kept, leave = install(), os._exit
 os._exit = lambda code: leave(report() or code)
 torch._register_device_module("sim", SimpleNamespace(  # torch.sim, as torch.cuda
     is_available=lambda: True, is_initialized=lambda: True, _is_in_bad_fork=lambda: os.getpid() != PROCESS,
-    _lazy_init=lambda: None, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16], current_device=index_of,
-    device_count=lambda: len(DEVICES), set_device=lambda device: accelerator.set_device_index(index_of(device)),
-    synchronize=accelerator.synchronize, current_stream=accelerator.current_stream, Stream=torch.Stream,
-    Event=partial(torch.Event, "sim"), get_rng_state=lambda device=None: DEVICES[index_of(device)].random_state.clone(),
-    set_rng_state=set_rng_state, manual_seed=manual_seed,
-    manual_seed_all=lambda seed: [manual_seed(seed, index) for index in range(len(DEVICES))]))
+    _lazy_init=lambda: None, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    device_count=lambda: len(DEVICES), current_device=accelerator.current_device_index,
+    set_device=lambda device: accelerator.set_device_index(find(device).index), synchronize=accelerator.synchronize,
+    current_stream=accelerator.current_stream, Stream=torch.Stream, Event=partial(torch.Event, "sim"),
+    manual_seed=lambda seed: find().seed(seed), manual_seed_all=lambda seed: [device.seed(seed) for device in DEVICES],
+    get_rng_state=lambda device=None: find(device).random_state.clone(),
+    set_rng_state=lambda state, device=None: setattr(find(device), "random_state", state.clone())))
 torch.utils.generate_methods_for_privateuse1_backend()
 dist.Backend.default_device_backend_map["sim"] = "gloo"
 dist.Backend.backend_capability["gloo"].append("sim")

@@ -29,7 +29,7 @@ copies = Counter({"to device": 0, "to host": 0})
 
 def load() -> ctypes.CDLL:
     """device.cpp: compiled by the first process that needs it (g++, 20 s), kept in the folder for temporary files."""
-    source, root = Path(HERE, "device.cpp"), Path(torch.__file__).parent
+    source, root = HERE / "device.cpp", Path(torch.__file__).parent
     name = f"sim-{os.getuid()}-{torch.__version__}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"
     if not (path := Path(tempfile.gettempdir(), name)).exists():
         partial = path.with_suffix(f".{os.getpid()}")
@@ -47,18 +47,23 @@ def load() -> ctypes.CDLL:
 def stack() -> list[tuple[str, str, int]]:
     """(path, function, line) of the program's frames, innermost first; paths from the working folder."""
     frames = [(frame.f_code.co_filename, frame.f_code.co_name, line) for frame, line in traceback.walk_stack(None)]
+    others = (str(HERE), os.path.dirname(os.__file__), "<frozen")
     return [(path.removeprefix(FOLDER), function, line) for path, function, line in frames
-            if not (path.startswith((str(HERE), os.path.dirname(os.__file__), "<frozen")) or "/site-packages/" in path)]
+            if not (path.startswith(others) or "/site-packages/" in path)]
 
 
 class Device:
-    """One device. Everything raises RuntimeError in a fork of the process, AcceleratorError once the device has failed."""
+    """One device. All raises RuntimeError in a fork of the process, and AcceleratorError once the device has failed."""
 
     def __init__(self, index: int):
         self.index, self.operations, self._has_failed = index, 0, False
-        self.random_state = torch.Generator().manual_seed(5_171_717 + index).get_state()  # until the program seeds it
         self._under_way: deque[tuple[int, Callable[[], None]]] = deque()
         self._come_to, self._hangs_from = 0, inf  # places
+        self.seed(5_171_717 + index)  # until the program does
+
+    def seed(self, value: int) -> None:
+        """Give its generator the state that this seed gives the CPU's."""
+        self.random_state = torch.Generator().manual_seed(value).get_state()
 
     def issue(self, complete: Callable[[], None] | None = None) -> int:
         """Put an operation into the queue; `complete` is called when the queue comes to it. Returns its place."""
@@ -72,7 +77,7 @@ class Device:
     def last_place(self) -> int:
         """The place of the last operation."""
         if os.getpid() != PROCESS:
-            raise RuntimeError("Cannot re-initialize sim in forked subprocess. To use sim with multiprocessing, use 'spawn'")
+            raise RuntimeError("Cannot re-initialize sim in forked subprocess: with multiprocessing, use spawn")
         if self._has_failed: raise torch.AcceleratorError("sim error: uncorrectable ECC error encountered")
         return self.operations
 
@@ -97,8 +102,8 @@ class Device:
 
     def _is_struck_by(self, kind: str) -> bool:
         if not (fault := SETTINGS.get(kind)): return False
-        place = (fault.get("rank", 0), fault.get("device", torch.accelerator.current_device_index()))
-        if place != (RANK, self.index) or self.operations < fault["operation"]: return False
+        victim = fault.get("rank", 0), fault.get("device", torch.accelerator.current_device_index())
+        if victim != (RANK, self.index) or self.operations < fault["operation"]: return False
         try:
             if fault.get("once"): Path(fault["once"]).touch(exist_ok=False)
         except FileExistsError:  # it has struck before
@@ -107,7 +112,7 @@ class Device:
 
 
 def report() -> int:
-    """Write this rank's file of the report, and complete all copies. Returns 1, and prints why, if one raced; else 0."""
+    """Write this rank's file of the report and complete all copies. Returns 1, and prints why, if one raced; else 0."""
     if os.getpid() != PROCESS: return 0
     if folder := SETTINGS.get("report"):
         found = {"waits": [[kind, frames, count] for (kind, frames), count in waits.items()],

@@ -1,4 +1,4 @@
-"""What an operation does: refused where a GPU refuses it, waited for where CUDA makes the host wait, computed by the CPU.
+"""What an operation does: refused where a GPU refuses it, waited for where CUDA has the host wait, computed by the CPU.
 
 run() gets every operation that concerns the device, in every thread: it is the fallback of torch's dispatch key
 PrivateUse1. What torch composes of other operations for a device, and has a kernel for on the CPU, it gets whole.
@@ -76,8 +76,8 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
 def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """Between devices, or a device and the host, as aten/src/ATen/native/cuda/Copy.cu does it.
 
-    The host waits unless it asks not to, its memory is pinned, and nothing is to be converted or rearranged. A copy that
-    it does not wait for is under way until the queue comes to it: nobody may read the target, or write the source.
+    The host waits, unless it asks not to, its memory is pinned, and nothing is to be converted or rearranged. A copy
+    that it does not wait for is under way until the queue comes to it: none may read the target, or write the source.
     """
     values, memory = (sim.unwrap(each) if each.is_sim else each for each in (source, target))
     if source.is_sim and target.is_sim:
@@ -85,8 +85,8 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         memory.copy_(values)
         return target
     on_device, host, way = (target, source, "to device") if target.is_sim else (source, target, "to host")
-    device, is_plain = DEVICES[on_device.device.index], source.dtype == target.dtype and source.stride() == target.stride()
-    copies[way] += 1
+    is_plain = source.dtype == target.dtype and source.stride() == target.stride()
+    device, copies[way] = DEVICES[on_device.device.index], copies[way] + 1
     if not (non_blocking and is_plain and host.is_pinned()):
         device.wait(device.issue(), f"copy {way}")
         memory.copy_(values)
