@@ -1,6 +1,7 @@
-"""Memory of a device that runs out: before the first step a size that fits is found or named, later the checkpoint stands.
+"""Memory of a device that runs out: before training starts a size that fits is found or named, later the checkpoint stands.
 
-Only a simulated device can be given a small memory. The image runs take about 0.7 MiB a sample and 25 MiB besides.
+Only a simulated device can be given a small memory. A step takes 100 MiB in a micro-batch of 57 samples, 63 in one of 28,
+45 in one of 14.
 """
 
 import json
@@ -13,14 +14,16 @@ from tests.run_directory import newest_checkpoint, records, status, trained_step
 from utils.errors import Exit
 
 pytestmark = pytest.mark.needs("simulation")
-WORDS = [*TASKS["image-classification"], "--image-size", "64", "--threads", "1", "--precision", "fp32", "--workers", "0",
-         "--global-batch-size", "48", "--epochs", "2", "--log-every", "1", "--save-every", "1"]
-SMALL = 48 * 2**20  # bytes: enough for 24 samples, not for 48
+ROOM_FOR_28, ROOM_FOR_14 = 75 * 2**20, 54 * 2**20  # bytes
+LATER = 17_000  # an operation between the first save and the end
+STEPS = 4  # of all samples each
 
 
 @pytest.fixture
 def words(photos, run_dir):
-    return [*WORDS, "--data", photos, "--run-dir", run_dir]
+    return [*TASKS["image-classification"], "--image-size", 64, "--threads", 1, "--precision", "fp32", "--workers", 0,
+            "--global-batch-size", 57, "--eval-batch-size", 16, "--epochs", STEPS, "--log-every", 1, "--save-every", 1,
+            "--data", photos, "--run-dir", run_dir]
 
 
 def micro_batches(run):
@@ -29,38 +32,38 @@ def micro_batches(run):
 
 @pytest.mark.needs("two devices")
 def test_auto_under_ddp_finds_a_size_that_fits_and_the_run_keeps_it(accelerator, words, run_dir):
-    """One device of two is small, and both ranks take the size that fits there."""
-    small = accelerator.simulating(memory=SMALL // 2, memory_of_rank=1)
+    """One device of two is small: both ranks take the size that fits there, and keep it where there is room again."""
+    small = accelerator.simulating(shrinks={"rank": 1, "operation": 1, "memory": ROOM_FOR_14})
     result = small.run(2, *words, "--stop-after", 1)
     assert result.code == Exit.STOPPED, result.text
-    assert result.out.count("out of memory in micro-batches of 24 samples: a global batch of 48 is cut into 4 micro-batches of at most 12"
-                            " instead of 2, in this run from here on") == 1, result.text
-    assert micro_batches(run_dir) == 4
-    result = accelerator.run(2, *words)  # also where there is room again
-    assert (result.returncode, micro_batches(run_dir)) == (0, 4), result.text
+    assert result.out.count("out of memory in micro-batches of 29 samples: a global batch of 57 is cut into 6 micro-batches of at"
+                            " most 14 instead of 2, in this run from here on") == 1, result.text
+    assert micro_batches(run_dir) == 6
+    result = accelerator.run(2, *words)
+    assert (result.returncode, micro_batches(run_dir)) == (0, 6), result.text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [["--micro-batch-size", 48], ["--strategy", "exact", "--micro-batch-size", 48]])
-def test_a_size_that_the_user_gave_is_refused_with_one_that_fits(accelerator, words, run_dir, given):
-    small = accelerator.simulating(memory=SMALL)
+@pytest.mark.parametrize("given", [["--micro-batch-size", 57], ["--strategy", "exact", "--micro-batch-size", 57]])
+def test_a_size_that_the_user_gave_is_refused_with_one_that_fits(accelerator, words, given):
+    small = accelerator.simulating(memory=ROOM_FOR_28)
     result = small.run(None, *words, *given)
     assert result.returncode == Exit.USAGE, result.text
-    message = result.err.splitlines()[-1]
-    assert "--micro-batch-size: batches of 48 samples do not fit into memory" in message and "--micro-batch-size 24 fits" in message
-    result = small.run(None, *words, *given, "--micro-batch-size", 24)  # that advice is true
+    assert "--micro-batch-size: batches of 57 samples do not fit into memory" in result.err
+    assert "--micro-batch-size 28 fits" in result.err
+    result = small.run(None, *words, *given, "--micro-batch-size", 28)  # that advice is true
     assert result.returncode == 0, result.text
 
 
 @pytest.mark.slow
 def test_auto_under_exact_is_refused_for_it_decides_about_bits(accelerator, words):
-    result = accelerator.simulating(memory=SMALL // 2).run(None, *words, "--strategy", "exact", "--global-batch-size", 57)
-    assert result.returncode == Exit.USAGE and "--micro-batch-size: batches of " in result.err, result.text
+    result = accelerator.simulating(memory=36 * 2**20).run(None, *words, "--strategy", "exact")
+    assert result.returncode == Exit.USAGE and "--micro-batch-size: batches of 15 samples do not fit" in result.err, result.text
 
 
 @pytest.mark.slow
 def test_evaluation_batches_that_do_not_fit_are_refused_with_a_size_that_does(accelerator, words):
-    result = accelerator.simulating(memory=SMALL).run(None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
+    result = accelerator.simulating(memory=40 * 2**20).run(None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
     assert result.returncode == Exit.USAGE, result.text
     assert "--eval-batch-size: batches of 147 samples do not fit" in result.err and "--eval-batch-size 73 fits" in result.err
 
@@ -68,18 +71,19 @@ def test_evaluation_batches_that_do_not_fit_are_refused_with_a_size_that_does(ac
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_at_all_is_refused(accelerator, words):
     result = accelerator.simulating(memory=2**23).run(None, *words)
-    assert result.returncode == Exit.USAGE and "out of memory" in result.err, result.text
+    assert result.returncode == Exit.USAGE and "one sample does not fit: use a smaller --model" in result.err, result.text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [None, 2])
 def test_where_memory_runs_out_later_the_checkpoint_stands_and_a_size_is_named(accelerator, live, words, run_dir, processes):
-    from_step_2 = accelerator.simulating(memory=SMALL // 2, memory_from_operation=60_000, memory_of_rank=0)
-    launch = live(from_step_2, processes, *words, "--micro-batch-size", 24 if processes else 48)
-    step = "at step "
-    result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of ", "(rank 0)", step, "the checkpoint of step ", " fits")
-    saved, fit = int(newest_checkpoint(run_dir).name.split("-")[1]), int(result.err.rpartition("--micro-batch-size ")[2].split()[0])
-    assert f"the checkpoint of step {saved} stands" in status(run_dir)["message"] and 0 < saved <= trained_steps(run_dir)
-    result = accelerator.simulating(memory=SMALL // 2).run(processes, *words, "--micro-batch-size", fit)
+    room, size = (ROOM_FOR_14, 29) if processes else (ROOM_FOR_28, 57)
+    shrinking = accelerator.simulating(shrinks={"operation": LATER, "memory": room})
+    launch = live(shrinking, processes, *words, "--micro-batch-size", size)
+    result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of ", "(rank 0) at step ", "the checkpoint of step ",
+                           f"--micro-batch-size {size // 2} fits")
+    saved = int(newest_checkpoint(run_dir).name.split("-")[1])
+    assert f"the checkpoint of step {saved} stands" in result.err and 0 < saved <= trained_steps(run_dir) == status(run_dir)["step"]
+    result = accelerator.simulating(memory=room).run(processes, *words, "--micro-batch-size", size // 2)
     assert result.returncode == 0 and f"resumed at step {saved}" in result.out, result.text
-    assert [record["step"] for record in records(run_dir) if record["split"] == "train"] == list(range(1, 5))
+    assert [record["step"] for record in records(run_dir) if record["split"] == "train"] == list(range(1, STEPS + 1))

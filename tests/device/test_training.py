@@ -30,6 +30,8 @@ def all_but(*essential):
         ("task", "strategy", "processes"), [row((task, name, n)) for task in TASKS for name in STRATEGIES for n in (1, 2)])
 
 
+EXPECTED = (ANSWER, RECORD, METRICS) = (
+    "utils/precision.py:take_nonfinite", "models/training.py:record_step", "utils/metrics.py:values")
 ESSENTIAL = [("image-classification", "ddp", 2), ("masked-lm", "exact", 1)]
 
 
@@ -48,20 +50,21 @@ def test_the_host_waits_in_a_step_for_the_flag_of_the_last_one_alone(runs, figur
     for rank in range(processes):
         found = waits_by_cause(runs.report(run, rank)["waits"])
         figure(f"{dict(found)}")
-        assert found == {"check_last_step": STEPS, "record_step": len(RECORDED), "evaluate": EVALUATIONS}
+        expected = {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: EVALUATIONS}
+        once = [name for name, count in found.items() if name not in EXPECTED and count == 2]
+        if strategy == "ddp" and processes > 1:  # DDP lays out its buckets anew, once: two copies each way, in a forward
+            assert [name.partition(" in ")[0] for name in sorted(once)] == ["copy to device", "copy to host"]
+            found = {name: count for name, count in found.items() if name not in once}
+        assert found == expected
 
 
 def waits_by_cause(waits):
-    """How often the host waited in the steps and evaluations, by the function called there; saving is left out."""
+    """How often the host waited for an event in the steps and evaluations, by what asked for it, and for all else; not in saves."""
     found = Counter()
     for kind, frames, count in waits:
-        functions = [frame.rpartition(":")[2] for frame in frames]
-        if "save" in functions or not {"train_one_epoch", "evaluate"} & set(functions):
-            continue
-        inner = functions[:min(functions.index(name) for name in ("train_one_epoch", "evaluate") if name in functions)]
-        cause = "evaluate" if "evaluate" in functions else inner[-1] if inner else kind
-        is_expected = kind == "event" and (cause != "evaluate" or "values" in functions)
-        found[cause if is_expected else f"{kind}: {' < '.join(frames[:3])}"] += count
+        if {"train.py:train_one_epoch", "train.py:evaluate"} & set(frames) and "train.py:save" not in frames:
+            cause = next((name for name in EXPECTED if name in frames), None) if kind == "event" else None
+            found[cause or f"{kind} in {' < '.join(frames[:3])}"] += count
     return found
 
 

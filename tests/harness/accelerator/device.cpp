@@ -137,8 +137,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {  // module.to(device) keeps its param
   m.impl("_has_compatible_shallow_copy_type", [](const Tensor&, const Tensor&) { return true; });
 }
 
-extern "C" void begin(int devices, double mib) {
-  num_devices = devices, budget_mib = mib;
+extern "C" void set_memory(double mib) { budget_mib = mib; }  // of each device
+extern "C" void begin(int devices) {
+  num_devices = devices;
   at::RegisterPrivateUse1HooksInterface(&hooks);
 }
 extern "C" int64_t peak_bytes(int device) { return peak[device]; }

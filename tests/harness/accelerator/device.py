@@ -40,8 +40,13 @@ def load() -> ctypes.CDLL:
     torch.utils.rename_privateuse1_backend("sim")
     library = ctypes.CDLL(str(path))
     library.peak_bytes.restype = ctypes.c_int64
-    library.begin(SETTINGS["devices"], ctypes.c_double((SETTINGS.get("memory") or inf) / 2**20))
+    library.begin(SETTINGS["devices"])
     return library
+
+
+def set_memory(size: float) -> None:
+    """Bytes that each device of this process has from here on."""
+    LIBRARY.set_memory(ctypes.c_double(size / 2**20))
 
 
 def stack() -> list[tuple[str, str, int]]:
@@ -71,6 +76,7 @@ class Device:
             self.operations += 1
             self._has_failed = self._has_failed or self._is_struck_by("fails")
             if self._hangs_from == inf and self._is_struck_by("hangs"): self._hangs_from = self.operations
+            if self._is_struck_by("shrinks"): set_memory(SETTINGS["shrinks"]["memory"])
             if complete: self._under_way.append((self.operations, complete))
             return self.last_place()
 
@@ -130,4 +136,5 @@ def report() -> int:
 
 
 LIBRARY = load()
+set_memory(SETTINGS.get("memory") or inf)
 DEVICES = [Device(index) for index in range(SETTINGS["devices"])]
