@@ -1,4 +1,4 @@
-"""The simulated accelerator keeps its promises: check_simulation.py, in processes of its own (a device type is for good)."""
+"""The simulated accelerator keeps its promises: check_simulation.py, in processes of its own."""
 
 import json
 import os
@@ -25,11 +25,12 @@ def simulated(launch, tmp_path_factory) -> SimpleNamespace:
     settings = {"memory": 2**26, "report": str(folder / "report"), "hangs": {"device": 2, "operation": 10},
                 "fails": {"device": 3, "operation": 10, "once": str(folder / "struck")}}
     environment = {"SIMULATED_ACCELERATOR": json.dumps(settings)}
-    command = (sys.executable, "-m", MODULE, CHECKS.relative_to(ROOT))
+    command = (sys.executable, "-m", MODULE, CHECKS)  # whose frames then have absolute paths
     first = launch(None, command=command, env=environment).wait()
     assert first.returncode == 0, first.text
     report = json.loads((folder / "report/rank-0.json").read_text())
-    return SimpleNamespace(first=json.loads(first.out), report=report, environment=environment, command=command, folder=folder)
+    outcomes = json.loads(first.out)
+    return SimpleNamespace(first=outcomes, report=report, environment=environment, command=command, folder=folder)
 
 
 @pytest.mark.parametrize("promise", re.findall(r"^@check\ndef (\w+)", CHECKS.read_text(), re.M))
@@ -62,9 +63,11 @@ def test_collectives_and_ddp_give_the_cpus_weights_on_two_processes(run_torchrun
 
 @pytest.mark.parametrize("script, found", [("train_this.py", "sim"), ("that.py", "None")])
 def test_the_interpreter_gives_the_device_to_training_scripts_alone(tmp_path, script, found):
-    (tmp_path / script).write_text("import sys, torch; print(torch.accelerator.current_accelerator(True), sys.argv[1:])")
+    program = "import sys, torch; print(torch.accelerator.current_accelerator(True), sys.argv[1:])"
+    (tmp_path / script).write_text(program)
     words = [Path(accelerator.__file__).with_name("python"), "-u", tmp_path / script, "a b"]
-    result = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"LOCKSTEP_SIM_PYTHON": sys.executable})
+    environment = os.environ | {"LOCKSTEP_SIM_PYTHON": sys.executable}
+    result = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert result.stdout == f"{found} ['a b']\n", result.stderr
 
 

@@ -1,8 +1,8 @@
 // The device type "sim" as torch asks for it in C++: memory, pinned memory, devices, streams and events.
 //
-// A device storage lies on a host storage. sim::unwrap(tensor) is the CPU tensor there; sim::wrap(host, device) a device
-// tensor on a CPU tensor's memory, in the storage of the device tensor that it is a view of, if it is one. The queues
-// are in device.py: it is asked through the dispatcher, which carries its exceptions.
+// A device storage lies on a host storage. sim::unwrap(tensor) is the CPU tensor there; sim::wrap(host, device) is a
+// device tensor on a CPU tensor's memory, in the storage of the device tensor that it is a view of, if it is one. The
+// queues are in device.py: it is asked through the dispatcher, which carries its exceptions.
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -27,8 +27,8 @@ Memory& memory_of(const Tensor& tensor) { return *static_cast<Memory*>(tensor.st
 void allocate(int64_t device, int64_t bytes) {
   double mib = 1 << 20, wanted = bytes / mib, free = budget_mib - used[device] / mib;
   char text[160];
-  snprintf(text, sizeof text, "sim out of memory. Tried to allocate %.2f MiB. Device %d has a total capacity of %.2f MiB "
-           "of which %.2f MiB is free.", wanted, static_cast<int>(device), budget_mib, free);
+  snprintf(text, sizeof text, "sim out of memory. Tried to allocate %.2f MiB. Device %d has a total capacity of "
+           "%.2f MiB of which %.2f MiB is free.", wanted, static_cast<int>(device), budget_mib, free);
   TORCH_CHECK_WITH(OutOfMemoryError, wanted <= free, text);
   peak[device] = std::max(peak[device], used[device] += bytes);
 }
