@@ -304,7 +304,8 @@ def memory_above_the_budget_is_refused() -> None:
 def empty_memory_is_nan_or_a_large_number() -> None:
     one = torch.ones(2, device="sim")
     for made in (torch.empty(2, device="sim"), torch.empty_like(one), one.new_empty(2),
-                 torch.empty_strided((2,), (1,), device="sim"), one.new_empty_strided((2,), (1,)), torch.empty(2, device="sim", dtype=torch.bfloat16)):
+                 torch.empty_strided((2,), (1,), device="sim"), one.new_empty_strided((2,), (1,)),
+                 torch.empty(2, device="sim", dtype=torch.bfloat16)):
         assert made.isnan().all()
     assert torch.empty(2, device="sim", dtype=torch.int64).min() > 2**60
 
