@@ -110,7 +110,7 @@ struct Guard final : impl::NoOpDeviceGuardImpl<kSim> {  // a device has one stre
   }
   Device exchangeDevice(Device d) const override { auto before = getDevice(); setDevice(d); return before; }
   Stream getStream(Device d) const noexcept override { return Stream(Stream::DEFAULT, d); }
-  Stream getNewStream(Device d, int) const override { return getStream(d); }
+  Stream getNewStream(Device d, int) const override { return getStream(d.has_index() ? d : getDevice()); }
   void block(void*, const Stream&) const override {}
   void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
     *event = reinterpret_cast<void*>(recorded(s.device_index()));
