@@ -169,27 +169,21 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 
 count_gpus() {  # 1 where there is none: so many processes
   local gpus
-  gpus=$(count_nvidia_gpus)
-  if [[ $gpus == none ]] && ! is_on_cpu && [[ -e /dev/kfd || -n $(compgen -G '/dev/dri/renderD*') ]]; then
+  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
+  if ((gpus > 0)) && [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then
+    gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true)
+  elif ((gpus == 0)) && ! is_on_cpu && [[ -e /dev/kfd || -n $(compgen -G '/dev/dri/renderD*') ]]; then
     # AMD's and Intel's: torch honours the variables that hide some, and takes 1 to 2 s to import
-    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())' 2>/dev/null) || gpus=none
+    gpus=$("$python" -c 'import torch; print(torch.accelerator.device_count())' 2>/dev/null) || gpus=0
   fi
   if [[ $gpus =~ ^[1-9][0-9]*$ ]]; then echo "$gpus"; else echo 1; fi
 }
 
-count_nvidia_gpus() {  # those that CUDA_VISIBLE_DEVICES shows; "none" where the machine has none
-  local gpus
-  gpus=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU') || gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
-  if ((gpus == 0)); then gpus=none
-  elif [[ -n ${CUDA_VISIBLE_DEVICES+set} ]]; then gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -cv -e '^-1$' -e '^$' || true); fi
-  echo "$gpus"
-}
-
 can_bind() {  # each process to the NUMA node of its GPU; else torchrun would end with a traceback
   local gpus
-  gpus=$(count_nvidia_gpus)  # others are not bound: untried
-  [[ $gpus != none ]] && ((1 < gpus && processes <= gpus)) && ! is_on_cpu &&
-    [[ -d /sys/devices/system/node/node1 ]] && [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null &&  # installed, and works
+  gpus=$(nvidia-smi --list-gpus >/dev/null 2>&1 && count_gpus)  # other makers' are not bound: untried
+  ((1 < gpus && processes <= gpus)) && ! is_on_cpu && [[ -d /sys/devices/system/node/node1 ]] &&
+    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null &&  # installed, and works
     "$python" -c 'import sys, torch; sys.exit(not torch.accelerator.is_available())'  # torchrun asks it for the GPU's node
 }
 

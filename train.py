@@ -45,13 +45,14 @@ from torch.utils.data import DataLoader
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import FORMER_EVAL_BATCH, EvaluationSampler
+from models.memory import lack_of_memory
 from models.tasks import load_task
 from models.tasks.base import Task
 from models.training import (
     Training,
     check_last_step,
     close_run,
-    lack_of_memory_explained,
+    explained,
     position,
     prepare,
     record_samples,
@@ -90,8 +91,11 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
                 return evaluate_only(config, task, precision, run, watchdog, world)
             watchdog.write_flight_record = partial(write_flight_record, run.path / "flight-record", world.rank)
             training = prepare(config, task, precision, run, watchdog, world)
-            with closing(training.log), closing(training.checkpoints), lack_of_memory_explained(training):
-                return train(training)
+            codes: list[Exit] = []
+            with closing(training.log), closing(training.checkpoints):
+                if lack := lack_of_memory(lambda: codes.append(train(training))):
+                    raise explained(lack, training)
+            return codes[0]
 
 
 def train(t: Training) -> Exit:

@@ -98,7 +98,6 @@ def mfu(samples_per_s: float, flop: float, peak: float) -> float:
 def flop_per_sample(model: nn.Module, batch: Batch) -> float:
     """FLOP of one forward and backward, counted on the meta device: nothing is computed."""
     inputs, targets = to_device(batch, "meta")
-    inputs.pop("attention_mask", None)  # transformers looks at its values, and there are none
     with FlopCounterMode(display=False) as counter:
         loss_of(copy.deepcopy(model).to("meta"), inputs, targets).backward()
     return counter.get_total_flops() / len(next(iter(batch[0].values())))
@@ -154,7 +153,7 @@ def example(kind: str, sizes: Sizes, size: int) -> Batch:
         images = torch.randn(size, 3, sizes.side, sizes.side).to(memory_format=torch.channels_last)
         return {"images": images}, torch.randint(sizes.classes, (size,))
     ids = torch.randint(len(SPECIAL), sizes.vocabulary, (size, sizes.tokens))
-    inputs = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": torch.ones_like(ids)}
+    inputs = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}  # nothing is padded: no mask, as in training
     if kind == "text":
         return inputs, torch.randint(2, (size,))
     predicted = 1 + torch.arange(max(1, round(0.15 * (sizes.tokens - 2))))  # of each text

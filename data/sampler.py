@@ -149,8 +149,7 @@ def settle_plan(
 
     if fit:
         kept = run.kept.pop("micro_batches")
-        run.note(f"out of memory in micro-batches of {-(-batch // kept)} samples: a global batch of {batch} is cut into"
-                 f" {derive()} micro-batches of at most {fit} instead of {kept}, in this run from here on")
+        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches of at most {fit} samples instead of {kept}")
     if "micro_batches" in run.kept:
         run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # the run is of an earlier version
     count = run.settle("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)

@@ -6,6 +6,8 @@ An attempt takes part in no collective, so that a rank whose memory runs out kee
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,19 +20,19 @@ from utils.precision import Precision
 
 
 class Attempts:
-    """Batches of a size, tried on this rank. They leave the model as it was, and .grad as it is between steps: None."""
+    """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
 
     def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision,
                  strategy: type[Strategy], device: torch.device):
         self._task, self._model, self._optimizer, self._precision = task, model, optimizer, precision
-        self._bytes_per_weight, self._device = strategy.bytes_per_weight, device
+        self.bytes_per_weight, self._device = strategy.bytes_per_weight, device
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: the optimizer's state, gradients, the strategy's sums."""
-        self._model.train()
+        self._model.train(size > 1)  # BatchNorm would refuse one sample
         weights = [weight for weight in self._model.parameters() if weight.requires_grad]
-        sums = torch.empty(self._bytes_per_weight * sum(map(nn.Parameter.numel, weights)), dtype=torch.uint8, device=self._device)
-        buffers = Buffers(self._model)
+        sums = torch.empty(self.bytes_per_weight * sum(map(nn.Parameter.numel, weights)), dtype=torch.uint8, device=self._device)
+        buffers, state = Buffers(self._model), dict(self._optimizer.state)
         buffers.begin()
         try:
             for _ in range(2):  # the first makes the optimizer allocate its state
@@ -43,6 +45,8 @@ class Attempts:
             del sums
             buffers.restore()
             self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.state.clear()
+            self._optimizer.state.update(state)
 
     @torch.no_grad()
     def evaluate(self, size: int) -> None:
@@ -52,16 +56,16 @@ class Attempts:
             self._task.forward(self._model, self._task.example(size).to(self._device))
 
 
-def settle_size(flag: str, size: int, attempt: Callable[[int], None], is_free: bool, world: World) -> int:
-    """`size` if it fits into the memory of every rank's device; else the largest of size / 2, size / 4, ... that does. Collective.
+def settle_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:
+    """`size` if micro-batches of it fit into every rank's device; else the largest of size / 2, ... that does. Collective.
 
     is_free: the size may change. Else raises UserError (64), as where not even one sample fits. (The CPU's is not tried out.)
     """
     if world.device.type == "cpu":
         return size
-    fit, reason = largest_fit(attempt, size, lambda lack: next(filter(None, world.gather(lack)), ""))
+    fit, reason = largest_fit(attempts.train, size, lambda lack: next(filter(None, world.gather(lack)), ""))
     if fit < size and not (is_free and fit):
-        raise UserError(f"{flag}: batches of {size} samples do not fit into memory ({reason}); {way_out(flag, fit)}")
+        raise UserError(f"micro-batches of {size} samples do not fit into memory ({reason}); {way_out('--micro-batch-size', fit)}")
     return fit
 
 
@@ -71,7 +75,7 @@ def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str]
     agree: makes what one rank's device said known to all.
     """
     reason = ""
-    while size and (lack := agree(_lack_of_memory(attempt, size))):
+    while size and (lack := agree(lack_of_memory(attempt, size))):
         size, reason = size // 2, reason or lack
     return size, reason
 
@@ -81,13 +85,15 @@ def way_out(flag: str, fit: int) -> str:
     return f"{flag} {fit} fits" if fit else "one sample does not fit: use a smaller --model, or smaller samples"
 
 
-def _lack_of_memory(attempt: Callable[[int], None], size: int) -> str:
-    """What the device said where its memory is not enough for the attempt; "" where it is."""
+def lack_of_memory(work: Callable[..., Any], *arguments: Any) -> str:
+    """Do `work`. Returns the host and what its device said if memory ran out, once all that `work` held is free; else ""."""
     try:
-        attempt(size)
+        work(*arguments)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         traceback.clear_frames(error.__traceback__)  # which hold what was allocated
+        with suppress(RuntimeError):  # an allocator without a cache
+            torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
         return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
     return ""

@@ -1,11 +1,8 @@
 """What the training loop works with: built once, warmed up, its numbers checked, its steps recorded. The loop itself: train.py."""
 
 import math
-import socket
 import sys
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,7 +19,7 @@ from utils.checkpoint import Checkpoints, Progress, TrainState
 from utils.config import Config, duration_or_steps
 from utils.devices import Arriving
 from utils.distributed import Agreement, World
-from utils.errors import Exit, RankError, UserError, is_out_of_memory, some
+from utils.errors import Exit, RankError, UserError, some
 from utils.log import Log, SilentLog, figure, last_record, open_log
 from utils.nonfinite import nonfinite_samples
 from utils.optim import build_optimizer, build_schedule
@@ -66,17 +63,21 @@ class Training:
 def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog: Watchdog, world: World) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
     checkpoints = Checkpoints(run.path / "checkpoints", world, config.record, run.start, run.note)
+    is_new = checkpoints.are_none()  # Collective.
     with seeded(derive_seed(config.run.seed, "initial weights")):
-        model = task.build_model(initial_weights=checkpoints.are_none()).to(world.device)  # Collective.
+        model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
     strategy_class = load_strategy(config.device.strategy)
     optimizer = build_optimizer(model, config.optim)
     settle = partial(settle_plan, config.batch, len(task.train_set), model, strategy_class.is_invariant, run, world)
     attempts = Attempts(task, model, optimizer, precision, strategy_class, world.device)
-    plan, is_free = settle(), config.batch.micro_batch_size == "auto" and not strategy_class.is_invariant
-    if (fit := settle_size("--micro-batch-size", plan.sizes[1], attempts.train, is_free, world)) < plan.sizes[1]:  # Collective.
+    plan, is_auto = settle(), config.batch.micro_batch_size == "auto"
+    is_free = is_auto and is_new and not strategy_class.is_invariant  # else the size decides about bits
+    watchdog.expect("looking for sizes that fit", config.faults.start_timeout)
+    world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: it allocates what collectives need, first
+    if (fit := settle_size(plan.sizes[1], attempts, is_free, world)) < plan.sizes[1]:  # Collective.
         plan = settle(fit)
+    watchdog.expect("starting", math.inf)
     eval_batch = settle_eval_batch(config.batch, plan, run)
-    settle_size("--eval-batch-size", eval_batch, attempts.evaluate, False, world)  # Collective.
     strategy = strategy_class(model, world, plan.num_micro_batches)
     useful = min(plan.num_micro_batches, world.world_size * run.cores_per_process)
     if strategy_class.is_invariant and run.start == 1 and run.kept["threads"] == 1 and useful > world.world_size:
@@ -166,27 +167,21 @@ def skips_layers(module: nn.Module) -> bool:
     return config is not None and any(name.endswith("layerdrop") and value for name, value in vars(config).items())
 
 
-@contextmanager
-def lack_of_memory_explained(t: Training) -> Iterator[None]:
-    """Where memory runs out in the training: say which checkpoint stands, and a size that fits. Raises RankError (64)."""
-    try:
-        yield
-        return
-    except Exception as error:
-        if not is_out_of_memory(error) or t.world.device.type == "cpu":
-            raise
-        reason = str(error).partition("\n")[0]
-        traceback.clear_frames(error.__traceback__)  # which hold what the step had allocated
+def explained(lack: str, t: Training) -> RankError:
+    """The error (64) of a rank whose device's memory ran out in the training: which checkpoint stands, and a size that fits now.
+
+    lack: of lack_of_memory.
+    """
     t.watchdog.expect("looking for a size that fits", t.config.faults.section_timeout)
     flag, attempt, size = ("--micro-batch-size", t.attempts.train, t.plan.sizes[1]) if t.strategy.module.training else (
         "--eval-batch-size", t.attempts.evaluate, t.eval_loader.sampler.batch_size)
     t.state.optimizer.zero_grad(set_to_none=True)
+    t.attempts.bytes_per_weight = 0  # the strategy has its sums
     fit, _ = largest_fit(attempt, size // 2)
     t.checkpoints.close()  # the save under way
     step = t.checkpoints.newest_step()
-    raise RankError(f"out of memory on {t.world.device} of {socket.gethostname()} (rank {t.world.rank}) at step {t.state.progress.step}"
-                    f" ({reason}); {'nothing is saved yet' if step is None else f'the checkpoint of step {step} stands'};"
-                    f" {way_out(flag, fit)}")
+    return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step} ({lack});"
+                     f" {'nothing is saved yet' if step is None else f'the checkpoint of step {step} stands'}; {way_out(flag, fit)}")
 
 
 def wait_for_save(t: Training) -> None:

@@ -60,10 +60,8 @@ class Arriving:
 
     def __init__(self, *tensors: Tensor):
         self._tensors = [tensor.to("cpu", non_blocking=True) for tensor in tensors]  # into pinned memory
-        self._event = None
-        if (device := tensors[0].device).type != "cpu":
-            self._event = torch.Event(device)
-            self._event.record()
+        device = tensors[0].device
+        self._event = None if device.type == "cpu" else torch.accelerator.current_stream(device).record_event()
 
     def wait(self) -> list[Tensor]:
         """The tensors, on the CPU."""

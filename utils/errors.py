@@ -98,13 +98,13 @@ _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitor
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host had no memory left. Known by name: torch is not imported here."""
-    names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
-    return bool(names & {"OutOfMemoryError", "MemoryError"}) or "can't allocate memory" in text or "_ALLOC_FAILED" in text
+    """Whether a device had no memory left: as torch says it, the driver, cuBLAS, cuDNN, NCCL. Torch is not imported here."""
+    is_torchs = "OutOfMemoryError" in {kind.__name__ for kind in type(error).__mro__}
+    return is_torchs or bool(re.search(r"error: out of memory|_ALLOC_FAILED|unable to find an engine|to \w+ calloc", str(error)))
 
 
 def explain(
-    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size; the global batch stays",
+    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
     killed: str = "the same command continues; fewer --workers need less memory"
 ) -> tuple[str, Exit]:
     """An error in words for the user, and its exit code; INTERNAL for what should not happen.
@@ -128,7 +128,7 @@ def explain(
                 " the same command continues, on a device that works"), Exit.HARDWARE
     if found := re.match(r"(\S+) does not have a deterministic implementation", text):
         return f"--deterministic: {found[1]} has no deterministic implementation; leave it out, or use another --model", Exit.USAGE
-    if is_out_of_memory(error):
+    if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: {out_of_memory} ({first_line})", Exit.USAGE
     if "NCCL error" in text:
         found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)

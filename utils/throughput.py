@@ -49,8 +49,8 @@ class Throughput:
         fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
         if self._tokens:
             fields["tokens_per_s"] = self._tokens / elapsed_s
-        with suppress(RuntimeError):  # an allocator that does not count
-            if self._device.type != "cpu":
+        if self._device.type != "cpu":
+            with suppress(RuntimeError):  # an allocator that does not count
                 fields["memory"] = torch.accelerator.max_memory_allocated(self._device) / 2**20
         self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
         return fields

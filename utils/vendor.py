@@ -12,7 +12,7 @@ import torch
 
 from utils.errors import UserError
 
-ENVIRONMENT = "CUDA|NCCL|HIP|HSA|ROCR|ZE_"  # how variables begin that decide about devices; kept in RUN/env.txt
+ENVIRONMENT = "CUDA|NCCL|HIP|HSA|ROCR|ZE_|ONEAPI|CCL|PYTORCH"  # how variables begin that decide about devices; kept in RUN/env.txt
 FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
 
 

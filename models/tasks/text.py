@@ -71,10 +71,11 @@ class TextTask:
         save_model_folder(weights, self._encoder_config, described, self._tokenizer, folder)
 
     def example(self, size: int) -> Batch:
-        """The longest sample of train or of what is evaluated, `size` times."""
+        """The longest sample of train or of what is evaluated, `size` times; with a mask, which takes memory, too."""
         is_of_train = int(self.lengths.max()) >= int(self._eval.lengths[-1])  # which is in order of length
         samples, longest = (self.train_set, int(self.lengths.argmax())) if is_of_train else (self.eval_set, len(self._eval) - 1)
-        return self.collate([samples[0, longest]] * size)
+        batch = self.collate([samples[0, longest]] * size)
+        return replace(batch, inputs={"attention_mask": torch.ones_like(batch.inputs["input_ids"])} | batch.inputs)
 
 
 def _open_splits(source: TextSource, cache: Path, val_fraction: float, seed: int) -> tuple[TextIndex, TokenTable]:

@@ -1,6 +1,6 @@
 """One suite for every accelerator: the simulated one (tests/harness/accelerator), a real one by --device cuda.
 
-A row says what it needs: @pytest.mark.needs("simulation"), "hardware" or "two devices". One whose needs are met and that
+A row says what it needs: @pytest.mark.needs("simulation"), "hardware", "two devices", or a type of device. One whose needs are met and that
 skips itself all the same has failed. With --device there is a table at the end: item, result, figure.
 """
 
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip the rows whose needs are not met."""
     name = config.getoption("--device") or "sim"
-    there = {"simulation", "two devices"} if name == "sim" else {"hardware"}
+    there = {"simulation", "two devices"} if name == "sim" else {"hardware", name}
     if name != "sim" and torch.accelerator.device_count() > 1:
         there.add("two devices")
     for item in items:

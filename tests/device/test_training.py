@@ -69,7 +69,7 @@ def waits_by_cause(waits):
 
 
 @pytest.mark.slow
-@pytest.mark.needs("hardware")
+@pytest.mark.needs("hardware", "cuda")
 @pytest.mark.parametrize("task", TASKS)
 def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_dir, task):
     result = accelerator.run(None, *runs.words(task), "--run-dir", run_dir, script="tests/device/train_without_waits.py")
@@ -77,12 +77,14 @@ def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_di
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.needs("two devices"))])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("task", TASKS)
-def test_losses_are_close_to_those_of_the_cpu_over_20_steps(accelerator, runs, run_train, run_dir, no_dropout, figure, task, strategy):
+def test_losses_are_close_to_those_of_the_cpu_over_20_steps(
+        accelerator, runs, run_train, run_dir, no_dropout, figure, task, strategy, processes):
     words = [*runs.words(task, strategy), *no_dropout[task], "--max-steps", 20, "--epochs", 20, "--log-every", 1]
     others = run_dir.parent / "cpu"
-    for result in (run_train(*words, "--run-dir", others, "--device", "cpu"), accelerator.run(None, *words, "--run-dir", run_dir)):
+    for result in (run_train(*words, "--run-dir", others, "--device", "cpu"), accelerator.run(processes, *words, "--run-dir", run_dir)):
         assert result.returncode == 0, result.text
     found, expected = ([record["loss"] for record in records(run) if record["split"] == "train"] for run in (run_dir, others))
     figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")

@@ -436,8 +436,7 @@ def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, w
     before = settled(run, world_size).num_micro_batches
     plan = settled(run, world_size, fit=fit)
     assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
-    assert notes == [f"out of memory in micro-batches of {-(-64 // before)} samples: a global batch of 64 is cut into {count}"
-                     f" micro-batches of at most {fit} instead of {before}, in this run from here on"]
+    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches of at most {fit} samples instead of {before}"]
 
 
 def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):

@@ -16,7 +16,7 @@ class Room:
     def __init__(self, room: int, error: type[Exception] = torch.OutOfMemoryError):
         self.room, self.error, self.tried, self.held = room, error, [], []
 
-    def __call__(self, size: int) -> None:
+    def train(self, size: int) -> None:
         self.tried.append(size)
         allocated = torch.zeros(size)
         self.held.append(weakref.ref(allocated))
@@ -40,14 +40,14 @@ class OneRank:
     (64, 64, 64, [64]), (64, 63, 32, [64, 32]), (48, 5, 3, [48, 24, 12, 6, 3]), (1, 0, 0, [1]), (5, 1, 1, [5, 2, 1])])
 def test_the_largest_fit_is_found_by_halving(size, room, fit, tried):
     attempt = Room(room)
-    assert largest_fit(attempt, size)[0] == fit and attempt.tried == tried
+    assert largest_fit(attempt.train, size)[0] == fit and attempt.tried == tried
 
 
 def test_an_attempt_that_fails_holds_no_memory_at_the_next():
     attempt = Room(8)
     gc.disable()
     try:
-        largest_fit(attempt, 32)
+        largest_fit(attempt.train, 32)
         assert [held() is None for held in attempt.held] == [True] * 3
     finally:
         gc.enable()
@@ -55,31 +55,31 @@ def test_an_attempt_that_fails_holds_no_memory_at_the_next():
 
 def test_another_error_is_no_lack_of_memory():
     with pytest.raises(ZeroDivisionError):
-        largest_fit(Room(8, ZeroDivisionError), 32)
+        largest_fit(Room(8, ZeroDivisionError).train, 32)
 
 
 def test_a_free_size_gives_way_and_a_given_one_is_refused_with_a_size_that_fits():
-    assert settle_size("--micro-batch-size", 32, Room(9), True, OneRank()) == 8
-    with pytest.raises(UserError, match=r"--micro-batch-size: batches of 32 samples do not fit .* 2.00 MiB\); --micro-batch-size 8 fits"):
-        settle_size("--micro-batch-size", 32, Room(9), False, OneRank())
+    assert settle_size(32, Room(9), True, OneRank()) == 8
+    with pytest.raises(UserError, match=r"micro-batches of 32 samples do not fit .* 2.00 MiB\); --micro-batch-size 8 fits"):
+        settle_size(32, Room(9), False, OneRank())
 
 
 def test_a_size_that_fits_nowhere_is_refused_though_it_is_free():
     with pytest.raises(UserError, match="one sample does not fit: use a smaller --model"):
-        settle_size("--micro-batch-size", 4, Room(0), True, OneRank())
+        settle_size(4, Room(0), True, OneRank())
 
 
 def test_a_rank_with_room_gives_way_to_one_without():
     attempt = Room(32)
     with pytest.raises(UserError, match=r"\(there: no room\)"):
-        settle_size("--micro-batch-size", 2, attempt, True, OneRank("", "there: no room"))
+        settle_size(2, attempt, True, OneRank("", "there: no room"))
     assert attempt.tried == [2, 1]
 
 
 def test_memory_of_the_cpu_is_not_tried_out():
     world = OneRank()
     world.device = torch.device("cpu")
-    assert settle_size("--micro-batch-size", 32, Room(0), False, world) == 32
+    assert settle_size(32, Room(0), False, world) == 32
 
 
 def test_words_for_what_to_do_are_true_where_nothing_fits():
