@@ -85,7 +85,7 @@ def prepare(config: Config, task: Task, precision: Precision, run: Run, watchdog
                  f" {useful} processes use the cores")
     state = TrainState(strategy, optimizer, precision.scaler)
     run.where = lambda: state.progress
-    watchdog.where = lambda: f"step {state.progress.step} on {world.device}"
+    watchdog.where = lambda: f"step {state.progress.step}{'' if world.device.type == 'cpu' else f' on {world.device}'}"
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_settled()
     if config.device.compile:
