@@ -52,7 +52,7 @@ from models.training import (
     Training,
     check_last_step,
     close_run,
-    explained,
+    memory_error,
     position,
     prepare,
     record_samples,
@@ -94,7 +94,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             codes: list[Exit] = []
             with closing(training.log), closing(training.checkpoints):
                 if lack := lack_of_memory(lambda: codes.append(train(training))):
-                    raise explained(lack, training)
+                    raise memory_error(lack, training)
             return codes[0]
 
 

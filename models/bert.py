@@ -206,13 +206,13 @@ def _load(task: str, name: str, folder: str, described: Any, same_classes: bool)
 
 
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
-    """A maker of masks that does not ask the device whether there is padding at all, for which the host would wait.
+    """`make_mask` of transformers, but it never asks the device whether anything is padded: the host would wait.
 
-    Whoever made the batch knows: where nothing is padded it has no mask.
+    A batch in which nothing is padded has no mask (data.text.padded), so a mask that is there is needed.
     """
-
     return lambda attention_mask=None, allow_is_bidirectional_skip=False, **options: make_mask(
-        attention_mask=attention_mask, allow_is_bidirectional_skip=allow_is_bidirectional_skip and attention_mask is None, **options)
+        attention_mask=attention_mask,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and attention_mask is None, **options)
 
 
 for _name, _make_mask in {"sdpa": sdpa_mask, "eager": eager_mask}.items():

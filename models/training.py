@@ -167,10 +167,10 @@ def skips_layers(module: nn.Module) -> bool:
     return config is not None and any(name.endswith("layerdrop") and value for name, value in vars(config).items())
 
 
-def explained(lack: str, t: Training) -> RankError:
-    """The error (64) of a rank whose device's memory ran out in the training: which checkpoint stands, and a size that fits now.
+def memory_error(lack: str, t: Training) -> RankError:
+    """The error (64) of a rank whose device ran out of memory: which checkpoint stands, and a size that fits now.
 
-    lack: of lack_of_memory.
+    lack: what lack_of_memory returned.
     """
     t.watchdog.expect("looking for a size that fits", t.config.faults.section_timeout)
     flag, attempt, size = ("--micro-batch-size", t.attempts.train, t.plan.sizes[1]) if t.strategy.module.training else (
@@ -180,8 +180,9 @@ def explained(lack: str, t: Training) -> RankError:
     fit, _ = largest_fit(attempt, size // 2)
     t.checkpoints.close()  # the save under way
     step = t.checkpoints.newest_step()
+    saved = "nothing is saved yet" if step is None else f"the checkpoint of step {step} stands"
     return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step} ({lack});"
-                     f" {'nothing is saved yet' if step is None else f'the checkpoint of step {step} stands'}; {way_out(flag, fit)}")
+                     f" {saved}; {way_out(flag, fit)}")
 
 
 def wait_for_save(t: Training) -> None:

@@ -111,7 +111,7 @@ class Checkpoints:
         self.stall_s += time.monotonic() - began
 
     def newest_step(self) -> int | None:
-        """The step of the newest checkpoint on disk; None if there is none."""
+        """The step of the newest checkpoint on disk; None before the first."""
         return next(map(step_of, self._folder.names()), None)
 
     def has_failed(self) -> bool:

@@ -117,4 +117,5 @@ class Precision:
         With fp16 that is how the scale finds its level, and tells nothing until the scale has fallen below 1.
         """
         (position, answer), self._last = self._last or (None, None), None
-        return None if answer is None or answer.wait()[0] or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position
+        is_finite = answer is None or bool(answer.wait()[0])
+        return None if is_finite or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position

@@ -62,7 +62,7 @@ def test_auto_under_exact_is_refused_for_it_decides_about_bits(accelerator, word
 
 
 @pytest.mark.slow
-def test_evaluation_batches_that_do_not_fit_are_refused_with_a_size_that_does(accelerator, words):
+def test_evaluation_batches_that_do_not_fit_are_refused(accelerator, words):
     result = accelerator.simulating(memory=40 * 2**20).run(None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
     assert result.returncode == Exit.USAGE, result.text
     assert "at step 0" in result.err and "nothing is saved yet; --eval-batch-size 73 fits" in result.err
@@ -76,7 +76,7 @@ def test_a_model_that_does_not_fit_at_all_is_refused(accelerator, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [None, 2])
-def test_where_memory_runs_out_later_the_checkpoint_stands_and_a_size_is_named(accelerator, live, words, run_dir, processes):
+def test_late_lack_of_memory_names_the_checkpoint_and_a_size_that_fits(accelerator, live, words, run_dir, processes):
     room, size = (ROOM_FOR_14, 29) if processes else (ROOM_FOR_28, 57)
     shrinking = accelerator.simulating(shrinks={"operation": LATER, "memory": room})
     launch = live(shrinking, processes, *words, "--micro-batch-size", size)

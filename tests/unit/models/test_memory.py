@@ -58,7 +58,7 @@ def test_another_error_is_no_lack_of_memory():
         largest_fit(Room(8, ZeroDivisionError).train, 32)
 
 
-def test_a_free_size_gives_way_and_a_given_one_is_refused_with_a_size_that_fits():
+def test_a_free_size_gives_way_and_a_given_one_is_refused():
     assert settle_size(32, Room(9), True, OneRank()) == 8
     with pytest.raises(UserError, match=r"micro-batches of 32 samples do not fit .* 2.00 MiB\); --micro-batch-size 8 fits"):
         settle_size(32, Room(9), False, OneRank())
