@@ -309,7 +309,10 @@ run() {
     (trap '' USR1; exec "${command[@]}") &  # Slurm sends it to all of them, and torchrun would end without a word
     agent=$!
     [[ -z $signalled ]] || kill -TERM "$agent"  # it came in between
-    until code=0; wait -f "$agent" || code=$?; ! kill -0 "$agent" 2>/dev/null; do :; done  # a signal ends a wait, not the agent
+    # A signal ends the wait, not the agent, and so does SIGSTOP. Not `wait -f`: bash 5.2 reads freed memory there, and after
+    # Ctrl-C one launch in 256 never ended.
+    while wait "$agent"; kill -0 "$agent" 2>/dev/null; do sleep 0.1 & wait "$!" || true; done
+    code=0; wait "$agent" || code=$?
     if [[ $code != 0 && -s $folder/exit-code ]]; then code=$(<"$folder/exit-code"); fi  # torchrun makes every failure 1
     [[ -z $signalled && $attempt -lt ${retries:-0} ]] || break
     [[ $code == @(1|71|76|12[89]|1[3-9]?|2??) ]] || break  # torchrun itself, failed hardware, a lost peer, a kill

@@ -236,6 +236,21 @@ def test_a_launch_has_an_id_of_its_own_that_its_retries_share(retried):
     assert (len(one), len(two), one & two) == (1, 1, set())
 
 
+def test_every_launch_comes_to_its_end_at_ctrl_c(tmp_path):
+    """What is freed is overwritten here as it rarely is: bash's `wait -f` reads it, and one in 256 never returned."""
+    script = tmp_path / "script.py"
+    script.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\nprint('up', flush=True)\nsignal.pause()")
+    freed = {"MALLOC_PERTURB_": "127", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
+    process = subprocess.Popen([ROOT / "launch.sh"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               env=os.environ | freed | {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": str(script)})
+    try:
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 128 + signal.SIGINT
+    finally:
+        process.kill()
+
+
 def test_a_stop_before_anything_is_started_is_one(tmp_path):
     python = tmp_path / "python"
     of_launcher = "awk '/PPid/ {print $2}' /proc/$PPID/status"  # it is asked in a subshell of launch.sh
