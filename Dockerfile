@@ -17,6 +17,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 COPY train.py launch.sh ./
 COPY data data
+COPY engine engine
 COPY models models
 COPY utils utils
 # Any user id may run it (docker run -u, Kubernetes): nothing else is written. LOGNAME: python asks for the name of a user id that has none.

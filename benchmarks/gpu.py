@@ -48,9 +48,9 @@ from transformers import PreTrainedTokenizerFast
 from data.tokenizer import SPECIAL, load_tokenizer
 from models.bert import SparsePrediction, build_encoder
 from models.vision import build_classifier
-from utils.config import TextModelOptions
-from utils.cores import available_cores
 from utils.errors import Exit
+from utils.hardware.cores import available_cores
+from utils.settings.config import TextModelOptions
 
 ROOT = Path(__file__).parents[1]
 ROWS = ("image", "text", "mlm", "jpeg", "image-compiled", "text-compiled", "mlm-compiled", "jpeg-compiled")

@@ -28,7 +28,7 @@ def code_lines(path: Path) -> int:
 
 if __name__ == "__main__":
     total = 0
-    for place in ("train.py", "launch.sh", "models", "data", "utils"):
+    for place in ("train.py", "launch.sh", "engine", "models", "data", "utils"):
         files = [ROOT / place] if (ROOT / place).is_file() else sorted((ROOT / place).rglob("*.py"))
         counts = {file.relative_to(ROOT): code_lines(file) for file in files}
         total += sum(counts.values())

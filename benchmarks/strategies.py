@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.vision import build_classifier
-from utils.config import OptimOptions
-from utils.distributed import World
-from utils.optim import build_optimizer
-from utils.parallel.base import Strategy
-from utils.parallel.ddp import DDP
-from utils.parallel.exact import Exact
-from utils.precision import Precision, hardware_precision
+from utils.distributed.world import World
+from utils.numerics.optimizers import build_optimizer
+from utils.numerics.precision import Precision, hardware_precision
+from utils.settings.config import OptimOptions
+from utils.strategies.base import Strategy
+from utils.strategies.ddp import DDP
+from utils.strategies.exact import Exact
 
 ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
 
@@ -28,17 +28,17 @@ ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
 class Alone(Strategy):
     """The floor: every rank keeps its own gradients."""
 
-    def setup(self) -> None:
+    def setup(self, num_micro_batches: int) -> None:
         """Nothing."""
 
-    summing = DDP.summing
+    grad_sync = DDP.grad_sync
 
 
 class Numbered:
     """What a strategy needs to know of a batch."""
 
-    def __init__(self, number: int):
-        self.number = number
+    def __init__(self, index: int):
+        self.index = index
 
 
 def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor, micro_batches: int) -> float:
@@ -47,12 +47,12 @@ def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: P
     dist.barrier()
     began = time.perf_counter()
     share = [Numbered(world.rank + i * world.world_size) for i in range(micro_batches)]
-    for _ in strategy.share(share, len(share), precision.scale):
+    for _ in strategy.accumulate(share, len(share), precision.scale):
         with precision.autocast():
             logits = strategy.model(images).float()
         F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()
     is_finite = precision.step(optimizer, 0, strategy.clip_grad_norm_(0))
-    strategy.settle_buffers(is_finite)
+    strategy.commit_buffers(is_finite)
     optimizer.zero_grad(set_to_none=True)
     dist.barrier()
     return time.perf_counter() - began
@@ -68,8 +68,8 @@ def main() -> None:
         contenders: dict[str, tuple[Strategy, torch.optim.Optimizer]] = {}
         for name, kind in {"alone": Alone, "ddp": DDP, "exact": Exact}.items():
             model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
-            strategy = kind(model, world, micro_batches * world.world_size)
-            strategy.setup()
+            strategy = kind(model, world)
+            strategy.setup(micro_batches * world.world_size)
             contenders[name] = (strategy, build_optimizer(model, OptimOptions(lr=0.01)))
         times: dict[str, list[float]] = {name: [] for name in contenders}
         for i in range(ROUNDS + 2):

@@ -55,7 +55,7 @@ def data_root(data: str, task: str, cache: Path, world: Any) -> str:
     """The value of --data; for "demo" the folder of the task's built-in data, unpacked once per node. Collective."""
     if data != "demo":
         return data
-    world.once(lambda: str(unpack_demo(task, cache)), per_node=True)
+    world.on_rank_zero(lambda: str(unpack_demo(task, cache)), per_node=True)
     return str(unpack_demo(task, cache))
 
 

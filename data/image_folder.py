@@ -27,7 +27,7 @@ from data.splits import SPLIT_NAMES, VAL_NAMES, hold_out, require_classes
 from utils.array_folder import digest_of, kept_arrays, one_at_a_time, open_arrays
 from utils.errors import Exit, UserError, some
 from utils.files import read_checked, sync, write_checked
-from utils.seed import derive_seed, seeded
+from utils.numerics.seed import derive_seed, seeded
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 CACHE_VERSION = 2

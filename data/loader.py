@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.sampler import ElasticDistributedSampler, EvaluationSampler, MicroBatch
-from utils.distributed import World
+from utils.distributed.watchdog import end_with_parent
+from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
-from utils.watchdog import end_with_parent
 
 
 class MicroBatchDataset(Dataset):
@@ -30,8 +30,8 @@ class MicroBatchDataset(Dataset):
     def __getitem__(self, wanted: MicroBatch) -> Any:
         batch = self.collated(wanted.epoch, wanted.indices)
         if wanted.is_stand_in:  # whoever has the sample itself reports it
-            return replace(batch, number=wanted.number, weight=torch.zeros_like(batch.weight), bad=())
-        return replace(batch, number=wanted.number, indices=wanted.indices)
+            return replace(batch, index=wanted.index, sample_weight=torch.zeros_like(batch.sample_weight), bad=())
+        return replace(batch, index=wanted.index, indices=wanted.indices)
 
     def collated(self, epoch: int, indices: Sequence[int]) -> Any:
         """Samples as one batch."""
@@ -98,7 +98,7 @@ class BadSamples:
         """The batch, after acting on its bad samples. One that must stop the run gets a weight that makes the gradient NaN."""
         if batch.bad and self._policy == "stop":
             self.stopped_by += batch.bad
-            return replace(batch, weight=torch.full_like(batch.weight, torch.nan))
+            return replace(batch, sample_weight=torch.full_like(batch.sample_weight, torch.nan))
         new = [line for line in batch.bad if line not in self._listed]
         self._listed.update(new)
         if new and self._file:
@@ -107,6 +107,10 @@ class BadSamples:
         elif new:
             print(*new, sep="\n", file=sys.stderr)
         return batch
+
+    def has_stopped(self) -> bool:
+        """Whether this rank met a sample that must stop the run."""
+        return bool(self.stopped_by)
 
     def stop(self, world: World) -> NoReturn:
         """End the run for the samples that some rank met. Collective. Raises UserError (65) on every rank."""

@@ -11,7 +11,7 @@ import torch
 
 from data.text import TextSample, TextSet, TokenTable
 from data.tokenizer import is_special
-from utils.seed import derive_seed, seeded
+from utils.numerics.seed import derive_seed, seeded
 
 
 def num_predicted(num_ordinary: np.ndarray, probability: float) -> np.ndarray:

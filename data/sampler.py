@@ -10,20 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from utils.config import BatchOptions
-from utils.distributed import World
-from utils.errors import UserError, some
-from utils.run import Run
-from utils.seed import derive_seed
+from data.plan import BatchPlan
+from utils.numerics.seed import derive_seed
 
-AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
-INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
-INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
-INVARIANT_LIMIT = 32  # ... and at most as many
-FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a setting
 WINDOW = 50  # batches whose samples are sorted by length together
 
 
@@ -35,7 +27,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     return order.to(torch.int32) if num_samples < 2**31 else order
 
 
-def bucketed(order: Tensor, lengths: Tensor, plan: "BatchPlan", seed: int) -> Tensor:
+def bucketed(order: Tensor, lengths: Tensor, plan: BatchPlan, seed: int) -> Tensor:
     """`order` with samples of similar length in the same batch; a pure function of its arguments, and again a permutation.
 
     lengths: [N]. Of each WINDOW batches in turn, the samples are sorted by length and dealt out to the batches, these in random
@@ -56,129 +48,11 @@ def bucketed(order: Tensor, lengths: Tensor, plan: "BatchPlan", seed: int) -> Te
 
 
 @dataclass(frozen=True)
-class BatchPlan:
-    """How an epoch is cut; depends on (N, B, M) alone, never on ranks.
-
-    N = qB + t. t = 0: q batches of B. q = 0: one batch of N. Else q - 1 of B, then two of the ceil and the floor of (B + t) / 2:
-    every sample once, in ceil(N / B) steps, no batch below B / 2. Micro-batch v takes the positions p of its batch with p mod M = v.
-    """
-
-    num_samples: int
-    global_batch_size: int
-    num_micro_batches: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps in an epoch: ceil(N / B)."""
-        return -(-self.num_samples // self.global_batch_size)
-
-    def end(self, start: int) -> int:
-        """The end of the global batch that begins at position `start` of the epoch's order."""
-        whole, tail = divmod(self.num_samples, self.global_batch_size)
-        if tail and whole and start == (whole - 1) * self.global_batch_size:
-            return start + -(-(self.global_batch_size + tail) // 2)
-        return min(start + self.global_batch_size, self.num_samples)
-
-    @property
-    def starts(self) -> list[int]:
-        """Where the global batches of an epoch begin."""
-        starts = [0]
-        while (end := self.end(starts[-1])) < self.num_samples:
-            starts.append(end)
-        return starts
-
-    def positions(self, start: int, number: int) -> range:
-        """Positions of micro-batch `number` of the global batch that begins at `start`; empty where there are too few samples."""
-        return range(start + (number - start) % self.num_micro_batches, self.end(start), self.num_micro_batches)
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Samples in the smallest and in the largest micro-batch of an epoch (0 = a stand-in of weight 0 takes its place)."""
-        whole, tail = divmod(self.num_samples, self.global_batch_size)
-        smallest = largest = min(self.global_batch_size, self.num_samples)
-        if whole and tail:
-            smallest = (self.global_batch_size + tail) // 2
-            largest = self.global_batch_size if whole > 1 else self.num_samples - smallest
-        return smallest // self.num_micro_batches, -(-largest // self.num_micro_batches)
-
-    def check(self, world_size: int, needs_two: bool) -> None:
-        """Raise UserError (64) where ranks would have no work, or (needs_two: BatchNorm) a micro-batch fewer than two samples."""
-        batch, count, samples = self.global_batch_size, self.num_micro_batches, self.num_samples
-        if world_size > count:
-            sizes = self.sizes_for(world_size, needs_two)
-            raise UserError(
-                f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for {count} processes,"
-                f" and there are {world_size}; use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
-                "a larger --global-batch-size, or fewer processes")
-        if needs_two and self.sizes[0] < 2:
-            sizes = self.sizes_for(world_size, needs_two)
-            raise UserError(
-                f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them ({samples} training"
-                f" samples), and BatchNorm needs two; use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
-                "another --global-batch-size, or fewer processes")
-
-    def sizes_for(self, world_size: int, needs_two: bool) -> list[int]:
-        """The micro-batch sizes that give every rank work and (needs_two) every micro-batch two samples, ascending."""
-        plans = {size: cut(self.num_samples, self.global_batch_size, size)
-                 for size in range(1, min(self.global_batch_size, self.num_samples) + 1)}
-        return [size for size, plan in plans.items()
-                if plan.num_micro_batches >= world_size and (plan.sizes[0] >= 2 or not needs_two)]
-
-
-def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> BatchPlan:
-    """The plan in which no micro-batch has more than `micro_batch_size` samples: M = ceil(min(B, N) / micro_batch_size)."""
-    return BatchPlan(num_samples, global_batch_size, -(-min(global_batch_size, num_samples) // micro_batch_size))
-
-
-def settle_plan(
-    config: BatchOptions, num_samples: int, model: nn.Module, is_invariant: bool, run: Run, world: World, fit: int | None = None
-) -> BatchPlan:
-    """The plan of this run: its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
-
-    is_invariant: see Strategy. Then `auto` does not look at the number of processes, and ranks may be without work. Else `auto`
-    is the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples, and is cut finer for
-    more processes later. fit: samples that do fit into the device's memory, where those of the plan before did not.
-    """
-    batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
-    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in model.modules())
-
-    def derive() -> int:
-        if is_invariant:
-            return -(-batch // min(INVARIANT_LIMIT, max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))))
-        return world.world_size * -(-batch // ((fit or AUTO_LIMIT) * world.world_size))
-
-    if fit:
-        kept = run.kept.pop("micro_batches")
-        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches of at most {fit} samples instead of {kept}")
-    if "micro_batches" in run.kept:
-        run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # the run is of an earlier version
-    count = run.settle("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
-    if size == "auto" and world.world_size > count and not is_invariant:
-        count = run.kept["micro_batches"] = count * -(-world.world_size // count)
-        run.note(f"{world.world_size} processes: a global batch is cut into {count} micro-batches from here on:"
-                 " not bit-exact from here")
-    plan = BatchPlan(num_samples, config.global_batch_size, count)
-    plan.check(min(world.world_size, count) if is_invariant else world.world_size, has_batch_norm)
-    if world.world_size > count:
-        sizes = plan.sizes_for(world.world_size, has_batch_norm)
-        idle = some(str(rank) for rank in range(count, world.world_size))
-        run.note(f"a global batch has {count} micro-batches, and there are {world.world_size} processes: rank {idle} only takes part"
-                 f" in the sums; {f'--micro-batch-size {sizes[-1]}' if sizes else 'a larger --global-batch-size'} in a new run"
-                 " gives every rank work")
-    return plan
-
-
-def settle_eval_batch(config: BatchOptions, plan: BatchPlan, run: Run) -> int:
-    """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, at most AUTO_LIMIT."""
-    return run.settle("eval_batch_size", config.eval_batch_size, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))
-
-
-@dataclass(frozen=True)
 class MicroBatch:
     """What a loader is asked for: micro-batch `number` of a global batch, as indices into the training set."""
 
     epoch: int
-    number: int
+    index: int
     indices: tuple[int, ...]
     is_stand_in: bool  # there was no sample left for it: one sample of weight 0, so that all ranks meet
 

@@ -11,7 +11,7 @@ import torch
 
 from utils.array_folder import kept_arrays
 from utils.errors import Exit, UserError
-from utils.seed import derive_seed
+from utils.numerics.seed import derive_seed
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
 SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)

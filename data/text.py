@@ -43,8 +43,8 @@ class TextSource:
     label_column: str | None  # None: the texts have no labels
     tokenizer: str  # sha256 of it
     max_length: int  # tokens in a sample, special ones included
-    cuts: bool  # a longer text becomes several samples; False: its end is left out
-    skips_bad: bool  # an empty text or label is left out, with a note; False: it is an error
+    split_long: bool  # a longer text becomes several samples; False: its end is left out
+    skip_bad: bool  # an empty text or label is left out, with a note; False: it is an error
     split: str = "val"  # what is read besides train and val: test need have no labels until it is evaluated
 
     @property
@@ -209,7 +209,7 @@ class _Writer:
         if self._num_bad:
             self._notes.append(f"left out {self._num_bad} samples ({self._first_bad}, for one)")
         if self._num_long:
-            what = "cut into several samples" if self._source.cuts else "cut off there"
+            what = "cut into several samples" if self._source.split_long else "cut off there"
             self._notes.append(f"{self._num_long} of {self._num_texts} texts have more than --max-length {self._source.max_length}"
                                f" tokens and are {what}")
         digest = hashlib.sha256(json.dumps(classes).encode())
@@ -244,7 +244,7 @@ class _Writer:
         has_types = "token_type_ids" in self._tokenizer.model_input_names
         samples = [(np.array(piece.ids, np.int64), piece.type_ids if has_types else [], self._labels.get(row.label, 0), number)
                    for number, (one, row) in enumerate(zip(encoded, rows, strict=True), self._num_texts)
-                   for piece in ([one, *one.overflowing] if self._source.cuts else [one])]
+                   for piece in ([one, *one.overflowing] if self._source.split_long else [one])]
         self._num_texts += len(encoded)
         self._num_long += sum(bool(one.overflowing) for one in encoded)
         num_ordinary = np.array([np.count_nonzero(~self._special[ids]) for ids, *_ in samples])
@@ -264,7 +264,7 @@ class _Writer:
         for path in self._files[split]:
             for row in read_rows(path, self._columns):
                 problem = self._problem(split, row)
-                if problem and not self._source.skips_bad:
+                if problem and not self._source.skip_bad:
                     raise UserError(f"{path} line {row.line}: {problem}; mend or remove the row, or pass --bad-samples skip", Exit.BAD_DATA)
                 if problem:
                     self._first_bad = self._first_bad or f"{path} line {row.line}: {problem}"

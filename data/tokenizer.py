@@ -14,16 +14,16 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from utils.distributed import World
+from utils.distributed.world import World
 from utils.errors import Exit, UserError
-from utils.run import Run
+from utils.rundir.run import Run
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PREFIX = "##"  # of a token that continues a word
 LONGEST = 512  # tokens that a trained one's `truncation=True` leaves
 
 
-def settle_tokenizer(
+def resolve_tokenizer(
     source: str | None, makes_types: bool, texts: Callable[[], Iterable[str]], vocab_size: int, run: Run, world: World
 ) -> Any:
     """The run's tokenizer: that in the folder `source`, or where it is None one trained on `texts()`. Collective.
@@ -41,7 +41,7 @@ def settle_tokenizer(
             run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
         return folder_digest(folder)
 
-    run.require_same("tokenizer", world.once(keep, takes_long=True), f"the tokenizer in {folder}")
+    run.require_same("tokenizer", world.on_rank_zero(keep, takes_long=True), f"the tokenizer in {folder}")
     return world.everywhere(lambda: load_tokenizer(str(folder)))  # Collective.
 
 

@@ -24,11 +24,10 @@ from transformers import AttentionMaskInterface, AutoConfig, AutoModelForMaskedL
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import folder_digest, is_special, without_ends
-from utils.config import TextModelOptions
-from utils.distributed import World
+from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, some
-from utils.files import is_folder
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.config import TextModelOptions
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
@@ -52,8 +51,8 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
         return name if kind == "folder" else None
     commits = run.kept.setdefault("hub", {})
     began_with = commits.get(name)
-    commit = commits[name] = world.once(lambda: Path(_fetch(name, began_with, began_with)).name, takes_long=True)  # Collective.
-    world.once(lambda: _fetch(name, commit, began_with), per_node=True)  # Collective.
+    commit = commits[name] = world.on_rank_zero(lambda: Path(_fetch(name, began_with, began_with)).name, takes_long=True)  # Collective.
+    world.on_rank_zero(lambda: _fetch(name, commit, began_with), per_node=True)  # Collective.
     return world.everywhere(lambda: _fetch(name, commit, began_with, local_files_only=True))  # Collective.
 
 
@@ -95,7 +94,7 @@ def _fetch(name: str, commit: str | None, began_with: str | None, local_files_on
         f" {cache}; or train one of these sizes from scratch", Exit.NO_INPUT)
 
 
-def settle_encoder(name: str, run: Run, world: World) -> str | None:
+def resolve_encoder(name: str, run: Run, world: World) -> str | None:
     """RUN/encoder, which has the config of the encoder that --model names; None for one of SIZES. Collective.
 
     Kept from the run's first start on, so that a later one does not need the hub. (--eval-only of a run of an earlier version,
@@ -113,7 +112,7 @@ def settle_encoder(name: str, run: Run, world: World) -> str | None:
             run.replace_folder("encoder", lambda partial: shutil.copy(Path(source, "config.json"), partial))
         return folder_digest(folder)
 
-    run.require_same("encoder", world.once(keep), f"the encoder's config in {folder}")
+    run.require_same("encoder", world.on_rank_zero(keep), f"the encoder's config in {folder}")
     return str(folder)
 
 
@@ -160,7 +159,7 @@ def _most_tokens(model: nn.Module) -> float:
 
 
 def takes_types(folder: str | None) -> bool:
-    """Whether the encoder in `folder` (of settle_encoder) tells the two texts of a pair apart by token types."""
+    """Whether the encoder in `folder` (of resolve_encoder) tells the two texts of a pair apart by token types."""
     return folder is None or (getattr(_read_config(folder), "type_vocab_size", None) or 0) > 1
 
 

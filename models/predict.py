@@ -60,8 +60,8 @@ def predict(given: argparse.Namespace) -> Exit:
     cannot be written.
     """
     from models.tasks import load_task
-    from utils.devices import find_device
-    from utils.vendor import set_tf32
+    from utils.hardware.devices import find_device
+    from utils.hardware.vendor import set_tf32
 
     set_tf32(False)
     folder, task = find_model(Path(given.run))

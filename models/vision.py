@@ -22,11 +22,10 @@ from torch.utils.data import DataLoader
 
 from data.augment import build_eval_transform
 from data.image_folder import ImageFolder, ImageIndex
-from utils.config import ImageOptions, ModelOptions, flag
-from utils.cores import available_cores
-from utils.distributed import World
+from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, say
-from utils.files import is_folder
+from utils.hardware.cores import available_cores
+from utils.settings.config import ImageOptions, ModelOptions, flag
 
 MAX_WORKERS = 8  # processes that decode images to classify; one for every batch
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
@@ -216,7 +215,7 @@ def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
             raise UserError(f"--pretrained: {file} is not what torchvision published: its sha256 begins with {found},"
                             f" not {sha256}; remove it, and the next start downloads it again", Exit.BAD_DATA)
 
-    world.once(fetch, per_node=True)  # one process per node downloads and verifies, the others find the file
+    world.on_rank_zero(fetch, per_node=True)  # one process per node downloads and verifies, the others find the file
     return world.everywhere(lambda: _read_weights(file, "--pretrained"))  # Collective.
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.forked import ForkedTorchrun
+from tests.harness.forked import ForkedTorchrun
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240  # of one launch

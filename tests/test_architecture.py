@@ -10,20 +10,22 @@ import pytest
 
 from data import demo
 from models.tasks import TASKS, load_task
-from utils.config import CONFIGS, DeviceOptions
-from utils.parallel import STRATEGIES, load_strategy
-from utils.parallel.base import Strategy
+from utils.settings.config import CONFIGS, DeviceOptions
+from utils.strategies import STRATEGIES, load_strategy
+from utils.strategies.base import Strategy
 
 ROOT = Path(__file__).parent.parent
-MAY_IMPORT = {"utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "data", "utils"}}
+MAY_IMPORT = {
+    "utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "data", "utils"},
+    "engine": {"engine", "models", "data", "utils"}}
 LAYERS = (*MAY_IMPORT, "train")
 REFUSED_NAMES = {"misc", "helpers", "helper", "common", "tools", "util", "utils"}
 COLLECTIVES = {
     "init_process_group", "new_group", "barrier", "monitored_barrier", "all_reduce", "broadcast", "reduce", "all_gather", "gather",
     "scatter", "reduce_scatter", "all_to_all", "all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather_object",
     "broadcast_object_list", "gather_object", "scatter_object_list", "send", "recv", "isend", "irecv", "batch_isend_irecv"}
-MAY_MEET = ("utils/distributed.py", "utils/parallel/", "utils/checkpoint.py")  # of torch.distributed; the rest goes through World
-LOOP = ("train", "train_one_epoch", "evaluate")
+MAY_MEET = ("utils/distributed/", "utils/strategies/")  # of torch.distributed; the rest goes through World
+LOOP = ("train", "train_one_epoch")  # of train.py
 FORBIDDEN_QUESTIONS = {"is_main", "rank", "local_rank", "world_size", "task", "strategy", "device"}
 
 FILES = [ROOT / "train.py", *sorted(path for layer in MAY_IMPORT for path in (ROOT / layer).rglob("*.py"))]
@@ -82,7 +84,7 @@ def calls_collective(tree):
 
 def calls_worlds_collective(call):
     """Whether a call is one of World's collectives."""
-    return (isinstance(call.func, ast.Attribute) and call.func.attr in {"once", "gather", "all_reduce_sum", "broadcast", "from_env"}
+    return (isinstance(call.func, ast.Attribute) and call.func.attr in {"on_rank_zero", "gather", "all_reduce_sum", "broadcast", "from_env"}
             and ast.unparse(call.func.value).split(".")[-1].lstrip("_").lower() == "world")
 
 
@@ -109,6 +111,19 @@ def function_named(name):
 def test_imports_go_one_way(path):
     allowed = MAY_IMPORT[path.split("/")[0]]
     assert [name for name in imports_of(MODULES[path]) if name.split(".")[0] in set(LAYERS) - allowed] == []
+
+
+FLOORS = ({"errors", "files", "array_folder"}, {"settings", "hardware"}, {"distributed"}, {"strategies", "numerics"}, {"rundir"})
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.startswith("utils/") and not path.endswith("__init__.py")])
+def test_a_room_of_utils_imports_from_the_floors_below_it_alone(path):
+    def room_of(name):
+        return name.split(".")[1]
+
+    room, [floor] = room_of(dotted(path)), [i for i, rooms in enumerate(FLOORS) if room_of(dotted(path)) in rooms]
+    allowed = {room}.union(*FLOORS[:floor]) | (FLOORS[0] if floor == 0 else set())
+    assert {room_of(name) for name in imports_of(MODULES[path]) if name.startswith("utils.")} - allowed == set()
 
 
 def test_entry_points_are_imported_by_none():
@@ -153,7 +168,7 @@ def test_every_module_says_what_it_is(path):
 def test_torchs_collectives_are_called_in_few_files():
     callers = {path for path, tree in MODULES.items() if any(calls_collective(tree)(node) for node in ast.walk(tree)
                                                              if isinstance(node, ast.Call))}
-    assert "utils/distributed.py" in callers and [path for path in callers if not path.startswith(MAY_MEET)] == []
+    assert "utils/distributed/world.py" in callers and [path for path in callers if not path.startswith(MAY_MEET)] == []
 
 
 @pytest.mark.parametrize("path", MODULES)
@@ -173,11 +188,11 @@ def test_a_function_that_calls_the_worlds_collectives_says_so(path):
 
 
 def test_a_step_of_the_application_that_takes_a_collective_one_says_so():
-    trees = [MODULES[path] for path in ("train.py", "models/training.py")]
+    trees = [tree for path, tree in MODULES.items() if path == "train.py" or path.startswith("engine/")]
     collective = {function.name for tree in trees for function, _ in functions_of(tree) if says_collective(function)}
     silent = [name for tree in trees
               for name in silent_callers(tree, lambda call: isinstance(call.func, ast.Name) and call.func.id in collective)]
-    assert silent == [] and {"train_one_epoch", "evaluate", "check_last_step"} <= collective
+    assert silent == [] and {"train_one_epoch", "evaluate_and_save", "raise_if_diverged"} <= collective
 
 
 # --- the loop
@@ -200,7 +215,7 @@ def test_no_rank_is_special_in_the_loop():
 
 # --- devices
 
-ONE_VENDORS = "utils/vendor.py"
+ONE_VENDORS = "utils/hardware/vendor.py"
 HELP = {"option": 1, "add_argument": None}  # calls whose text is the command line's help: option(default, text), help=text
 
 
@@ -240,7 +255,7 @@ def test_every_strategy_is_one_and_can_be_asked_for():
 
 
 def test_an_image_run_never_imports_transformers():
-    program = ("import sys, train\nfrom models.tasks import load_task\nfrom utils.parallel import load_strategy\n"
+    program = ("import sys, train\nfrom models.tasks import load_task\nfrom utils.strategies import load_strategy\n"
                "load_task('image-classification'); load_strategy('ddp'); load_strategy('exact')\n"
                "print([name for name in ('transformers', 'tokenizers', 'datasets', 'tensorflow') if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -248,7 +263,7 @@ def test_an_image_run_never_imports_transformers():
 
 
 @pytest.mark.parametrize("module", [
-    "utils.config", "utils.command_line", "utils.identity", "utils.start", "utils.errors", "utils.watchdog", "data.demo", "utils.parallel",
+    "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity", "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "data.demo", "utils.strategies",
     "models.tasks"])
 def test_what_is_read_before_torch_does_not_import_it(module):
     program = f"import sys, {module}\nprint('torch' in sys.modules)"

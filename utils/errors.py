@@ -6,6 +6,7 @@ The codes are those of sysexits.h where it has one, so that schedulers and scrip
 import errno
 import os
 import re
+import signal
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import NoReturn, TextIO
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # a wish to stop: exit code 75
 LAST_WORDS_S = 5  # for a status file that cannot be written, a console that nobody reads
 
 

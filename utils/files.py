@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +50,6 @@ def read_checked(path: Path) -> Any:
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError(f"{path} is damaged")
     return json.loads(text)
-
-
-def is_folder(name: str, world: Any) -> bool:
-    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) where nodes differ."""
-    found = world.gather([Path(name).is_dir(), socket.gethostname()])
-    lacking = [host for is_there, host in found if not is_there]
-    if 0 < len(lacking) < len(found):
-        raise UserError(f"{lacking[0]} has no folder {name}, and other nodes have one: give a path that all nodes have",
-                        Exit.NO_INPUT)
-    return not lacking
 
 
 def cache_path() -> Path:

@@ -6,44 +6,19 @@ Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.metrics import Metric
+from data.batch import Batch
 
+if TYPE_CHECKING:
+    from models.metrics import Metric  # which imports Output
 
-@dataclass(frozen=True)
-class Batch:
-    """Samples collated for one forward. `weight` is 0 for a sample that must not count (a stand-in, a skipped bad one)."""
-
-    inputs: dict[str, Tensor]  # what `forward` needs, [B, ...] or [P]
-    labels: Tensor  # int64, [B] or, of predicted tokens, [P]
-    weight: Tensor  # [B] float32, 0 or 1; NaN where the step must be void (BadSamples)
-    number: int = 0  # of the micro-batch in its global batch, or of the batch in its evaluation
-    indices: tuple[int, ...] = ()  # of its samples in their set; none of a stand-in
-    bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; copies from pinned memory do not wait."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def pin_memory(self) -> Batch:
-        """The same batch in pinned memory (the DataLoader calls this)."""
-        return self._map(Tensor.pin_memory)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(tensor.nbytes for tensor in (*self.inputs.values(), self.labels, self.weight))
-
-    def _map(self, move: Any) -> Batch:
-        inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
-        return replace(self, inputs=inputs, labels=move(self.labels), weight=move(self.weight))
 
 
 @dataclass(frozen=True)
@@ -88,8 +63,8 @@ class Task(Protocol):
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Samples of train_set or eval_set as one batch."""
 
-    def weight(self, indices: Tensor) -> float:
-        """Weight of a global batch (indices [n] into train_set): its samples or predicted tokens. Arithmetic, no communication."""
+    def normalizer(self, indices: Tensor) -> float:
+        """What the losses of a global batch (indices [n] into train_set) are divided by: its samples or predicted tokens. Arithmetic, no communication."""
 
     def example(self, size: int) -> Batch:
         """A synthetic batch of `size` samples of the largest shape that training or evaluation meets."""

@@ -13,15 +13,16 @@ from torch.nn import functional as F
 
 from data import demo
 from data.augment import build_transforms, is_photo
+from data.batch import Batch
 from data.image_folder import ImageFolder, Sample, build_index, list_images
-from models.tasks.base import Batch, Output, Prediction, widened
+from models.metrics import classification_metrics
+from models.tasks.base import Output, Prediction, widened
 from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
-from utils.config import ImageClassificationConfig
-from utils.distributed import World
+from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.files import cache_path
-from utils.metrics import classification_metrics
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.config import ImageClassificationConfig
 
 
 class ImageClassification:
@@ -36,10 +37,10 @@ class ImageClassification:
         self._is_demo = config.data.data == "demo"
         self._root = demo.data_root(config.data.data, config.run.task, cache, world)
         arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
-        world.once(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
+        world.on_rank_zero(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
         index = world.everywhere(lambda: build_index(*arguments), takes_long=True)  # Collective.
         images, self.classes, self.fingerprint = config.images, index.classes, index.fingerprint
-        self.notes = (*index.notes, *world.once(lambda: other_preprocessing(config.model, images)))
+        self.notes = (*index.notes, *world.on_rank_zero(lambda: other_preprocessing(config.model, images)))
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         split = config.run.split
@@ -55,10 +56,10 @@ class ImageClassification:
         return Batch(
             inputs={"images": torch.stack([sample.image for sample in samples])},
             labels=torch.tensor([sample.label for sample in samples]),
-            weight=torch.tensor([0.0 if sample.bad else 1.0 for sample in samples]),
+            sample_weight=torch.tensor([0.0 if sample.bad else 1.0 for sample in samples]),
             bad=tuple(sample.bad for sample in samples if sample.bad))
 
-    def weight(self, indices: Tensor) -> float:
+    def normalizer(self, indices: Tensor) -> float:
         """Samples in the global batch; a bad one that is skipped still counts."""
         return float(len(indices))
 
@@ -66,7 +67,7 @@ class ImageClassification:
         """Noise, for a batch of one grey level would leave BatchNorm nothing to divide by."""
         side = self._config.images.image_size
         images = torch.randint(256, (size, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-        return Batch(inputs={"images": images}, labels=torch.arange(size) % len(self.classes), weight=torch.ones(size))
+        return Batch(inputs={"images": images}, labels=torch.arange(size) % len(self.classes), sample_weight=torch.ones(size))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The torchvision classifier that --model names. Collective. Raises UserError (64) if it does not take --image-size."""
@@ -82,7 +83,7 @@ class ImageClassification:
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
         losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
-        return Output((losses * batch.weight).sum(), logits)
+        return Output((losses * batch.sample_weight).sum(), logits)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""

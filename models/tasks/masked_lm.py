@@ -12,17 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from data.batch import Batch
 from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.text import padded
 from data.tokenizer import is_special
 from models.bert import SparsePrediction
-from models.tasks.base import Batch, Output, Prediction, widened
+from models.metrics import Metric
+from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
-from utils.config import MaskedLMConfig
-from utils.distributed import World
+from utils.distributed.world import World
 from utils.errors import UserError
-from utils.metrics import Metric
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.config import MaskedLMConfig
 
 MOST_COUNTED, MOST_GUESSED = 10**7, 10**4  # tokens and samples that the baseline looks at
 
@@ -35,7 +36,7 @@ class MaskedLM(TextTask):
     def __init__(self, config: MaskedLMConfig, run: Run, world: World):
         if "," in config.text.text_column:
             raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
-        super().__init__(config, run, world, label_column=None, cuts=True)
+        super().__init__(config, run, world, label_column=None, split_long=True)
         if self._tokenizer.mask_token_id is None:
             raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model and --tokenizer")
         probability = config.masks.mask_probability
@@ -51,7 +52,7 @@ class MaskedLM(TextTask):
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
                      torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
 
-    def weight(self, indices: Tensor) -> float:
+    def normalizer(self, indices: Tensor) -> float:
         """Predicted tokens in the global batch."""
         num_ordinary = self._train.num_ordinary[indices.numpy()]
         return float(num_predicted(num_ordinary, self._config.masks.mask_probability).sum())
@@ -98,7 +99,7 @@ class MaskedLM(TextTask):
 
 def _token_weights(batch: Batch) -> Tensor:
     """[P]: the weight of each predicted token's sample."""
-    return batch.weight[batch.inputs["positions"] // batch.inputs["input_ids"].shape[1]]
+    return batch.sample_weight[batch.inputs["positions"] // batch.inputs["input_ids"].shape[1]]
 
 
 def _loss_sums(output: Output, batch: Batch) -> Tensor:

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from data import demo
+from data.batch import Batch
 from data.splits import hold_out, select
 from data.text import TextIndex, TextSource, TokenTable, open_texts, read_texts, tokenize
-from data.tokenizer import settle_tokenizer
-from models.bert import build_encoder, find_folder, save_model_folder, settle_encoder, takes_types
-from models.tasks.base import Batch
-from utils.config import MaskedLMConfig, TextClassificationConfig
-from utils.distributed import World
+from data.tokenizer import resolve_tokenizer
+from models.bert import build_encoder, find_folder, resolve_encoder, save_model_folder, takes_types
+from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.files import cache_path
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.config import MaskedLMConfig, TextClassificationConfig
 
 
 class TextTask:
@@ -25,21 +25,21 @@ class TextTask:
 
     unit = "txt"
 
-    def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World, label_column: str | None, cuts: bool):
+    def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World, label_column: str | None, split_long: bool):
         self._config, text, cache = config, config.text, cache_path()
         root = demo.data_root(config.data.data, config.run.task, cache, world)
         self._run, self._world = run, world
-        self._encoder, tokenizer_folder = settle_encoder(config.model.model, run, world), None
+        self._encoder, tokenizer_folder = resolve_encoder(config.model.model, run, world), None
         if "tokenizer" not in run.kept:
             named = config.model.model if text.tokenizer == "auto" else text.tokenizer
             tokenizer_folder = find_folder(named, run, world)
             if text.tokenizer != "auto" and tokenizer_folder is None:
                 raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out,"
                                 " and one is trained")
-        source = TextSource(root, text.text_column, label_column, "", text.max_length, cuts, config.data.bad_samples == "skip",
+        source = TextSource(root, text.text_column, label_column, "", text.max_length, split_long, config.data.bad_samples == "skip",
                             config.run.split)
         makes_types = world.everywhere(lambda: takes_types(self._encoder))  # Collective.
-        self._tokenizer = settle_tokenizer(
+        self._tokenizer = resolve_tokenizer(
             tokenizer_folder, makes_types, lambda: read_texts(source), text.vocab_size, run, world)
         source = replace(source, tokenizer=run.kept["tokenizer"])
 
@@ -47,7 +47,7 @@ class TextTask:
             tokenize(source, self._tokenizer, cache)
             _open_splits(source, cache, config.data.val_fraction, config.run.seed)
 
-        world.once(prepare, per_node=True)  # the others map what it has written
+        world.on_rank_zero(prepare, per_node=True)  # the others map what it has written
         index, self._eval = world.everywhere(  # Collective.
             lambda: _open_splits(source, cache, config.data.val_fraction, config.run.seed), takes_long=True)
         self.classes, self.fingerprint, self._text_columns = index.classes, index.fingerprint, index.text_columns
@@ -87,7 +87,7 @@ def _open_splits(source: TextSource, cache: Path, val_fraction: float, seed: int
     folder = index.folder
     if "val" not in index.splits:
         folder = folder.with_name(f"{folder.name}-val-{val_fraction}-{seed}")
-        texts = index.splits["train"].texts if source.cuts else None
+        texts = index.splits["train"].texts if source.split_long else None
         splits, note = hold_out(index.splits, source.root, val_fraction, seed, folder, texts)
         index = replace(index, splits=splits, notes=(*index.notes, note))
     if source.split not in index.splits:

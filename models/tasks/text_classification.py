@@ -14,18 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from data.batch import Batch
 from data.demo_text import linear_baseline
 from data.table import Columns, Row, read_rows, require_columns, table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
-from models.tasks.base import Batch, Output, Prediction, widened
+from models.metrics import classification_metrics
+from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
-from utils.config import TextClassificationConfig
-from utils.distributed import World
+from utils.distributed.world import World
 from utils.errors import Exit, UserError
-from utils.metrics import classification_metrics
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.config import TextClassificationConfig
 
 
 class TextClassification(TextTask):
@@ -34,7 +35,7 @@ class TextClassification(TextTask):
     best, best_is_high = "top1", True
 
     def __init__(self, config: TextClassificationConfig, run: Run, world: World):
-        super().__init__(config, run, world, label_column=config.labels.label_column, cuts=False)
+        super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
         self.metrics = classification_metrics(len(self.classes))
 
@@ -43,7 +44,7 @@ class TextClassification(TextTask):
         inputs = padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length)
         return Batch(inputs, torch.tensor([sample.label for sample in samples]), torch.ones(len(samples)))
 
-    def weight(self, indices: Tensor) -> float:
+    def normalizer(self, indices: Tensor) -> float:
         """Samples in the global batch."""
         return float(len(indices))
 
@@ -52,7 +53,7 @@ class TextClassification(TextTask):
         logits = widened(model(**batch.inputs).logits)  # [B, C]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
         losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
-        return Output((losses * batch.weight).sum(), logits)
+        return Output((losses * batch.sample_weight).sum(), logits)
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in data a linear model on the tokens' counts too."""

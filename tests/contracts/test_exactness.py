@@ -10,9 +10,9 @@ import signal
 import pytest
 
 from models.tasks import TASKS
-from tests.run_directory import outcome, records, status, trained_steps, weights_sha256
+from tests.harness.run_directory import outcome, records, status, trained_steps, weights_sha256
 from utils.errors import Exit
-from utils.parallel import STRATEGIES
+from utils.strategies import STRATEGIES
 
 WORDS = {
     # BatchNorm and dropout

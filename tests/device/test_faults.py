@@ -7,8 +7,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.device.runs import STEPS
-from tests.faults.launches import assert_failed
-from tests.run_directory import newest_checkpoint, outcome, status, trained_steps, weights_sha256
+from tests.harness.launches import assert_failed
+from tests.harness.run_directory import newest_checkpoint, outcome, status, trained_steps, weights_sha256
 from utils.errors import Exit
 
 KEY = ("image-classification", "ddp")

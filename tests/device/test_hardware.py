@@ -3,7 +3,7 @@
 import pytest
 
 from tests.device.runs import CLOSE
-from tests.run_directory import outcome, records
+from tests.harness.run_directory import outcome, records
 from utils.errors import Exit
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("hardware")]

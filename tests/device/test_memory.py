@@ -9,8 +9,8 @@ import json
 import pytest
 
 from tests.device.runs import TASKS
-from tests.faults.launches import assert_failed
-from tests.run_directory import newest_checkpoint, records, status, trained_steps
+from tests.harness.launches import assert_failed
+from tests.harness.run_directory import newest_checkpoint, records, status, trained_steps
 from utils.errors import Exit
 
 pytestmark = pytest.mark.needs("simulation")

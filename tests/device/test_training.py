@@ -13,9 +13,9 @@ from functools import partial
 import pytest
 
 from tests.device.runs import CLOSE, EVALUATIONS, RECORDED, STEPS, TASKS
-from tests.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
+from tests.harness.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
 from utils.errors import Exit
-from utils.parallel import STRATEGIES
+from utils.strategies import STRATEGIES
 
 COARSE = {"bf16": 0.05, "fp16": 0.02}  # 8 and 11 bits of mantissa, after nine steps
 
@@ -31,7 +31,7 @@ def all_but(*essential):
 
 
 EXPECTED = (ANSWER, RECORD, METRICS) = (
-    "utils/precision.py:take_nonfinite", "models/training.py:record_step", "utils/metrics.py:values")
+    "utils/numerics/precision.py:pop_nonfinite", "engine/records.py:_record_step", "models/metrics.py:values")
 ESSENTIAL = [("image-classification", "ddp", 2), ("masked-lm", "exact", 1)]
 
 

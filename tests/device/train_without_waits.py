@@ -7,9 +7,10 @@ import torch
 
 import train
 from data import demo
-from utils.command_line import parse_command_line
+from engine import after_step, nonfinite, saving
+from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
-from utils.watchdog import Watchdog
+from utils.settings.command_line import parse_command_line
 
 
 def with_mode(mode, work):
@@ -28,5 +29,6 @@ def with_mode(mode, work):
 if __name__ == "__main__":
     watchdog = Watchdog()
     train.train_one_epoch = with_mode("error", train.train_one_epoch)
-    train.save = with_mode("default", train.save)
+    for module in (train, after_step, nonfinite):
+        module.save = with_mode("default", saving.save)
     exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))

@@ -23,25 +23,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
-import train
+from data.batch import Batch
 from data.loader import build_loader
-from data.sampler import BatchPlan, ElasticDistributedSampler
+from data.plan import BatchPlan
+from data.sampler import ElasticDistributedSampler
+from engine import arithmetic
+from engine.nonfinite import nonfinite_samples
+from engine.warm_up import warm_up
 from models.bert import find_folder
 from models.tasks import load_task
-from models.tasks.base import Batch, Output
+from models.tasks.base import Output
 from models.vision import build_classifier
-from utils import checkpoint, devices, precision
-from utils.command_line import parse_command_line
-from utils.config import DeviceOptions, OptimOptions, RecordOptions
-from utils.distributed import Agreement, World
+from utils.distributed.agreement import Agreement
+from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, exit_after
-from utils.files import is_folder
-from utils.nonfinite import nonfinite_samples
-from utils.optim import build_optimizer
-from utils.parallel import STRATEGIES, load_strategy
-from utils.precision import Precision
-from utils.run import Run
-from utils.seed import seed_micro_batch
+from utils.hardware import devices
+from utils.numerics.optimizers import build_optimizer
+from utils.numerics.precision import Precision
+from utils.numerics.seed import seed_micro_batch
+from utils.rundir import checkpoint
+from utils.rundir.run import Run
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import DeviceOptions, OptimOptions, RecordOptions
+from utils.strategies import STRATEGIES, load_strategy
 
 M, CLASSES, SIDE = 6, 10, 32
 ONE = torch.ones(())
@@ -74,7 +78,7 @@ class _Images:
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         logits = model(batch.inputs["images"].to(next(model.parameters()).dtype))
-        return Output((F.cross_entropy(logits, batch.labels, reduction="none") * batch.weight).sum(), logits)
+        return Output((F.cross_entropy(logits, batch.labels, reduction="none") * batch.sample_weight).sum(), logits)
 
 
 def _text_task(task: str, world: World, folder: Path) -> Any:
@@ -96,18 +100,18 @@ TASKS = {
 
 
 def once_returns_rank_0s_value(world: World, folder: Path) -> Any:
-    return world.once(lambda: {"answer": [world.rank, 1.5, None]})
+    return world.on_rank_zero(lambda: {"answer": [world.rank, 1.5, None]})
 
 
 def once_tells_rank_0s_error(world: World, folder: Path) -> Any:
-    return _error_of(lambda: world.once(lambda: _refuse("rank 0 refused", Exit.CANNOT_CREATE)))
+    return _error_of(lambda: world.on_rank_zero(lambda: _refuse("rank 0 refused", Exit.CANNOT_CREATE)))
 
 
 def once_tells_another_nodes_error(world: World, folder: Path) -> Any:
     # The last rank plays the first process of a second node, on which alone the work fails.
     last = world.world_size - 1
     here = replace(world, local_rank=0 if world.rank in (0, last) else 1)
-    return _error_of(lambda: here.once(lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
+    return _error_of(lambda: here.on_rank_zero(lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
 
 
 def a_name_of_the_hub_on_two_nodes(world: World, folder: Path) -> Any:
@@ -127,7 +131,7 @@ def a_name_of_the_hub_on_two_nodes(world: World, folder: Path) -> Any:
 
 
 def once_tells_a_failing_disk(world: World, folder: Path) -> Any:
-    return _error_of(lambda: world.once(lambda: Path("/nonexistent/file").read_text()))
+    return _error_of(lambda: world.on_rank_zero(lambda: Path("/nonexistent/file").read_text()))
 
 
 def everywhere_gives_each_rank_its_own_result(world: World, folder: Path) -> Any:
@@ -152,12 +156,12 @@ def a_folder_that_the_last_rank_lacks(world: World, folder: Path) -> Any:
 def hardware_that_differs(world: World, folder: Path) -> Any:
     """[precision, notes] of --precision auto in a new run and in one that keeps bf16, and of a given one."""
     has_bf16 = world.rank != world.world_size - 1 or world.world_size == 1
-    precision.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
+    arithmetic.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
     found = []
     for kept, given in (({}, "auto"), ({"precision": "bf16"}, "auto"), ({}, "bf16")):
         notes: list[str] = []
         run = Run(folder, dict(kept), False, notes.append, {"start": 1, "cores_per_process": 1})
-        found.append([precision.settle_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
+        found.append([arithmetic.resolve_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
     return found
 
 
@@ -168,7 +172,7 @@ def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
     def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
         devices.find_device = lambda name, processes: torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE)
-        return _error_of(lambda: devices.settle_device("auto", 1, own, world.rank, world.world_size))
+        return _error_of(lambda: devices.resolve_device("auto", 1, own, world.rank, world.world_size))
 
     return [ask("mixed", "cpu" if is_last else "xpu"), ask("none", "cpu"), ask("few", "" if is_last else "xpu")]
 
@@ -187,40 +191,50 @@ def cores_of_a_rank(world: World, folder: Path) -> Any:
     return world.cores
 
 
+def flags_of(world: World, **raised: Any) -> Agreement:
+    """An Agreement in which the last rank raises these flags where {name: question}."""
+    return Agreement(world, **{name: lambda ask=ask: world.rank == world.world_size - 1 and ask() for name, ask in raised.items()})
+
+
+def seen_in(flags: Agreement) -> list[bool]:
+    return [flags.stop, flags.save, flags.error, flags.bad_sample]
+
+
 def a_flag_of_the_last_rank(world: World, folder: Path) -> Any:
-    """Which of six exchanges returned which flag, and after which `stop` was known, and `error`; the last rank says all at the third."""
-    agreement, seen = Agreement(world), []
-    for number in range(6):
-        says = world.rank == world.world_size - 1 and number == 2
-        agreed = agreement.exchange(says, save=says, error=says)
-        seen.append([agreed.stop, agreed.save, agreed.error, agreement.stop, agreement.error])
-    agreement.wait()
+    """What is seen after each of six exchanges; the last rank raises all flags at the third."""
+    seen: list[list[bool]] = []
+    flags = flags_of(world, **dict.fromkeys(("stop", "save", "error", "bad_sample"), lambda: len(seen) == 2))
+    for _ in range(6):
+        flags.exchange()
+        seen.append(seen_in(flags))
+    flags.wait()
     return seen
 
 
 def one_flag_at_a_time(world: World, folder: Path) -> Any:
-    """What came of [stop], [save] and [error] alone, each in an Agreement of its own, from the last rank."""
+    """What is seen of each flag alone, in an Agreement of its own."""
     seen = []
-    for name in ("stop", "save", "error"):
-        agreement = Agreement(world)
-        agreement.exchange(**{"stop": False, name: world.rank == world.world_size - 1})
-        agreed = agreement.wait()
-        seen.append([agreed.stop, agreed.save, agreed.error, agreement.stop, agreement.error])
+    for name in ("stop", "save", "error", "bad_sample"):
+        flags = flags_of(world, **{name: lambda: True})
+        flags.exchange()
+        flags.wait()
+        seen.append(seen_in(flags))
     return seen
 
 
 def a_flag_before_a_wait(world: World, folder: Path) -> Any:
-    agreement = Agreement(world)
-    agreement.exchange(world.rank == world.world_size - 1)
-    before, agreed = agreement.stop, agreement.wait()
-    return [before, agreed.stop, agreement.stop, agreement.wait().stop]
+    flags, seen = flags_of(world, stop=lambda: True, save=lambda: True), []
+    for work in (flags.exchange, flags.wait, flags.wait):
+        work()
+        seen.append([flags.stop, flags.save])
+    return seen
 
 
 def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
     """[sha256 of what was saved, of what was restored, its best value and step, the error of a folder that is gone]"""
     path = folder / f"saved-{world.world_size}" if world.is_main else Path("/nonexistent")
     states = [_state(world, seed) for seed in (0, 1 + world.rank)]
-    for batch in states[0].strategy.share(shares := _shares(world), len(shares), ONE):
+    for batch in states[0].strategy.accumulate(shares := _shares(world), len(shares), ONE):
         states[0].strategy.module(batch.inputs["x"]).square().sum().backward()
     states[0].optimizer.step()
     states[0].progress, states[0].best = checkpoint.Progress(step=1), {"step": 1, "metric": "top1", "value": 0.1 + 0.2}
@@ -264,7 +278,7 @@ def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
 def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
     torch.manual_seed(seed)
     model = nn.Linear(5, 3)
-    return checkpoint.TrainState(load_strategy("ddp")(model, world, M), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
+    return checkpoint.TrainState(load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
 
 
 def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
@@ -274,7 +288,7 @@ def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
 
 def _looking(kind: str, world: World) -> dict[str, Any]:
     def norm() -> float:
-        for batch in strategy.share(shares := _shares(world), len(shares), ONE):
+        for batch in strategy.accumulate(shares := _shares(world), len(shares), ONE):
             strategy.model(batch.inputs["x"]).square().sum().backward()
         value = float(strategy.clip_grad_norm_(0.0))
         strategy.module.zero_grad(set_to_none=True)
@@ -284,8 +298,8 @@ def _looking(kind: str, world: World) -> dict[str, Any]:
         return (strategy.module(batch.inputs["x"]) * (float("nan") if 7 in batch.indices else 1.0)).sum()
 
     torch.manual_seed(0)
-    strategy, named = load_strategy(kind)(nn.Linear(5, 3), world, M), None
-    strategy.setup()
+    strategy, named = load_strategy(kind)(nn.Linear(5, 3), world), None
+    strategy.setup(M)
     before = norm()
     if world.rank == world.world_size - 1:  # no collective: the others do not take part
         batches = [replace(_shares(world)[0], indices=indices) for indices in ((6, 2), (7, 4))]
@@ -307,8 +321,8 @@ def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path)
     figures, results = {step: {} for step in positions}, {}
     for kind in STRATEGIES:
         torch.manual_seed(0)
-        strategy = load_strategy(kind)(task.build_model(initial_weights=True).to(dtype), world, M)
-        strategy.setup()
+        strategy = load_strategy(kind)(task.build_model(initial_weights=True).to(dtype), world)
+        strategy.setup(M)
         for step, start in positions.items():
             results[kind, step] = _step(task, strategy, plan, start, world)
             figures[step][f"{kind} sha256"] = _sha256(results[kind, step])
@@ -328,10 +342,10 @@ def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -
     sampler.set_position(0, start)
     items = iter(build_loader(task.train_set, task.collate, sampler, 0, world))
     strategy.module.train()
-    for batch in strategy.share(islice(items, len(sampler.share)), len(sampler.share), ONE):
-        seed_micro_batch(0, start, batch.number, world.device)
-        (task.forward(strategy.model, batch).loss_sum / task.weight(sampler.indices(0, start))).backward()
-    strategy.settle_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
+    for batch in strategy.accumulate(islice(items, len(sampler.share)), len(sampler.share), ONE):
+        seed_micro_batch(0, start, batch.index, world.device)
+        (task.forward(strategy.model, batch).loss_sum / task.normalizer(sampler.indices(0, start))).backward()
+    strategy.commit_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()
     result = {f"gradient of {name}": weight.grad.contiguous().clone() for name, weight in strategy.module.named_parameters()}
     result |= {f"buffer {name}": buffer.contiguous().clone() for name, buffer in strategy.module.named_buffers()}
@@ -350,10 +364,10 @@ def planted_values_make_the_norm_non_finite(world: World, folder: Path) -> Any:
 
 def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
     torch.manual_seed(0)
-    strategy = load_strategy(kind)(nn.Linear(5, 3), world, M)
-    strategy.setup()
-    for batch in strategy.share(shares := _shares(world), len(shares), ONE):
-        (strategy.model(batch.inputs["x"]).sum() * factors.get(batch.number, 1.0) / M).backward()
+    strategy = load_strategy(kind)(nn.Linear(5, 3), world)
+    strategy.setup(M)
+    for batch in strategy.accumulate(shares := _shares(world), len(shares), ONE):
+        (strategy.model(batch.inputs["x"]).sum() * factors.get(batch.index, 1.0) / M).backward()
     return bool(torch.isfinite(strategy.clip_grad_norm_(0.0)))
 
 
@@ -371,12 +385,12 @@ def ranks_without_work(world: World, folder: Path) -> Any:
     """sha256 of exact's gradients of two micro-batches, whatever the number of ranks; first each rank computes one, as in warm_up."""
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
-    strategy = load_strategy("exact")(model, world, 2)
-    strategy.setup()
-    for share in ([_shares(world)[0]], [batch for batch in _shares(world) if batch.number < 2]):
+    strategy = load_strategy("exact")(model, world)
+    strategy.setup(2)
+    for share in ([_shares(world)[0]], [batch for batch in _shares(world) if batch.index < 2]):
         for weight in model.parameters():
             weight.grad = None
-        for batch in strategy.share(share, len(share), ONE):
+        for batch in strategy.accumulate(share, len(share), ONE):
             model(batch.inputs["x"]).square().sum().backward()
     return [len(share), _sha256({name: weight.grad for name, weight in model.named_parameters()})]
 
@@ -386,10 +400,10 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
         def __init__(self) -> None:
             super().__init__()
             self.used, self.left_over = nn.Linear(5, 3), nn.Linear(5, 3)
-            self.config, self.number = SimpleNamespace(layerdrop=0.5 if skips else 0.0), 0
+            self.config, self.index = SimpleNamespace(layerdrop=0.5 if skips else 0.0), 0
 
         def forward(self, x: Tensor) -> Tensor:
-            is_used = skips and (not self.training or self.number == M - 1)  # as a layer drop: never skipped in evaluation
+            is_used = skips and (not self.training or self.index == M - 1)  # as a layer drop: never skipped in evaluation
             return self.used(x) + (self.left_over(x) if is_used else 0)
 
     class Task:
@@ -401,19 +415,19 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
             return Output(logits.square().sum(), logits)
 
     torch.manual_seed(0)
-    task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world, M)
+    task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world)
     optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1, fused=True)
-    strategy.setup()
-    train.warm_up(SimpleNamespace(
-        strategy=strategy, task=task, plan=BatchPlan(67, 26, M), precision=Precision("fp32", world.device),
-        log=SimpleNamespace(note=notes.append), eval_loader=SimpleNamespace(sampler=SimpleNamespace(batch_size=2)),
+    strategy.setup(M)
+    warm_up(SimpleNamespace(
+        strategy=strategy, task=task, feed=SimpleNamespace(plan=BatchPlan(67, 26, M)), precision=Precision("fp32", world.device),
+        log=SimpleNamespace(note=notes.append), evaluation=SimpleNamespace(loader=SimpleNamespace(sampler=SimpleNamespace(batch_size=2))),
         config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine")),
         state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []
     strategy.module.train()
     for _ in range(2):
-        for batch in strategy.share(shares := _shares(world), len(shares), ONE):
-            strategy.module.number = batch.number
+        for batch in strategy.accumulate(shares := _shares(world), len(shares), ONE):
+            strategy.module.index = batch.index
             task.forward(strategy.model, batch).loss_sum.backward()
         norms.append(float(strategy.clip_grad_norm_(0.0)))
         optimizer.zero_grad(set_to_none=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from utils.distributed import World
+from utils.distributed.world import World
 from utils.errors import exit_after
 
 

@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from utils.cores import available_cores
 from utils.errors import Exit
+from utils.hardware.cores import available_cores
 
 NUMBERS = (1, 2, 3, 4)
 TOLERANCE = {"torch.float32": 1e-6, "torch.float64": 1e-12}  # six micro-batches are added in another order, nothing else differs
@@ -127,20 +127,20 @@ def test_what_differs_between_ranks_is_refused_on_all(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
-    # stop, save, error of the exchange; stop and error for good
-    nothing, said, after = [False] * 5, [True] * 5, [False, False, False, True, True]
-    assert by_rank(told, processes, "a_flag_of_the_last_rank") == [[nothing, nothing, nothing, said, after, after]] * processes
+    # stop, save, error, bad_sample; save is of one exchange, the others stay
+    nothing, raised, after = [False] * 4, [True] * 4, [True, False, True, True]
+    assert by_rank(told, processes, "a_flag_of_the_last_rank") == [[nothing, nothing, nothing, raised, after, after]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_a_wish_to_save_and_an_error_are_no_stop(told, processes):
-    stop, save, error = [True, False, False, True, False], [False, True, False, False, False], [False, False, True, False, True]
-    assert by_rank(told, processes, "one_flag_at_a_time") == [[stop, save, error]] * processes
+def test_flags_are_independent_of_each_other(told, processes):
+    alone = [[number == raised for number in range(4)] for raised in range(4)]
+    assert by_rank(told, processes, "one_flag_at_a_time") == [alone] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_waiting_finishes_an_exchange_under_way_and_only_once(told, processes):
-    assert by_rank(told, processes, "a_flag_before_a_wait") == [[False, True, True, False]] * processes
+    assert by_rank(told, processes, "a_flag_before_a_wait") == [[[False, False], [True, True], [True, False]]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)

@@ -10,7 +10,7 @@ import yaml
 
 from data.sampler import epoch_order
 from tests.conftest import COUNTS, Result, write_photos
-from tests.run_directory import records, status, trained_steps
+from tests.harness.run_directory import records, status, trained_steps
 from utils.errors import Exit
 
 SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "4", "--threads", "1",

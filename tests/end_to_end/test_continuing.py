@@ -8,7 +8,7 @@ import torch
 import torchvision
 
 from tests.conftest import ROOT
-from tests.run_directory import records, status
+from tests.harness.run_directory import records, status
 from utils.errors import Exit
 
 SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "12", "--epochs", "1",

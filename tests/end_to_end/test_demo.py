@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.run_directory import records
+from tests.harness.run_directory import records
 
 TRAIN, VAL = 1442, 355  # images
 

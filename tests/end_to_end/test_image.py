@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.run_directory import status, trained_steps
+from tests.harness.run_directory import status, trained_steps
 from utils.errors import Exit
 
 SUITE = "bookworm"  # Debian's with Python 3.11: a stand-in for python:3.12-slim, which no test can pull

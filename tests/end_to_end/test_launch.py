@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from utils.cores import available_cores
 from utils.errors import Exit
+from utils.hardware.cores import available_cores
 
 PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION", "OMP", "GLOO",
             "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")

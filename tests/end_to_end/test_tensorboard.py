@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 from PIL import Image
 
-from tests.run_directory import records
+from tests.harness.run_directory import records
 
 START_S = 60
 

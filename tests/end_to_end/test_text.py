@@ -14,7 +14,7 @@ import transformers
 from safetensors.torch import load_file
 
 from tests.conftest import COUNTS, ROOT
-from tests.run_directory import newest_checkpoint, records, status
+from tests.harness.run_directory import newest_checkpoint, records, status
 from utils.errors import Exit
 
 SMALL = ["--max-length", "32", "--global-batch-size", "24", "--micro-batch-size", "8", "--threads", "1", "--log-every", "1",
@@ -93,7 +93,7 @@ def test_a_fine_tuned_model_loads_in_transformers_with_its_classes(life):
 def test_the_command_of_a_finished_run_says_so_without_torch(life):
     result = life.told["again"]
     assert result.returncode == 0 and f"{life.run} is finished: step {STEPS}" in result.out, result.text
-    assert " torch" not in result.err and " transformers" not in result.err and "utils.start" in result.err
+    assert " torch" not in result.err and " transformers" not in result.err and "utils.rundir.restart" in result.err
 
 
 def test_an_evaluation_without_its_data_is_66_and_takes_them_from_where_they_are(life):

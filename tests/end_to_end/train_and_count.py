@@ -6,10 +6,10 @@ import sys
 from data import demo
 from data.image_folder import ImageFolder
 from train import main
-from utils.command_line import parse_command_line
+from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
-from utils.identity import run_path
-from utils.watchdog import Watchdog
+from utils.rundir.identity import run_path
+from utils.settings.command_line import parse_command_line
 
 read: list[tuple[int, int, int]] = []
 original = ImageFolder.__getitem__

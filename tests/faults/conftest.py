@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.launches import STEPS, WORDS
-from tests.run_directory import trained_steps
+from tests.harness.launches import STEPS, WORDS
+from tests.harness.run_directory import trained_steps
 
 
 @pytest.fixture(scope="session")

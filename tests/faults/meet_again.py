@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from utils.distributed import World
+from utils.distributed.world import World
 
 
 def meet_in_a_fork(rank: int, world_size: int, port: int, late_s: float, file: Path) -> int:

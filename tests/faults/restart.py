@@ -10,7 +10,7 @@ import time
 
 import torch
 
-from utils.distributed import World
+from utils.distributed.world import World
 
 imported = time.monotonic()  # the same clock for all processes of a machine
 restart, last = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(sys.argv[2])

@@ -32,12 +32,12 @@ import torch
 from safetensors.torch import load_file
 
 from models.vision import save_model_folder
-from utils.checkpoint import Checkpoints, Progress, TrainState
-from utils.checkpoint_folder import CheckpointFolder, find_damage, step_of
-from utils.config import RecordOptions
 from utils.errors import Exit, UserError
 from utils.files import write_atomically
-from utils.run import Run
+from utils.rundir.checkpoint import Checkpoints, Progress, TrainState
+from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
+from utils.rundir.run import Run
+from utils.settings.config import RecordOptions
 
 QUIET = {
     "read", "pread64", "readv", "lseek", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat",

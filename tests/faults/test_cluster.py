@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.hosts import hosts
-from tests.faults.launches import STEPS, WORDS, assert_gone, messages
-from tests.run_directory import outcome, status, trained_steps
+from tests.harness.hosts import hosts
+from tests.harness.launches import STEPS, WORDS, assert_gone, messages
+from tests.harness.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 
 SHORT = ["--step-timeout", 5, "--section-timeout", 5, "--start-timeout", 20]
@@ -153,7 +153,7 @@ def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):
     with hosts(1) as [host]:
         for route in ("local 10.99.0.0/24 dev lo", "10.88.0.0/24 dev eth0 src 10.99.0.5"):
             subprocess.run(host.inside("ip", "route", "add", *route.split()), check=True)
-        ask = host.inside(sys.executable, "-m", "utils.network", "10.88.0.1", 0, 0)
+        ask = host.inside(sys.executable, "-m", "utils.distributed.network", "10.88.0.1", 0, 0)
         refused = start_torchrun(None, command=ask).wait()
         assert (refused.returncode, "no network interface has the address 10.99.0.5, from which others are reached: set GLOO_SOCKET_IFNAME"
                 in refused.err) == (64, True), refused.text

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.faults.launches import (
+from tests.harness.launches import (
     EPOCHS,
     NUM_TRAIN,
     WORDS,
@@ -17,7 +17,7 @@ from tests.faults.launches import (
     sample_of,
     traced,
 )
-from tests.run_directory import newest_checkpoint, outcome, status
+from tests.harness.run_directory import newest_checkpoint, outcome, status
 from utils.errors import Exit
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.conftest import LIMIT_S
-from tests.faults.launches import (
+from tests.harness.launches import (
     WORDS,
     HeldImage,
     assert_as_undisturbed,
@@ -19,8 +19,8 @@ from tests.faults.launches import (
     messages,
     sample_of,
 )
+from utils.distributed.watchdog import BEAT_S, MARGIN_S
 from utils.errors import Exit
-from utils.watchdog import BEAT_S, MARGIN_S
 
 TIMEOUT_S = 5
 SHORT = ["--step-timeout", TIMEOUT_S]

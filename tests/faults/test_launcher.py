@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from tests.faults.launches import WORDS
-from tests.run_directory import outcome, status, trained_steps
+from tests.harness.launches import WORDS
+from tests.harness.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 
 

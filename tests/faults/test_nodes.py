@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.faults.launches import WORDS, assert_gone, messages
+from tests.harness.launches import WORDS, assert_gone, messages
 from utils.errors import Exit
 
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.faults.launches import (
+from tests.harness.launches import (
     EPOCHS,
     STEPS_PER_EPOCH,
     WORDS,
@@ -15,7 +15,7 @@ from tests.faults.launches import (
     messages,
     sample_of,
 )
-from tests.run_directory import newest_checkpoint, status, trained_steps
+from tests.harness.run_directory import newest_checkpoint, status, trained_steps
 from utils.errors import Exit
 
 SCRIPT = "tests/faults/train_with_nan.py"

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.faults.launches import (
+from tests.harness.launches import (
     STEPS,
     WORDS,
     HeldImage,
@@ -22,7 +22,7 @@ from tests.faults.launches import (
     sample_of,
     traced,
 )
-from tests.run_directory import records, status, trained_steps
+from tests.harness.run_directory import records, status, trained_steps
 from utils.errors import Exit
 
 NO_MORE_RESTARTS = "train.py: no restart: stopped, "

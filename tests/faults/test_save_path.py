@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.sweep_saves import can_trace, flip, flips, leftovers, save, say_nothing, step_in, step_in_model, unsynced, valid
-from utils.checkpoint_folder import CheckpointFolder, find_damage
 from utils.errors import Exit, UserError
-from utils.run import Run
+from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage
+from utils.rundir.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
 FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")

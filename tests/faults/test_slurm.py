@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from tests.conftest import LIMIT_S, ROOT
-from tests.faults.hosts import hosts
-from tests.faults.launches import WORDS
-from tests.run_directory import outcome, status, trained_steps
+from tests.harness.hosts import hosts
+from tests.harness.launches import WORDS
+from tests.harness.run_directory import outcome, status, trained_steps
 
 pytestmark = pytest.mark.slow
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")

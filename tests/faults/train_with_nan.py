@@ -7,9 +7,9 @@ from functools import partial
 from data import demo
 from data.image_folder import ImageFolder
 from train import main
-from utils.command_line import parse_command_line
+from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
-from utils.watchdog import Watchdog
+from utils.settings.command_line import parse_command_line
 
 NUM_TRAIN = 57
 SPOILED = {int(index) for index in os.environ["NAN_SAMPLES"].split(",")}

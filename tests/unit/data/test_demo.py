@@ -10,9 +10,9 @@ from PIL import Image
 
 from data import demo
 from data.demo import SETTINGS, linear_baseline, unpack_demo
-from utils.command_line import parse_command_line
-from utils.config import settings
 from utils.errors import Exit, UserError
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import settings
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,9 @@ from data.demo import SETTINGS, unpack_demo
 from data.demo_text import PACKAGES, SHORTEST, linear_baseline
 from data.text import TextSource, TokenTable, open_texts, read_texts, tokenize
 from data.tokenizer import train_tokenizer
-from utils.command_line import parse_command_line
-from utils.config import settings
 from utils.errors import Exit, UserError
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import settings
 
 ROOT = Path(__file__).parents[3]
 TASKS = ("text-classification", "masked-lm")
@@ -120,7 +120,7 @@ def test_every_paragraph_of_the_reference_that_is_long_enough_is_there_once_on_a
 
 
 def test_texts_read_from_the_reference_are_its_paragraphs(paragraphs, cache):
-    source = TextSource(str(unpack_demo("masked-lm", cache)), "auto", None, "", 64, cuts=True, skips_bad=False)
+    source = TextSource(str(unpack_demo("masked-lm", cache)), "auto", None, "", 64, split_long=True, skip_bad=False)
     assert list(read_texts(source)) == paragraphs["train"]
 
 
@@ -159,7 +159,7 @@ def table_of(texts, labels):
 
 
 def test_the_linear_model_is_far_above_guessing_on_the_docstrings(cache, docstrings):
-    source = TextSource(str(unpack_demo("text-classification", cache)), "text", "label", "", 64, cuts=False, skips_bad=False)
+    source = TextSource(str(unpack_demo("text-classification", cache)), "text", "label", "", 64, split_long=False, skip_bad=False)
     tokenizer = train_tokenizer(read_texts(source), 4096)
     tokenize(source, tokenizer, cache)
     splits = open_texts(source, cache).splits

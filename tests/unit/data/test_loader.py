@@ -18,11 +18,12 @@ from torch.utils.data import Dataset
 
 from data import demo
 from data.augment import build_transforms
+from data.batch import Batch
 from data.image_folder import ImageFolder, build_index
 from data.loader import BadSamples, build_loader, num_workers
-from data.sampler import BatchPlan, ElasticDistributedSampler, EvaluationSampler, cut
-from models.tasks.base import Batch
-from utils.distributed import World
+from data.plan import BatchPlan, cut
+from data.sampler import ElasticDistributedSampler, EvaluationSampler
+from utils.distributed.world import World
 from utils.errors import Exit, UserError
 
 ROOT = Path(__file__).parents[3]
@@ -50,12 +51,12 @@ def collate(items):
     return Batch(
         inputs={"epochs": torch.tensor([item.epoch for item in items])},
         labels=torch.tensor([item.index for item in items]),
-        weight=torch.tensor([0.0 if item.bad else 1.0 for item in items]),
+        sample_weight=torch.tensor([0.0 if item.bad else 1.0 for item in items]),
         bad=tuple(item.bad for item in items if item.bad))
 
 
 def world_of(world_size=1, device=CPU):
-    return World(0, 0, world_size, world_size, device, control=None, section_timeout=timedelta(0))
+    return World(0, 0, world_size, world_size, device, cpu_group=None, section_timeout=timedelta(0))
 
 
 def items_of(samples, plan, epochs=(0,), workers=0, rank=0, world_size=1, collate=collate):
@@ -70,7 +71,7 @@ def items_of(samples, plan, epochs=(0,), workers=0, rank=0, world_size=1, collat
 
 
 def as_values(items):
-    return [[(b.number, b.labels.tolist(), b.weight.tolist(), b.bad, {k: v.tolist() for k, v in b.inputs.items()}) for b in share]
+    return [[(b.index, b.labels.tolist(), b.weight.tolist(), b.bad, {k: v.tolist() for k, v in b.inputs.items()}) for b in share]
             for share in items]
 
 
@@ -97,12 +98,12 @@ def test_persistent_workers_see_the_epoch():
 
 def test_items_are_a_ranks_shares_of_the_global_batches():
     ranks = [items_of(Numbers(), cut(22, 8, 2), rank=rank, world_size=3) for rank in range(3)]  # four micro-batches in each of three
-    assert [[[batch.number for batch in share] for share in items] for items in ranks] == [[[0, 3]] * 3, [[1]] * 3, [[2]] * 3]
+    assert [[[batch.index for batch in share] for share in items] for items in ranks] == [[[0, 3]] * 3, [[1]] * 3, [[2]] * 3]
 
 
 def test_a_stand_in_has_weight_zero():
     [share] = items_of(Numbers(), BatchPlan(3, 8, num_micro_batches=5))
-    assert [(len(batch.labels), batch.weight.sum().item()) for batch in share] == [(1, 1), (1, 1), (1, 1), (1, 0), (1, 0)]
+    assert [(len(batch.labels), batch.sample_weight.sum().item()) for batch in share] == [(1, 1), (1, 1), (1, 1), (1, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -118,7 +119,7 @@ def test_a_batch_names_its_samples_in_the_order_of_its_rows():
 
 def test_the_weights_of_an_evaluation_over_all_ranks_are_those_of_the_samples():
     loaders = [build_loader(Numbers(), collate, EvaluationSampler(10, 4, rank, 2), 0, world_of(2)) for rank in range(2)]
-    assert [[batch.weight.sum().item() for batch in loader] for loader in loaders] == [[4, 2], [4, 0]]
+    assert [[batch.sample_weight.sum().item() for batch in loader] for loader in loaders] == [[4, 2], [4, 0]]
 
 
 class Counted(Numbers):
@@ -212,7 +213,7 @@ def test_good_samples_do_not_stop_a_run(tmp_path):
 
 def test_a_skipped_sample_has_weight_zero():
     batch = bad_share({3, 5})
-    assert batch.labels[batch.weight == 0].sort().values.tolist() == [3, 5]
+    assert batch.labels[batch.sample_weight == 0].sort().values.tolist() == [3, 5]
 
 
 def test_a_skipped_sample_is_listed_once_also_after_another_start(tmp_path):
@@ -244,8 +245,8 @@ import torch
 from types import SimpleNamespace
 from data.loader import build_loader
 from data.sampler import EvaluationSampler
-from models.tasks.base import Batch
-from utils.watchdog import Watchdog
+from data.batch import Batch
+from utils.distributed.watchdog import Watchdog
 
 class Numbers:
     def __getitem__(self, item):

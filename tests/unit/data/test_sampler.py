@@ -11,27 +11,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.utils.data import DistributedSampler
 
-from data.sampler import (
-    AUTO_LIMIT,
-    WINDOW,
-    BatchPlan,
-    ElasticDistributedSampler,
-    EvaluationSampler,
-    bucketed,
-    cut,
-    epoch_order,
-    settle_eval_batch,
-    settle_plan,
-)
-from utils.config import BatchOptions
-from utils.distributed import World
+from data.plan import BatchPlan, cut
+from data.sampler import WINDOW, ElasticDistributedSampler, EvaluationSampler, bucketed, epoch_order
 from utils.errors import Exit, UserError
-from utils.run import Run
-
-NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
 
 
 @st.composite
@@ -67,7 +51,7 @@ def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
 
 def global_steps(plan, world_size, **position):
     """[steps] {v: MicroBatch}: what all ranks together compute in each step."""
-    return [{micro.number: micro for share in shares for micro in share}
+    return [{micro.index: micro for share in shares for micro in share}
             for shares in zip(*steps_by_rank(plan, world_size, **position), strict=True)]
 
 
@@ -80,18 +64,6 @@ def starts_of(plan):
     while plan.end(starts[-1]) < plan.num_samples:
         starts.append(plan.end(starts[-1]))
     return starts
-
-
-def settled(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
-    return settle_plan(BatchOptions(**options), num_samples, model, is_invariant, run, world_of(world_size), fit)
-
-
-def world_of(world_size):
-    return World(0, 0, world_size, world_size, torch.device("cpu"), control=None)
-
-
-def run_in(tmp_path, notes, kept=None):
-    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
 
 
 @given(plans_and_world_sizes(), st.integers(0, 3), st.integers(0, 3))
@@ -148,7 +120,7 @@ def test_no_micro_batch_depends_on_the_number_of_processes(plan_and_world_size):
 @given(plans_and_world_sizes())
 def test_rank_r_computes_micro_batches_r_and_every_wth_after_it_in_every_step(plan_and_world_size):
     plan, world_size = plan_and_world_size
-    shares = [[[micro.number for micro in share] for share in steps] for steps in steps_by_rank(plan, world_size)]
+    shares = [[[micro.index for micro in share] for share in steps] for steps in steps_by_rank(plan, world_size)]
     assert shares == [[list(range(r, plan.num_micro_batches, world_size))] * plan.steps_per_epoch for r in range(world_size)]
 
 
@@ -411,123 +383,13 @@ def test_batch_norm_does_not_trouble_a_plan_with_two_samples_everywhere():
     assert cut(100, 10, 2).check(5, needs_two=True) is None
 
 
-# --- settle_plan
-
-
-@pytest.mark.parametrize("num_samples, batch, world_size, expected", [
-    (1000, 128, 1, 2), (1000, 128, 2, 2), (1000, 128, 3, 3), (1000, 1000, 3, 18), (1000, 64, 1, 1), (1000, 65, 1, 2), (10, 128, 4, 4)])
-def test_auto_is_the_smallest_multiple_of_the_processes_within_the_limit(tmp_path, num_samples, batch, world_size, expected):
-    run = run_in(tmp_path, [])
-    settled(run, world_size, num_samples, global_batch_size=batch)
-    assert run.kept == {"micro_batches": expected}
-
-
-@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 9))
-def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_factory, num_samples, batch, world_size):
-    plan = settled(run_in(tmp_path_factory.getbasetemp(), []), world_size, num_samples, global_batch_size=batch)
-    count, n = plan.num_micro_batches, min(batch, num_samples)
-    fewer = count - world_size  # the next smaller multiple would not do
-    assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT, fewer == 0 or -(-n // fewer) > AUTO_LIMIT) == (0, True, True)
-
-
-@pytest.mark.parametrize("world_size, fit, count", [(1, 12, 6), (2, 12, 6), (2, 16, 4), (3, 5, 15)])
-def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, world_size, fit, count):
-    run = run_in(tmp_path, notes := [])
-    before = settled(run, world_size).num_micro_batches
-    plan = settled(run, world_size, fit=fit)
-    assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
-    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches of at most {fit} samples instead of {before}"]
-
-
-def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
-    plan = settled(run_in(tmp_path, notes := [], {"micro_batches": 6}), 1)
-    assert (plan.num_micro_batches, notes) == (6, [])
-
-
-def test_auto_is_cut_finer_for_more_processes_with_a_note(tmp_path):
-    run = run_in(tmp_path, notes := [], {"micro_batches": 4})
-    plan = settled(run, 6)
-    assert (plan.num_micro_batches, run.kept["micro_batches"], len(notes)) == (8, 8, 1)
-    assert "8 micro-batches" in notes[0]
-    assert "not bit-exact from here" in notes[0]
-
-
-@pytest.mark.parametrize("batch, model, expected", [  # global batch / 8, at least 4 (BatchNorm: 16), at most 32 samples
-    (64, BATCH_NORM, 4), (64, NO_BATCH_NORM, 8), (128, BATCH_NORM, 8), (100, NO_BATCH_NORM, 8), (24, NO_BATCH_NORM, 6),
-    (16, BATCH_NORM, 1), (512, BATCH_NORM, 16), (4096, NO_BATCH_NORM, 32), (3, NO_BATCH_NORM, 1)])
-@pytest.mark.parametrize("world_size", [1, 3, 40])
-def test_auto_of_an_invariant_strategy_ignores_the_processes(tmp_path, batch, model, expected, world_size):
-    run = run_in(tmp_path, [])
-    settled(run, world_size, 1000, model, is_invariant=True, global_batch_size=batch)
-    assert run.kept == {"micro_batches": expected}
-
-
-def test_a_run_that_becomes_invariant_keeps_its_micro_batches(tmp_path):
-    run = run_in(tmp_path, notes := [], {"micro_batches": 3})
-    assert settled(run, 3, is_invariant=True).num_micro_batches == 3
-    assert (run.kept["micro_batches"], notes) == (3, [])
-
-
-@pytest.mark.parametrize("size, wanted", [("auto", "--micro-batch-size 12"), (16, "--micro-batch-size 12")])
-def test_idle_ranks_are_named_with_the_size_that_gives_them_work(tmp_path, size, wanted):
-    run = run_in(tmp_path, notes := [])
-    plan = settled(run, 6, model=BATCH_NORM, is_invariant=True, global_batch_size=64, micro_batch_size=size)
-    assert plan.num_micro_batches == 4
-    [note] = notes
-    assert "rank 4, 5 only takes part in the sums" in note
-    assert wanted in note
-    assert cut(1000, 64, 12).num_micro_batches >= 6
-
-
-def test_idle_ranks_where_no_size_helps_are_told_of_a_larger_batch(tmp_path):
-    settled(run_in(tmp_path, notes := []), 9, num_samples=8, is_invariant=True)
-    assert "a larger --global-batch-size" in notes[0]
-
-
-def test_a_given_cut_is_refused_for_more_processes(tmp_path):
-    with pytest.raises(UserError, match="work for 4 processes, and there are 6") as refused:
-        settled(run_in(tmp_path, []), 6, global_batch_size=128, micro_batch_size=32)
-    assert refused.value.code == Exit.USAGE
-
-
-def test_a_given_cut_takes_the_place_of_the_kept_one_with_a_note(tmp_path):
-    run = run_in(tmp_path, notes := [], {"micro_batches": 4})
-    settled(run, 1, global_batch_size=128, micro_batch_size=16)
-    assert (run.kept["micro_batches"], len(notes)) == (8, 1)
-
-
-def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path):
-    outcomes = []
-    for model in (NO_BATCH_NORM, BATCH_NORM):
-        try:
-            plan = settled(run_in(tmp_path, []), 1, 80, model, global_batch_size=8, micro_batch_size=1)
-            outcomes.append(plan.num_micro_batches)
-        except UserError as error:
-            outcomes.append(error.code)
-    assert outcomes == [8, Exit.USAGE]
-
-
-def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
-    run = run_in(tmp_path, [], {"micro_batches": 8})
-    plan = settled(run, 1)
-    assert settle_eval_batch(BatchOptions(), plan, run) == 64
-
-
-@pytest.mark.parametrize("given_size, micro_batches, expected", [("auto", 8, 16), ("auto", 1, 64), ("auto", 64, 2), (7, 8, 7)])
-def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
-    run = run_in(tmp_path, [])
-    options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
-    assert settle_eval_batch(options, BatchPlan(1000, 64, micro_batches), run) == expected
-    assert settle_eval_batch(BatchOptions(global_batch_size=64), BatchPlan(1000, 64, 2), run) == expected
-
-
 # --- evaluation
 
 
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
 def test_every_sample_is_evaluated_once_over_all_ranks_in_batches_that_no_number_of_processes_changes(num_samples, batch, world_size):
     taken = [micro for rank in range(world_size) for micro in EvaluationSampler(num_samples, batch, rank, world_size)]
-    real = sorted((micro.number, micro.indices) for micro in taken if not micro.is_stand_in)
+    real = sorted((micro.index, micro.indices) for micro in taken if not micro.is_stand_in)
     whole = range(0, num_samples, batch)
     assert real == [(j, tuple(range(start, min(start + batch, num_samples)))) for j, start in enumerate(whole)]
 
@@ -544,4 +406,4 @@ def test_every_rank_evaluates_as_many_batches_and_surplus_ones_are_stand_ins(num
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
 def test_a_surplus_evaluation_batch_has_a_number_beyond_the_table(num_samples, batch, world_size):
     ranks = [EvaluationSampler(num_samples, batch, rank, world_size) for rank in range(world_size)]
-    assert all((micro.number >= ranks[0].num_batches) == micro.is_stand_in for rank in ranks for micro in rank)
+    assert all((micro.index >= ranks[0].num_batches) == micro.is_stand_in for rank in ranks for micro in rank)

@@ -87,7 +87,7 @@ def test_four_processes_share_one_text_table(tmp_path):
         tmp_path / "cache", tmp_path / "texts.csv",
         "from data.text import TextSource, tokenize\nfrom data.tokenizer import train_tokenizer\n"
         "from models.tasks.text import _open_splits\n"
-        "source = TextSource(sys.argv[2], 'text', 'label', '', 8, cuts=False, skips_bad=False)\n",
+        "source = TextSource(sys.argv[2], 'text', 'label', '', 8, split_long=False, skip_bad=False)\n",
         "tokenize(source, train_tokenizer(['so red a hill'] * 9, 100), cache)\n    tables()",
         "index, evaluated = _open_splits(source, cache, 0.4, 0)\n    return [*index.splits.values(), evaluated]")
     assert one > 3e6 and 1 <= share < 1.3

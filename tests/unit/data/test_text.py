@@ -65,7 +65,7 @@ def opened(tokenizer, tmp_path):
 
 
 def source_of(root, **changes):
-    return replace(TextSource(str(root), "auto", "label", "abc", 12, cuts=False, skips_bad=False), **changes)
+    return replace(TextSource(str(root), "auto", "label", "abc", 12, split_long=False, skip_bad=False), **changes)
 
 
 def samples(table):
@@ -108,7 +108,7 @@ def test_pairs_are_tokenized_as_pairs_in_the_order_named(write, opened, tokenize
 
 def test_cutting_loses_no_token_and_adds_only_special_ones(write, opened, tokenizer):
     texts = some_texts(ROWS_AT_ONCE + 300, 50)
-    table = opened(write("train.txt", texts), label_column=None, cuts=True).splits["train"]
+    table = opened(write("train.txt", texts), label_column=None, split_long=True).splits["train"]
     whole = tokenizer(texts, add_special_tokens=False).input_ids
     pieces = [[2, *text[begin:begin + 10], 3] for text in whole for begin in range(0, len(text), 10)]
     assert ids(table) == pieces and table.num_ordinary.tolist() == [len(piece) - 2 for piece in pieces]
@@ -118,7 +118,7 @@ def test_a_longer_text_is_noted_with_what_becomes_of_it(write, opened):
     root = write("train.csv", [("red " * 11, "x"), ("red " * 10, "y"), ("red " * 40, "x")])
     expected = "2 of 3 texts have more than --max-length 12 tokens and are "
     assert opened(root).notes == (expected + "cut off there",)
-    assert opened(root, label_column=None, cuts=True).notes == (expected + "cut into several samples",)
+    assert opened(root, label_column=None, split_long=True).notes == (expected + "cut into several samples",)
     assert opened(root, max_length=42).notes == ()
 
 
@@ -266,7 +266,7 @@ def test_bad_rows_that_are_skipped_are_as_if_they_were_not_there(write, opened):
     for root in ("bad", "good", "mended"):
         write("train.csv", {"bad": [("", "left out")], "good": [], "mended": [("an", "x")]}[root] + SMALL, root=root)
         folder = write("val.csv", SMALL + ([("so", "new"), ("red", "")] if root == "bad" else []), root=root).parent
-    bad, good, mended = (opened(folder / root, skips_bad=True) for root in ("bad", "good", "mended"))
+    bad, good, mended = (opened(folder / root, skip_bad=True) for root in ("bad", "good", "mended"))
     assert bad.notes == (f"left out 3 samples ({folder}/bad/train.csv line 2: text is empty, for one)",)
     assert (bad.classes, bad.fingerprint) == (good.classes, good.fingerprint) and good.fingerprint != mended.fingerprint
     assert [samples(table) for table in bad.splits.values()] == [samples(table) for table in good.splits.values()]
@@ -277,7 +277,7 @@ def test_bad_rows_that_are_skipped_are_as_if_they_were_not_there(write, opened):
 def test_a_split_without_texts_is_refused(write, opened, split, rows):
     for name in ("train", "val"):
         root = write(f"{name}.csv", rows if name == split else SMALL)
-    assert refusal(opened, root, skips_bad=True) == (Exit.BAD_DATA, f"{root}/{split}.csv: there are no texts in it")
+    assert refusal(opened, root, skip_bad=True) == (Exit.BAD_DATA, f"{root}/{split}.csv: there are no texts in it")
 
 
 # --- the cache
@@ -339,7 +339,7 @@ def test_changed_files_are_read_anew(write, opened, tmp_path, change):
 
 
 @pytest.mark.parametrize("changes", [
-    {"max_length": 8}, {"tokenizer": "def"}, {"label_column": None}, {"cuts": True}, {"skips_bad": True}, {"text_column": "text"}])
+    {"max_length": 8}, {"tokenizer": "def"}, {"label_column": None}, {"split_long": True}, {"skip_bad": True}, {"text_column": "text"}])
 def test_other_settings_have_entries_of_their_own(write, opened, tmp_path, changes):
     root = write("train.csv", SMALL)
     opened(root)

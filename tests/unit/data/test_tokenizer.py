@@ -11,9 +11,9 @@ from pydoc_data.topics import topics
 
 import pytest
 
-from data.tokenizer import SPECIAL, load_tokenizer, settle_tokenizer, train_tokenizer
+from data.tokenizer import SPECIAL, load_tokenizer, resolve_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
-from utils.run import Run
+from utils.rundir.run import Run
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [text for name in sorted(topics)[:40] for text in topics[name].split("\n\n")]
@@ -45,7 +45,7 @@ def start(tmp_path, world):
     def start(source, texts, kept=None):
         (tmp_path / "run").mkdir(exist_ok=True)
         run = Run(tmp_path / "run", dict(kept or {}), writes=True, note=print, facts={"start": 1, "cores_per_process": 1})
-        return settle_tokenizer(source, True, texts, 1000, run, world), run.kept
+        return resolve_tokenizer(source, True, texts, 1000, run, world), run.kept
     return start
 
 

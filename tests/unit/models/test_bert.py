@@ -14,10 +14,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data.tokenizer import train_tokenizer
-from models.bert import HEADS, SIZES, SparsePrediction, build_encoder, find_folder, save_model_folder, settle_encoder
-from utils.config import TextModelOptions
+from models.bert import HEADS, SIZES, SparsePrediction, build_encoder, find_folder, resolve_encoder, save_model_folder
 from utils.errors import Exit, UserError
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.config import TextModelOptions
 
 ROOT = Path(__file__).parents[3]
 TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"], 120)
@@ -243,8 +243,8 @@ def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
 
 
 def test_a_name_without_network_is_66_with_three_ways_out(tmp_path):
-    program = ("from pathlib import Path\nfrom models.bert import find_folder\nfrom utils.distributed import World\n"
-               "from utils.errors import exit_after\nfrom utils.run import Run\n"
+    program = ("from pathlib import Path\nfrom models.bert import find_folder\nfrom utils.distributed.world import World\n"
+               "from utils.errors import exit_after\nfrom utils.rundir.run import Run\n"
                "run = Run(Path('run'), {}, True, print, {'start': 1, 'cores_per_process': 1})\n"
                "with World.from_env('cpu') as world: exit_after(lambda: find_folder('bert-smal', run, world))")
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -301,18 +301,18 @@ def test_a_commit_that_is_gone_is_66_with_the_ways_out(hub, run, world):
 
 def test_a_run_keeps_the_config_of_its_encoder(hub, run, world):
     root = hub("a" * 40)
-    first = settle_encoder("org/name", run, world)
+    first = resolve_encoder("org/name", run, world)
     config = (root / "snapshots" / ("a" * 40) / "config.json").read_bytes()
     shutil.rmtree(root)
-    assert settle_encoder("org/name", run, world) == first == str(run.path / "encoder")
+    assert resolve_encoder("org/name", run, world) == first == str(run.path / "encoder")
     assert (run.path / "encoder/config.json").read_bytes() == config
 
 
 def test_a_config_of_an_encoder_that_changed_is_78(hub, run, world):
     hub("a" * 40)
-    edit(Path(settle_encoder("org/name", run, world)), hidden_dropout_prob=0.5)
+    edit(Path(resolve_encoder("org/name", run, world)), hidden_dropout_prob=0.5)
     with pytest.raises(UserError, match=f"the encoder's config in {run.path}/encoder changed") as error:
-        settle_encoder("org/name", run, world)
+        resolve_encoder("org/name", run, world)
     assert error.value.code == Exit.OTHER_RUN
 
 

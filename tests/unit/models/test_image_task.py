@@ -6,8 +6,8 @@ import pytest
 
 from models.tasks import load_task
 from tests.conftest import COUNTS
-from utils.command_line import parse_command_line
-from utils.run import Run
+from utils.rundir.run import Run
+from utils.settings.command_line import parse_command_line
 
 
 def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_path, monkeypatch):

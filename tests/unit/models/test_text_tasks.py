@@ -14,20 +14,20 @@ import torch
 import transformers
 from torch.nn import functional as F
 
-import train
 from data.loader import BadSamples, MicroBatchDataset, build_loader
 from data.sampler import EvaluationSampler, MicroBatch
 from data.tokenizer import load_tokenizer, train_tokenizer
+from engine.evaluation import Evaluation
 from models.bert import HEADS
+from models.metrics import Totals
 from models.tasks import load_task
 from tests.conftest import COUNTS
-from utils.command_line import parse_command_line
-from utils.distributed import Agreement
+from utils.distributed.agreement import Agreement
 from utils.errors import Exit, UserError
-from utils.metrics import Totals
-from utils.parallel import load_strategy
-from utils.precision import Precision
-from utils.run import Run
+from utils.numerics.precision import Precision
+from utils.rundir.run import Run
+from utils.settings.command_line import parse_command_line
+from utils.strategies import load_strategy
 
 TASKS = ("text-classification", "masked-lm")
 FAMILIES = ("bert", "distilbert", "roberta")
@@ -83,7 +83,7 @@ def batches_of(task, shares=SHARES, epoch=0):
 
 def our_gradients(task, model):
     """The loss of one step, and all gradients, as train_one_epoch adds them up; without dropout, for the model is in eval mode."""
-    weight = task.weight(torch.tensor(GLOBAL_BATCH))
+    weight = task.normalizer(torch.tensor(GLOBAL_BATCH))
     losses = [task.forward(model, batch).loss_sum / weight for batch in batches_of(task)]
     for loss in losses:
         loss.backward()
@@ -154,7 +154,7 @@ def test_padding_and_a_sample_of_weight_0_do_not_change_a_loss(task_name, build)
     short, long = (int(index) for index in (task.lengths.argmin(), task.lengths.argmax()))
     [alone], [both] = batches_of(task, [[short]]), batches_of(task, [[short, long]])
     assert both.inputs["input_ids"].shape[1] > alone.inputs["input_ids"].shape[1]
-    padded = task.forward(model, replace(both, weight=torch.tensor([1.0, 0.0]))).loss_sum
+    padded = task.forward(model, replace(both, sample_weight=torch.tensor([1.0, 0.0]))).loss_sum
     assert padded.item() == pytest.approx(task.forward(model, alone).loss_sum.item(), rel=1e-12)
 
 
@@ -162,11 +162,11 @@ def test_padding_and_a_sample_of_weight_0_do_not_change_a_loss(task_name, build)
 def test_weight_is_the_number_of_predicted_tokens_in_the_batches(epoch, build):
     task = build("masked-lm", "--mask-probability", "0.3")
     batches = batches_of(task, epoch=epoch)
-    assert task.weight(torch.tensor(GLOBAL_BATCH)) == sum(len(batch.labels) for batch in batches)
+    assert task.normalizer(torch.tensor(GLOBAL_BATCH)) == sum(len(batch.labels) for batch in batches)
 
 
 def test_weight_is_the_number_of_samples_of_a_classifier(build):
-    assert build("text-classification").weight(torch.tensor(GLOBAL_BATCH)) == sum(map(len, SHARES))
+    assert build("text-classification").normalizer(torch.tensor(GLOBAL_BATCH)) == sum(map(len, SHARES))
 
 
 @pytest.mark.parametrize("task_name", TASKS)
@@ -192,15 +192,16 @@ def test_the_example_is_as_wide_as_any_batch_and_has_as_many_samples_as_asked_fo
     task = build(task_name)
     shape = task.example(6).inputs["input_ids"].shape
     assert shape == (6, max(batch.inputs["input_ids"].shape[1] for batch in batches_of(task, [[i] for i in range(len(task.train_set))])))
-    assert len(task.example(6).weight) == 6
+    assert len(task.example(6).sample_weight) == 6
 
 
 def evaluated(task, world):
-    """The figures of train.evaluate over all of val."""
-    strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world, 1)
+    """The figures of an Evaluation over all of val."""
+    strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world)
     loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), 64, 0, 1), 0, world)
-    agreement, watchdog = Agreement(world), SimpleNamespace(each=lambda items, *limits: items, wants_to_stop=lambda: False)
-    return train.evaluate(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), agreement, watchdog, world)
+    watchdog = SimpleNamespace(watch=lambda items, *limits: items)
+    return Evaluation(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), Agreement(world),
+                      watchdog, world).run()
 
 
 @pytest.mark.parametrize("task_name", TASKS)

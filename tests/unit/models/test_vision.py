@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torchvision.models._api import WeightsEnum
 
 from models.vision import build_classifier, build_model, load_model_folder, other_preprocessing, save_model_folder
-from utils.command_line import parse_command_line
-from utils.config import ImageOptions, ModelOptions
 from utils.errors import Exit, UserError
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import ImageOptions, ModelOptions
 
 torch.set_num_threads(1)
 FAMILIES = (

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from utils import run as run_module
-from utils.command_line import parse_command_line
 from utils.errors import UserError
-from utils.run import open_run
+from utils.rundir import run as run_module
+from utils.rundir.run import open_run
+from utils.settings.command_line import parse_command_line
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def start(world, *words):
     """One start of a run, opened and left; returns what the user was told."""
     notes = []
     with open_run(config_of(*words), world, notes.append) as run:
-        run.keep_settled()
+        run.keep_resolved()
     return notes
 
 

@@ -22,13 +22,13 @@ FULL = "/dev/shm is full: docker run --ipc=host, or --shm-size"
 
 class Killed:
     def __init__(self, number):
-        self.number = number
+        self.index = number
 
     def __len__(self):
         return 1
 
     def __getitem__(self, index):
-        os.kill(os.getpid(), self.number)
+        os.kill(os.getpid(), self.index)
 
 
 @pytest.mark.parametrize("number, reason, code", [

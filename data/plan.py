@@ -1,0 +1,85 @@
+"""How an epoch is cut into global batches and micro-batches. Arithmetic alone: no rank, no number of processes.
+
+The micro-batch is the unit of computation; ranks only share micro-batches out. So a position in an epoch is one number: how
+many samples came before.
+Legend: N samples, B samples per global batch, M micro-batches per global batch.
+"""
+
+from dataclasses import dataclass
+
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How an epoch is cut; depends on (N, B, M) alone, never on ranks.
+
+    N = qB + t. t = 0: q batches of B. q = 0: one batch of N. Else q - 1 of B, then two of the ceil and the floor of (B + t) / 2:
+    every sample once, in ceil(N / B) steps, no batch below B / 2. Micro-batch v takes the positions p of its batch with p mod M = v.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    num_micro_batches: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch: ceil(N / B)."""
+        return -(-self.num_samples // self.global_batch_size)
+
+    def end(self, start: int) -> int:
+        """The end of the global batch that begins at position `start` of the epoch's order."""
+        whole, tail = divmod(self.num_samples, self.global_batch_size)
+        if tail and whole and start == (whole - 1) * self.global_batch_size:
+            return start + -(-(self.global_batch_size + tail) // 2)
+        return min(start + self.global_batch_size, self.num_samples)
+
+    @property
+    def starts(self) -> list[int]:
+        """Where the global batches of an epoch begin."""
+        starts = [0]
+        while (end := self.end(starts[-1])) < self.num_samples:
+            starts.append(end)
+        return starts
+
+    def positions(self, start: int, number: int) -> range:
+        """Positions of micro-batch `number` of the global batch that begins at `start`; empty where there are too few samples."""
+        return range(start + (number - start) % self.num_micro_batches, self.end(start), self.num_micro_batches)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Samples in the smallest and in the largest micro-batch of an epoch (0 = a stand-in of weight 0 takes its place)."""
+        whole, tail = divmod(self.num_samples, self.global_batch_size)
+        smallest = largest = min(self.global_batch_size, self.num_samples)
+        if whole and tail:
+            smallest = (self.global_batch_size + tail) // 2
+            largest = self.global_batch_size if whole > 1 else self.num_samples - smallest
+        return smallest // self.num_micro_batches, -(-largest // self.num_micro_batches)
+
+    def check(self, world_size: int, needs_two: bool) -> None:
+        """Raise UserError (64) where ranks would have no work, or (needs_two: BatchNorm) a micro-batch fewer than two samples."""
+        batch, count, samples = self.global_batch_size, self.num_micro_batches, self.num_samples
+        if world_size > count:
+            sizes = self.sizes_for(world_size, needs_two)
+            raise UserError(
+                f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for {count} processes,"
+                f" and there are {world_size}; use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
+                "a larger --global-batch-size, or fewer processes")
+        if needs_two and self.sizes[0] < 2:
+            sizes = self.sizes_for(world_size, needs_two)
+            raise UserError(
+                f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them ({samples} training"
+                f" samples), and BatchNorm needs two; use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
+                "another --global-batch-size, or fewer processes")
+
+    def sizes_for(self, world_size: int, needs_two: bool) -> list[int]:
+        """The micro-batch sizes that give every rank work and (needs_two) every micro-batch two samples, ascending."""
+        plans = {size: cut(self.num_samples, self.global_batch_size, size)
+                 for size in range(1, min(self.global_batch_size, self.num_samples) + 1)}
+        return [size for size, plan in plans.items()
+                if plan.num_micro_batches >= world_size and (plan.sizes[0] >= 2 or not needs_two)]
+
+
+def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> BatchPlan:
+    """The plan in which no micro-batch has more than `micro_batch_size` samples: M = ceil(min(B, N) / micro_batch_size)."""
+    return BatchPlan(num_samples, global_batch_size, -(-min(global_batch_size, num_samples) // micro_batch_size))

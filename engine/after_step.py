@@ -1,0 +1,56 @@
+"""What happens between two steps: evaluations, saves and stops, where they are due."""
+
+from dataclasses import replace
+
+from engine.nonfinite import raise_if_diverged
+from engine.records import position
+from engine.saving import save, wait_for_save
+from engine.training import Training
+
+
+def after_step(t: Training) -> bool:
+    """Evaluate or save where that is due after this step. Returns whether to leave the epoch. Collective."""
+    step = t.state.progress.step
+    is_last, is_save_due = step == t.last_step, t.flags.save or t.checkpoints.is_due(step)
+    if is_evaluation_due(t) or is_save_due or is_last or t.flags.stop:
+        t.flags.wait()  # Collective: no rank may be ahead of a stop that another one knows of
+        raise_if_diverged(t)  # Collective where the gradient was not finite.
+    if t.flags.error:
+        t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
+    if (t.flags.stop or is_last) and step < t.total_steps:
+        return True  # train() saves
+    if is_evaluation_due(t):
+        evaluate_and_save(t)  # Collective.
+    elif is_save_due:
+        save(t)  # Collective.
+    return t.flags.stop or is_last
+
+
+def is_evaluation_due(t: Training) -> bool:
+    """Whether the run is at a position where an evaluation is due that has not been done."""
+    progress, every = t.state.progress, t.config.record.eval_every
+    is_boundary = progress.sample_offset == 0 if every == "epoch" else progress.step % every == 0
+    return progress.evaluated_step < progress.step and (is_boundary or progress.step == t.total_steps)
+
+
+def evaluate_and_save(t: Training) -> None:
+    """Save; evaluate; keep the model if it is the best; save again. Collective.
+
+    A stop abandons the evaluation: the next start does it first.
+    """
+    save(t, is_evaluated=False)  # Collective.
+    # Collective. Nothing is lost, whatever ends the evaluation; and it forks while no thread writes.
+    wait_for_save(t)
+    values = t.evaluation.run()  # Collective.
+    t.strategy.module.train()
+    if values is None:
+        return
+    progress, best = t.state.progress, t.state.best
+    confusion = values.pop("confusion", None)
+    t.log.evaluation(position(progress, t.feed.plan.num_samples) | values, confusion, t.task.classes)
+    t.state.progress = replace(progress, evaluated_step=progress.step)
+    value = values[t.task.best]
+    is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])
+    if is_best:
+        t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
+    save(t, is_best)  # Collective.

@@ -1,0 +1,43 @@
+"""What decides about rounding in a run: device, threads, precision, TF32, determinism. Resolved at its first start and kept."""
+
+import socket
+
+import torch
+
+from utils.distributed.world import World
+from utils.errors import some
+from utils.hardware import vendor
+from utils.numerics.precision import Precision, hardware_precision
+from utils.rundir.run import Run
+from utils.settings.config import DeviceOptions
+from utils.strategies import load_strategy
+
+
+def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
+    """Fix what decides about rounding, as this run keeps it: device, threads, precision, TF32, determinism. Collective."""
+    run.resolve("device", config.device, lambda: world.device.type)
+    is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant  # sums depend on the number of threads
+    torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
+    if world.device.type == "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    elif config.deterministic:
+        torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
+    vendor.set_determinism(config.deterministic)
+    precision = _resolve_precision(config, run, world)  # Collective.
+    vendor.set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
+    return Precision(precision, world.device)
+
+
+def _resolve_precision(config: DeviceOptions, run: Run, world: World) -> str:
+    """--precision as the run keeps it; `auto` = what the hardware of all ranks can do. Collective."""
+    found = world.gather([hardware_precision(world.device), socket.gethostname()])
+    without = sorted({host for name, host in found if name != "bf16"})
+    kept, differ = run.kept.get("precision"), len({name for name, _ in found}) > 1
+    name = run.resolve("precision", config.precision, lambda: "fp32" if without else "bf16")
+    if config.precision == "auto" and kept is None and differ:
+        run.note(f"--precision auto is fp32: {some(without)} does not compute in bf16, and other nodes do")
+    elif config.precision == "auto" and kept == "bf16" and without:
+        run.note(f"warning: the run keeps bf16, which {some(without)} does not compute in: it is emulated, slowly;"
+                 " --precision fp32 changes that, and the run is not bit-exact from there")
+    return name

@@ -1,0 +1,120 @@
+"""The memory of a device: sizes of batches that fit are found before the training starts, by trying, and again where it runs out later.
+
+An attempt takes part in no collective, so that a rank whose memory runs out keeps no other waiting.
+"""
+
+import socket
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from models.tasks.base import Task
+from utils.distributed.world import World
+from utils.errors import RankError, UserError, is_out_of_memory
+from utils.numerics.precision import Precision
+from utils.strategies.base import Buffers
+
+if TYPE_CHECKING:
+    from engine.training import Training
+
+
+class Attempts:
+    """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
+
+    def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision,
+                 bytes_per_param: int, device: torch.device):
+        self._task, self._model, self._optimizer, self._precision = task, model, optimizer, precision
+        self.bytes_per_param, self._device = bytes_per_param, device
+
+    def train(self, size: int) -> None:
+        """A micro-batch of `size`, beside all that a run keeps: the optimizer's state, gradients, the strategy's sums."""
+        self._model.train(size > 1)  # BatchNorm would refuse one sample
+        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
+        sums = torch.empty(self.bytes_per_param * sum(map(nn.Parameter.numel, weights)), dtype=torch.uint8, device=self._device)
+        buffers, state = Buffers(self._model), dict(self._optimizer.state)
+        buffers.begin()
+        try:
+            for _ in range(2):  # the first makes the optimizer allocate its state
+                with self._precision.autocast():
+                    loss = self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum
+                for weight, grad in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):  # no hook sees it
+                    weight.grad = grad
+                self._precision.void_step(self._optimizer)
+        finally:
+            del sums
+            buffers.restore()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.state.clear()
+            self._optimizer.state.update(state)
+
+    @torch.no_grad()
+    def evaluate(self, size: int) -> None:
+        """An evaluation batch of `size`."""
+        self._model.eval()
+        with self._precision.autocast():
+            self._task.forward(self._model, self._task.example(size).to(self._device))
+
+
+def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:
+    """`size` if micro-batches of it fit into every rank's device; else the largest of size / 2, ... that does. Collective.
+
+    is_free: the size may change. Else raises UserError (64), as where not even one sample fits. (The CPU's is not tried out.)
+    """
+    if world.device.type == "cpu":
+        return size
+    fit, reason = largest_fit(attempts.train, size, lambda lack: next(filter(None, world.gather(lack)), ""))
+    if fit < size and not (is_free and fit):
+        raise UserError(f"micro-batches of {size} samples do not fit into memory ({reason}); {way_out('--micro-batch-size', fit)}")
+    return fit
+
+
+def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str] = str) -> tuple[int, str]:
+    """The largest of size, size / 2, ... that fits, or 0; and what a device said to one that does not.
+
+    agree: makes what one rank's device said known to all.
+    """
+    reason = ""
+    while size and (lack := agree(lack_of_memory(attempt, size))):
+        size, reason = size // 2, reason or lack
+    return size, reason
+
+
+def way_out(flag: str, fit: int) -> str:
+    """Words for the end of a message."""
+    return f"{flag} {fit} fits" if fit else "one sample does not fit: use a smaller --model, or smaller samples"
+
+
+def lack_of_memory(work: Callable[..., Any], *arguments: Any) -> str:
+    """Do `work`. Returns the host and what its device said if memory ran out, once all that `work` held is free; else ""."""
+    try:
+        work(*arguments)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # which hold what was allocated
+        with suppress(RuntimeError):  # an allocator without a cache
+            torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
+        return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
+    return ""
+
+
+def memory_error(lack: str, t: "Training") -> RankError:
+    """The error (64) of a rank whose device ran out of memory: which checkpoint stands, and a size that fits now.
+
+    lack: what lack_of_memory returned.
+    """
+    t.watchdog.enter("looking for a size that fits", t.config.faults.section_timeout)
+    flag, attempt, size = ("--micro-batch-size", t.attempts.train, t.feed.plan.sizes[1]) if t.strategy.module.training else (
+        "--eval-batch-size", t.attempts.evaluate, t.evaluation.loader.sampler.batch_size)
+    t.state.optimizer.zero_grad(set_to_none=True)
+    t.attempts.bytes_per_param = 0  # the strategy has its sums
+    fit, _ = largest_fit(attempt, size // 2)
+    t.checkpoints.close()  # the save under way
+    step = t.checkpoints.newest_step()
+    saved = "nothing is saved yet" if step is None else f"the checkpoint of step {step} stands"
+    return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step} ({lack});"
+                     f" {saved}; {way_out(flag, fit)}")

@@ -1,0 +1,59 @@
+"""The plan of a run: what --micro-batch-size and --eval-batch-size mean in it, resolved at its first start and kept."""
+
+from torch import nn
+
+from data.plan import BatchPlan
+from utils.distributed.world import World
+from utils.errors import some
+from utils.rundir.run import Run
+from utils.settings.config import BatchOptions
+from utils.strategies.base import Strategy
+
+AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
+INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
+INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
+INVARIANT_LIMIT = 32  # ... and at most as many
+FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a setting
+
+
+def resolve_plan(
+    config: BatchOptions, num_samples: int, strategy: Strategy, run: Run, world: World, fit: int | None = None
+) -> BatchPlan:
+    """The plan of this run: its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
+
+    Where strategy.is_invariant, `auto` does not look at the number of processes, and ranks may be without work. Else `auto`
+    is the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples, and is cut finer for
+    more processes later. fit: samples that do fit into the device's memory, where those of the plan before did not.
+    """
+    batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
+    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in strategy.module.modules())
+
+    def derive() -> int:
+        if strategy.is_invariant:
+            return -(-batch // min(INVARIANT_LIMIT, max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))))
+        return world.world_size * -(-batch // ((fit or AUTO_LIMIT) * world.world_size))
+
+    if fit:
+        kept = run.kept.pop("micro_batches")
+        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches of at most {fit} samples instead of {kept}")
+    if "micro_batches" in run.kept:
+        run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # the run is of an earlier version
+    count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
+    if size == "auto" and world.world_size > count and not strategy.is_invariant:
+        count = run.kept["micro_batches"] = count * -(-world.world_size // count)
+        run.note(f"{world.world_size} processes: a global batch is cut into {count} micro-batches from here on:"
+                 " not bit-exact from here")
+    plan = BatchPlan(num_samples, config.global_batch_size, count)
+    plan.check(min(world.world_size, count) if strategy.is_invariant else world.world_size, has_batch_norm)
+    if world.world_size > count:
+        sizes = plan.sizes_for(world.world_size, has_batch_norm)
+        idle = some(str(rank) for rank in range(count, world.world_size))
+        run.note(f"a global batch has {count} micro-batches, and there are {world.world_size} processes: rank {idle} only takes part"
+                 f" in the sums; {f'--micro-batch-size {sizes[-1]}' if sizes else 'a larger --global-batch-size'} in a new run"
+                 " gives every rank work")
+    return plan
+
+
+def resolve_eval_batch(config: BatchOptions, plan: BatchPlan, run: Run) -> int:
+    """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, at most AUTO_LIMIT."""
+    return run.resolve("eval_batch_size", config.eval_batch_size, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))

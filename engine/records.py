@@ -1,0 +1,70 @@
+"""What is written down of a training: a record every --log-every steps, the samples of each (--ledger), the summary."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from data.batch import GlobalBatch
+from utils.errors import Exit
+from utils.hardware.devices import Arriving
+from utils.rundir.checkpoint import Progress
+from utils.rundir.log import figure, last_record
+from utils.rundir.run import command
+
+if TYPE_CHECKING:
+    from engine.training import Training
+
+
+def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
+    """Count the step, and write a train record where one is due. Collective then, and with --ledger.
+
+    losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar.
+    """
+    step = t.state.progress.step
+    t.throughput.step(batch.num_samples, batch.num_tokens)
+    t.log.advance(step)
+    if t.config.record.ledger:
+        _record_samples(t, batch)  # Collective.
+    if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
+        _record_step(t, losses, grad_norm)  # Collective.
+
+
+def _record_samples(t: "Training", batch: GlobalBatch) -> None:
+    """--ledger: the samples that the step was computed from. Collective."""
+    rows = [row for rank in t.world.gather(batch.taken) for row in rank]  # Collective.
+    t.log.consumed(t.state.progress.step, batch.epoch, [indices for _, indices in sorted(rows)])
+
+
+def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
+    """One train record: figures of the step over all ranks, functions of the position alone; and timings. Collective."""
+    losses, grad_norm = Arriving(losses, grad_norm).wait()  # one wait for the device
+    table = torch.cat([losses, torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
+    # One rank owns each row, and the others hold zeros: the losses are added in the order of the micro-batches.
+    *by_index, wait_s = t.world.all_reduce_sum(table).tolist()  # Collective.
+    figures = {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
+    t.log.train(position(t.state.progress, t.feed.plan.num_samples) | figures | t.throughput.record(wait_s))
+
+
+def position(progress: Progress, num_samples: int) -> dict[str, float]:
+    """Where in the run a record stands. num_samples: of an epoch."""
+    samples = progress.epoch * num_samples + progress.sample_offset
+    return {"step": progress.step, "epoch": samples / num_samples, "samples": samples}
+
+
+def close_run(t: "Training") -> None:
+    """The end of a finished run, on rank 0: RUN/summary.json, and what to do next."""
+    best = t.state.best
+    summary = last_record(t.run.path, "val") | {"best": best}
+    t.run.write_json("summary.json", summary)
+    shown = partial(figure, best["metric"])
+    baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
+    t.bad_samples.report(t.log.note)
+    t.log.note(t.checkpoints.cost())
+    steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
+             **t.task.next_steps(str(t.run.path), command("python"))}
+    t.log.note(f"""
+{best["metric"]} {shown(summary[best["metric"]])} on the validation set (best {shown(best["value"])}, at step {best["step"]});
+for comparison: {baselines}
+""" + "\n".join(f"{what:<15} {how}" for what, how in steps.items()))
+    t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")

@@ -1,0 +1,30 @@
+"""Saves beside the training: the records and RUN/model first, then the checkpoint that refers to them."""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.training import Training
+
+
+def save(t: "Training", is_best: bool = False, is_evaluated: bool = True) -> None:
+    """Start to save; the training goes on while rank 0 writes. Collective.
+
+    is_best: write RUN/model, too. is_evaluated: False before an evaluation; the save after it takes the place of this one.
+    """
+
+    def beside(weights: dict[str, Tensor]) -> None:
+        t.log.flush()
+        if is_best:
+            t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
+
+    t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)
+    t.checkpoints.save(t.state, beside, is_evaluated)  # Collective.
+    t.throughput.restart()
+
+
+def wait_for_save(t: "Training") -> None:
+    """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if it could not be written."""
+    t.watchdog.enter("waiting for the save", t.checkpoints.limit_s, drains=False)
+    t.checkpoints.flush()  # Collective.

@@ -1,0 +1,60 @@
+"""The warm-up: one throw-away step and one evaluation batch, before the first step of a start."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from utils.errors import UserError, some
+from utils.numerics.seed import seed_micro_batch
+
+if TYPE_CHECKING:
+    from engine.training import Training
+
+
+def warm_up(t: "Training") -> None:
+    """One throw-away step of the largest micro-batch and one evaluation batch, before the first step of a start. Collective.
+
+    It freezes parameters that get no gradient, on all ranks alike; it lets DDP lay out its buckets anew, which it does after the
+    first backward (gloo's sums depend on offsets: a resumed run would differ in bits); it allocates what the optimizer keeps;
+    and memory runs out here, if it does.
+    """
+    module = t.strategy.module
+    if t.strategy.model is not module and skips_layers(module):
+        raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
+                        " DistributedDataParallel cannot sum what is left over several processes: use --strategy exact, or one process,"
+                        " or a layerdrop of 0")
+    while True:
+        module.train()
+        for batch in t.strategy.accumulate([t.task.example(t.feed.plan.sizes[1])], 1, t.precision.scale):
+            seed_micro_batch(t.config.run.seed, 0, 0, t.world.device)
+            with t.precision.autocast():
+                output = t.task.forward(t.strategy.model, batch.to(t.world.device))
+            (output.loss_sum / len(batch.sample_weight) * t.precision.scale).backward()
+        t.precision.void_step(t.state.optimizer)
+        without = {name: param for name, param in module.named_parameters() if param.requires_grad and param.grad is None}
+        t.state.optimizer.zero_grad(set_to_none=True)
+        module.eval()
+        if not without or not (unused := names_unused(t, without)):
+            break
+        t.log.note(f"{len(unused)} parameters get no gradient and are frozen: {some(unused)}")
+        for name in unused:
+            without[name].requires_grad_(False)
+        t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.
+    t.strategy.expect_all()
+    with torch.no_grad(), t.precision.autocast():
+        t.task.forward(module, t.task.example(t.evaluation.loader.sampler.batch_size).to(t.world.device))
+
+
+def names_unused(t: "Training", without: dict[str, nn.Parameter]) -> list[str]:
+    """Of parameters that got no gradient in training mode, those that get none in evaluation mode either: no layer is skipped there."""
+    with t.precision.autocast():
+        output = t.task.forward(t.strategy.module, t.task.example(t.feed.plan.sizes[1]).to(t.world.device))
+    gradients = torch.autograd.grad(output.loss_sum, list(without.values()), allow_unused=True)
+    return [name for name, gradient in zip(without, gradients, strict=True) if gradient is None]
+
+
+def skips_layers(module: nn.Module) -> bool:
+    """Whether a transformers model leaves out layers at random in training: a layerdrop above 0 in its config."""
+    config = getattr(module, "config", None)
+    return config is not None and any(name.endswith("layerdrop") and value for name, value in vars(config).items())

@@ -1,0 +1,132 @@
+"""`make benchmark`: what all the safety of a step costs: epochs of the built-in digits with it and without alternate in one run.
+
+Without: no watchdog, no agreement on a stop, no norm of the gradient, no look at whether it is finite, no checkpoints in between.
+"""
+
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from data import demo
+from data.loader import build_loader
+from engine.arithmetic import resolve_arithmetic
+from engine.feed import Feed
+from engine.training import Training, build_training
+from engine.warm_up import warm_up
+from models.tasks import load_task
+from train import train_one_epoch
+from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World
+from utils.numerics.precision import Precision
+from utils.rundir.run import open_run
+from utils.settings.command_line import parse_command_line
+
+ROUNDS = 12
+
+
+class NoWatchdog:
+    """Nobody watches."""
+
+    def watch(self, items: Iterable[Any], *ignored: Any) -> Iterator[Any]:
+        """The items."""
+        return iter(items)
+
+    def wants_to_stop(self) -> bool:
+        """Never."""
+        return False
+
+    def enter(self, *ignored: Any, **options: Any) -> None:
+        """Nothing."""
+
+
+class NoAgreement:
+    """Nothing is said and nothing is heard."""
+
+    stop = save = error = bad_sample = False
+
+    def exchange(self) -> None:
+        """Nothing."""
+
+    wait = exchange
+
+
+class Unguarded(Precision):
+    """The update is applied, whatever it is."""
+
+    def step(self, optimizer: torch.optim.Optimizer, *ignored: Any) -> torch.Tensor:
+        """A plain optimizer step."""
+        optimizer.grad_scale = optimizer.found_inf = None
+        optimizer.step()
+        return torch.ones((), dtype=torch.bool)
+
+
+def main() -> None:
+    """Print the ratio on rank 0. Run under torchrun."""
+    watchdog = Watchdog()
+    with tempfile.TemporaryDirectory() as folder, World.from_env("cpu", watchdog=watchdog) as world:
+        [folder] = world.gather(folder)[:1]
+        config = parse_command_line(
+            ["--run-dir", f"{folder}/run", "--epochs", "1000", "--eval-every", "100000", "--log-every", "100000", "--workers", "0",
+             "--save-every", "6", "--threads", "1"], demo.SETTINGS)
+        with open_run(config, world, lambda text: None) as run:
+            precision = resolve_arithmetic(config.device, run, world)
+            safe = build_training(config, load_task(config.run.task)(config, run, world), precision, run, watchdog, world)
+            unguarded = Unguarded(precision.name, world.device)
+            bare = replace(safe, watchdog=NoWatchdog(), flags=NoAgreement(), precision=unguarded,
+                           config=replace(config, record=replace(config.record, save_every="100000")))
+            with closing(safe.log):
+                compare(safe, bare, watchdog, world)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) -> None:
+    """Epochs in turn; the table."""
+    warm_up(safe)
+    norm, save_is_due, store = safe.strategy.clip_grad_norm_, safe.checkpoints.is_due, watchdog._store
+    times: dict[str, list[float]] = {"with": [], "with, and a checkpoint every 6 steps": [], "without": []}
+    for i in range(ROUNDS + 1):
+        for name, found in times.items():
+            t = bare if name == "without" else safe
+            loader = build_loader(safe.task.train_set, safe.task.collate, safe.feed.sampler, 0, world)
+            t = replace(t, feed=Feed(t.task, loader, t.state.progress, 1, t.bad_samples, t.throughput, t.watchdog, t.config.faults,
+                                     is_compiled=False))
+            is_safe = name != "without"
+            safe.strategy.clip_grad_norm_ = norm if is_safe else lambda limit: torch.zeros(())
+            watchdog._store = store if is_safe else None  # no signs of life either
+            safe.checkpoints.is_due = save_is_due if "checkpoint" in name else lambda step: False
+            dist.barrier()
+            began = time.perf_counter()
+            train_one_epoch(t)
+            safe.checkpoints.flush()
+            dist.barrier()
+            if i:
+                found.append(time.perf_counter() - began)
+    if world.is_main:
+        steps = safe.feed.plan.steps_per_epoch
+        print(f"the built-in digits, resnet18, {safe.precision.name}, {world.world_size} processes, {ROUNDS} rounds of {steps} steps,"
+              f" torch {torch.__version__}; a checkpoint of {saved_mib(safe):.0f} MiB,"
+              f" {1000 * safe.checkpoints.stall_s / safe.checkpoints.count:.1f} ms of the training's time")
+        for name, seconds in times.items():
+            ratios = [mine / theirs for mine, theirs in zip(seconds, times["without"], strict=True)]
+            print(f"{name:<36} {1000 * statistics.median(seconds) / steps:7.1f} ms a step  {statistics.median(ratios):.3f} x without"
+                  f" (rounds: {min(ratios):.3f} to {max(ratios):.3f})")
+
+
+def saved_mib(t: Training) -> float:
+    """Size of the newest checkpoint."""
+    newest = max((t.run.path / "checkpoints").glob("step-*"))
+    return sum(file.stat().st_size for file in newest.iterdir()) / 2**20
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""What tests read from a run directory."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from utils.rundir.checkpoint_folder import CheckpointFolder
+from utils.rundir.log import TIMING
+
+
+def newest_checkpoint(run: Path) -> Path:
+    """The newest finished checkpoint."""
+    folder = run / "checkpoints"
+    return folder / CheckpointFolder(folder, 1, print).names()[0]
+
+
+def weights_sha256(run: Path) -> str:
+    """sha256 of the newest checkpoint's model.safetensors."""
+    return hashlib.sha256((newest_checkpoint(run) / "model.safetensors").read_bytes()).hexdigest()
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without the fields that hold times."""
+    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMING} for line in lines]
+
+
+def trained_steps(run: Path) -> int:
+    """Optimizer steps on record; lines that are being written do not count."""
+    text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+    return max((json.loads(line)["step"] for line in text.splitlines(keepends=True) if line.endswith("\n")), default=0)
+
+
+def status(run: Path) -> dict[str, Any]:
+    """status.json."""
+    return json.loads((run / "status.json").read_text())
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """All that must be equal where two runs computed the same: weights, records, and state.pt tensor by tensor."""
+    state = torch.load(newest_checkpoint(run) / "state.pt", weights_only=True)
+    return {"weights": weights_sha256(run), "records": records(run), "state": _described(state)}
+
+
+def _described(value: Any) -> Any:
+    """The same nest with every tensor as its type, shape and the sha256 of its bytes, so that == compares bits."""
+    if isinstance(value, torch.Tensor):
+        data = value.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return [str(value.dtype), list(value.shape), hashlib.sha256(data).hexdigest()]
+    if isinstance(value, dict):
+        return {name: _described(part) for name, part in value.items()}
+    return [_described(part) for part in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,169 @@
+"""engine/nonfinite.py, and raise_if_diverged: the samples behind a gradient that is not finite are named."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from data.batch import Batch
+from engine import nonfinite
+from engine.nonfinite import nonfinite_samples
+from utils.errors import Exit, UserError
+from utils.rundir.checkpoint import Progress
+from utils.strategies.base import Strategy
+from utils.strategies.exact import Exact
+
+SHARES = ((7, 3, 12, 5), (20, 1, 9, 4), (8, 2))  # a rank's micro-batches, by the indices of their samples
+PLANTED = [float("nan"), float("inf"), -float("inf")]
+
+
+class Root(torch.autograd.Function):
+    """x itself, with a gradient that is inf where x is above 100: a loss alone does not show it."""
+
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        [x] = context.saved_tensors
+        return torch.where(x.abs() > 100, torch.inf, gradient)
+
+
+class Net(nn.Module):
+    """BatchNorm makes every sample of a micro-batch that holds a NaN one; without it each stands for itself."""
+
+    def __init__(self, has_batch_norm=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm = nn.Linear(4, 6), nn.BatchNorm1d(6) if has_batch_norm else nn.Identity()
+        self.dropout, self.head = nn.Dropout(0.5), nn.Linear(6, 3)
+        self.unused, self.frozen = nn.Linear(2, 2), nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, x):
+        return self.head(self.dropout(Root.apply(self.frozen(self.norm(self.first(x))))))
+
+
+def batch_of(indices, planted):
+    """planted: {index: value}, one of the numbers of that sample."""
+    x = torch.stack([torch.randn(4, generator=torch.Generator().manual_seed(index)) for index in indices])
+    for row, index in enumerate(indices):
+        x[row, 1] = planted.get(index, x[row, 1])
+    return Batch({"x": x}, torch.zeros(len(indices), dtype=torch.int64), torch.ones(len(indices)), indices=tuple(indices))
+
+
+def named(net, planted, largest=Strategy.largest, loss_of=None, shares=SHARES):
+    loss_of = loss_of or (lambda batch: net(batch.inputs["x"]).square().sum())
+    micro_batches = [batch_of(share, planted) for share in shares]
+    return nonfinite_samples(net, micro_batches, loss_of, lambda index: batch_of([index], planted), largest)
+
+
+@pytest.fixture(params=[True, False], ids=["BatchNorm", "no BatchNorm"])
+def net(request):
+    return Net(request.param).train()
+
+
+@pytest.mark.parametrize("value", PLANTED)
+def test_a_sample_that_is_not_finite_is_named_and_its_neighbours_are_not(net, value):
+    assert named(net, {9: value}) == [9]
+
+
+def test_several_are_named_in_the_order_of_the_step(net):
+    assert named(net, {8: PLANTED[0], 9: PLANTED[1], 5: PLANTED[2], 7: PLANTED[0]}) == [7, 5, 9, 8]
+
+
+def test_where_all_is_finite_none_is_named(net):
+    assert named(net, {}) == []
+
+
+def test_where_only_a_gradient_is_not_finite_all_of_its_micro_batch_are_named():
+    assert named(Net(has_batch_norm=False).train(), {1: 1e6}) == [20, 1, 9, 4]
+
+
+@pytest.mark.parametrize("largest, expected", [(1e9, []), (1e3, [20, 1, 9, 4])])
+def test_a_gradient_beyond_the_largest_value_counts_as_one_that_is_not_finite(largest, expected):
+    net = Net(has_batch_norm=False).train()
+    assert named(net, {}, largest, lambda batch: net(batch.inputs["x"]).sum() * (1e4 if 9 in batch.indices else 1.0)) == expected
+
+
+def test_a_share_without_samples_names_none(net):
+    assert named(net, {9: PLANTED[0]}, shares=()) == []
+
+
+def everything(net):
+    """Weights, gradients, buffers and the mode, comparable bit for bit."""
+    tensors = [*net.parameters(), *(weight.grad for weight in net.parameters() if weight.grad is not None), *net.buffers()]
+    return [tensor.tolist() for tensor in tensors], [module.training for module in net.modules()]
+
+
+def test_gradients_buffers_and_mode_are_left_as_they_were(net):
+    net(batch_of(SHARES[0], {}).inputs["x"]).sum().backward()
+    before = copy.deepcopy(everything(net))
+    assert (named(net, {9: PLANTED[0]}), everything(net)) == ([9], before)
+
+
+def test_no_hook_of_a_strategy_sees_the_computation(net, world):
+    seen = []
+    for weight in net.parameters():
+        if weight.requires_grad:
+            weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight))
+    strategy = Exact(net, world)
+    strategy.setup(3)
+    assert (named(net, {9: PLANTED[0]}, strategy.largest), seen, [bucket._added for bucket in strategy._buckets]) == ([9], [], [set()])
+
+
+def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):
+    net.norm.eval()
+    named(net, {9: PLANTED[0]})
+    assert net.norm.training is False
+
+
+# --- raise_if_diverged
+
+
+def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0):
+    """The Training after a look at step 7, and `notes`: what the user was told."""
+    t = SimpleNamespace(
+        world=world, notes=[], flags=SimpleNamespace(bad_sample=False), strategy=Strategy,
+        precision=SimpleNamespace(pop_nonfinite=lambda: None if is_finite else Progress(step=6)),
+        state=SimpleNamespace(progress=Progress(step=7, skipped=skipped)), watchdog=SimpleNamespace(enter=lambda *words: None),
+        config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
+    t.log = SimpleNamespace(note=t.notes.append)
+    monkeypatch.setattr(nonfinite, "nonfinite_names", lambda t, at: found)
+    nonfinite.raise_if_diverged(t)
+    return t
+
+
+def test_a_gradient_that_is_not_finite_is_80_and_names_the_step_the_rank_and_the_samples(world, monkeypatch):
+    with pytest.raises(UserError) as diverged:
+        check(monkeypatch, world, ["9 (b/9.png)", "12 (b/12.png)"])
+    text = str(diverged.value)
+    assert (diverged.value.code, text.startswith("the gradient of optimizer step 7 is not finite"),
+            "it comes from rank 0, 9 (b/9.png), 12 (b/12.png); the training diverged" in text, "--max-nonfinite" in text) == (
+        Exit.DIVERGED, True, True, True)
+
+
+@pytest.mark.parametrize("skipped", [0, 1])
+def test_as_many_steps_as_max_nonfinite_says_are_gone_over_with_a_note(world, monkeypatch, skipped):
+    t = check(monkeypatch, world, ["9 (b/9.png)"], skipped=skipped, max_nonfinite=2)
+    assert (t.state.progress, len(t.notes), f"--max-nonfinite: {skipped + 1} of 2" in t.notes[0]) == (
+        Progress(step=7, skipped=skipped + 1), 1, True)
+
+
+def test_one_more_is_80(world, monkeypatch):
+    with pytest.raises(UserError) as diverged:
+        check(monkeypatch, world, ["9 (b/9.png)"], skipped=2, max_nonfinite=2)
+    assert diverged.value.code == Exit.DIVERGED
+
+
+def test_where_no_sample_is_found_the_sum_is_named(world, monkeypatch):
+    [note] = check(monkeypatch, world, [], max_nonfinite=1).notes
+    assert "it comes from the sum, and from no one sample" in note
+
+
+def test_of_a_finite_gradient_nothing_is_said(world, monkeypatch):
+    t = check(monkeypatch, world, [], is_finite=True)
+    assert (t.state.progress, t.notes) == (Progress(step=7), [])

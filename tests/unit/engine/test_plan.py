@@ -1,0 +1,138 @@
+"""engine/plan.py: what --micro-batch-size and --eval-batch-size mean in a run, and that it keeps it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from data.plan import BatchPlan, cut
+from engine.plan import AUTO_LIMIT, resolve_eval_batch, resolve_plan
+from utils.distributed.world import World
+from utils.errors import Exit, UserError
+from utils.rundir.run import Run
+from utils.settings.config import BatchOptions
+
+NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
+
+
+def resolved(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
+    strategy = SimpleNamespace(module=model, is_invariant=is_invariant)
+    return resolve_plan(BatchOptions(**options), num_samples, strategy, run, world_of(world_size), fit)
+
+
+def world_of(world_size):
+    return World(0, 0, world_size, world_size, torch.device("cpu"), cpu_group=None)
+
+
+def run_in(tmp_path, notes, kept=None):
+    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
+
+
+@pytest.mark.parametrize("num_samples, batch, world_size, expected", [
+    (1000, 128, 1, 2), (1000, 128, 2, 2), (1000, 128, 3, 3), (1000, 1000, 3, 18), (1000, 64, 1, 1), (1000, 65, 1, 2), (10, 128, 4, 4)])
+def test_auto_is_the_smallest_multiple_of_the_processes_within_the_limit(tmp_path, num_samples, batch, world_size, expected):
+    run = run_in(tmp_path, [])
+    resolved(run, world_size, num_samples, global_batch_size=batch)
+    assert run.kept == {"micro_batches": expected}
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 9))
+def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_factory, num_samples, batch, world_size):
+    plan = resolved(run_in(tmp_path_factory.getbasetemp(), []), world_size, num_samples, global_batch_size=batch)
+    count, n = plan.num_micro_batches, min(batch, num_samples)
+    fewer = count - world_size  # the next smaller multiple would not do
+    assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT, fewer == 0 or -(-n // fewer) > AUTO_LIMIT) == (0, True, True)
+
+
+@pytest.mark.parametrize("world_size, fit, count", [(1, 12, 6), (2, 12, 6), (2, 16, 4), (3, 5, 15)])
+def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, world_size, fit, count):
+    run = run_in(tmp_path, notes := [])
+    before = resolved(run, world_size).num_micro_batches
+    plan = resolved(run, world_size, fit=fit)
+    assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
+    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches of at most {fit} samples instead of {before}"]
+
+
+def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
+    plan = resolved(run_in(tmp_path, notes := [], {"micro_batches": 6}), 1)
+    assert (plan.num_micro_batches, notes) == (6, [])
+
+
+def test_auto_is_cut_finer_for_more_processes_with_a_note(tmp_path):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 4})
+    plan = resolved(run, 6)
+    assert (plan.num_micro_batches, run.kept["micro_batches"], len(notes)) == (8, 8, 1)
+    assert "8 micro-batches" in notes[0]
+    assert "not bit-exact from here" in notes[0]
+
+
+@pytest.mark.parametrize("batch, model, expected", [  # global batch / 8, at least 4 (BatchNorm: 16), at most 32 samples
+    (64, BATCH_NORM, 4), (64, NO_BATCH_NORM, 8), (128, BATCH_NORM, 8), (100, NO_BATCH_NORM, 8), (24, NO_BATCH_NORM, 6),
+    (16, BATCH_NORM, 1), (512, BATCH_NORM, 16), (4096, NO_BATCH_NORM, 32), (3, NO_BATCH_NORM, 1)])
+@pytest.mark.parametrize("world_size", [1, 3, 40])
+def test_auto_of_an_invariant_strategy_ignores_the_processes(tmp_path, batch, model, expected, world_size):
+    run = run_in(tmp_path, [])
+    resolved(run, world_size, 1000, model, is_invariant=True, global_batch_size=batch)
+    assert run.kept == {"micro_batches": expected}
+
+
+def test_a_run_that_becomes_invariant_keeps_its_micro_batches(tmp_path):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 3})
+    assert resolved(run, 3, is_invariant=True).num_micro_batches == 3
+    assert (run.kept["micro_batches"], notes) == (3, [])
+
+
+@pytest.mark.parametrize("size, wanted", [("auto", "--micro-batch-size 12"), (16, "--micro-batch-size 12")])
+def test_idle_ranks_are_named_with_the_size_that_gives_them_work(tmp_path, size, wanted):
+    run = run_in(tmp_path, notes := [])
+    plan = resolved(run, 6, model=BATCH_NORM, is_invariant=True, global_batch_size=64, micro_batch_size=size)
+    assert plan.num_micro_batches == 4
+    [note] = notes
+    assert "rank 4, 5 only takes part in the sums" in note
+    assert wanted in note
+    assert cut(1000, 64, 12).num_micro_batches >= 6
+
+
+def test_idle_ranks_where_no_size_helps_are_told_of_a_larger_batch(tmp_path):
+    resolved(run_in(tmp_path, notes := []), 9, num_samples=8, is_invariant=True)
+    assert "a larger --global-batch-size" in notes[0]
+
+
+def test_a_given_cut_is_refused_for_more_processes(tmp_path):
+    with pytest.raises(UserError, match="work for 4 processes, and there are 6") as refused:
+        resolved(run_in(tmp_path, []), 6, global_batch_size=128, micro_batch_size=32)
+    assert refused.value.code == Exit.USAGE
+
+
+def test_a_given_cut_takes_the_place_of_the_kept_one_with_a_note(tmp_path):
+    run = run_in(tmp_path, notes := [], {"micro_batches": 4})
+    resolved(run, 1, global_batch_size=128, micro_batch_size=16)
+    assert (run.kept["micro_batches"], len(notes)) == (8, 1)
+
+
+def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path):
+    outcomes = []
+    for model in (NO_BATCH_NORM, BATCH_NORM):
+        try:
+            plan = resolved(run_in(tmp_path, []), 1, 80, model, global_batch_size=8, micro_batch_size=1)
+            outcomes.append(plan.num_micro_batches)
+        except UserError as error:
+            outcomes.append(error.code)
+    assert outcomes == [8, Exit.USAGE]
+
+
+def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
+    run = run_in(tmp_path, [], {"micro_batches": 8})
+    plan = resolved(run, 1)
+    assert resolve_eval_batch(BatchOptions(), plan, run) == 64
+
+
+@pytest.mark.parametrize("given_size, micro_batches, expected", [("auto", 8, 16), ("auto", 1, 64), ("auto", 64, 2), (7, 8, 7)])
+def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
+    run = run_in(tmp_path, [])
+    options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
+    assert resolve_eval_batch(options, BatchPlan(1000, 64, micro_batches), run) == expected
+    assert resolve_eval_batch(BatchOptions(global_batch_size=64), BatchPlan(1000, 64, 2), run) == expected

@@ -1,0 +1,27 @@
+"""utils/distributed/world.py: what needs no second rank. (What ranks do together: tests/distributed.)"""
+
+import torch.distributed as dist
+
+from utils.distributed.world import write_flight_record
+
+
+def test_ranks_wait_for_each_other_no_longer_than_a_section_unless_it_is_about_all_data(world, monkeypatch):
+    limits, barrier = [], dist.monitored_barrier
+    monkeypatch.setattr(dist, "monitored_barrier", lambda group, timeout, **options: (
+        limits.append(timeout.total_seconds()), barrier(group, timeout=timeout, **options)))
+    for wait in (world.everywhere, world.on_rank_zero, lambda work: world.on_rank_zero(work, num_bytes=10**9),
+                 lambda work: world.everywhere(work, takes_long=True), lambda work: world.on_rank_zero(work, per_node=True)):
+        wait(lambda: None)
+    assert limits == [300, 300, 400, 12 * 3600, 12 * 3600]
+
+
+def test_without_nccl_there_is_no_flight_record(world, tmp_path):
+    assert (write_flight_record(tmp_path / "flight-record", 0), list(tmp_path.iterdir())) == ("", [])
+
+
+def test_a_flight_record_is_what_torch_gives_in_a_file_of_this_rank(world, tmp_path, monkeypatch):
+    """The call is torch's own, which gives an empty record here; that NCCL is the backend is played."""
+    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
+    written = write_flight_record(tmp_path / "flight-record", 3)
+    assert written == str(tmp_path / "flight-record" / "rank_3")
+    assert (tmp_path / "flight-record" / "rank_3").stat().st_size > 0

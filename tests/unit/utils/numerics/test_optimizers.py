@@ -1,0 +1,126 @@
+"""utils/numerics/optimizers.py: schedules are formulas; what decays and what does not."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from utils.numerics.optimizers import build_optimizer, build_schedule, set_lr
+from utils.settings.config import OptimOptions
+
+
+def rates(total_steps, **options):
+    schedule = build_schedule(OptimOptions(**options), total_steps)
+    return [schedule(step) for step in range(total_steps + 1)]
+
+
+def test_the_warm_up_rises_linearly_to_lr():
+    assert rates(100, lr=1.0, warmup_steps=4)[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])  # the default: rounding of formulas
+
+
+@pytest.mark.parametrize("total_steps, expected", [(100, 5), (10, 0), (1000, 50), (30, 2)])
+def test_the_automatic_warm_up_is_a_twentieth_of_the_run(total_steps, expected):
+    found = rates(total_steps, lr=1.0, schedule="constant")
+    assert sum(rate < 1.0 for rate in found) == expected
+
+
+def test_cosine_falls_by_the_formula_to_min_lr_at_the_end():
+    found = rates(50, lr=0.3, min_lr=0.1, warmup_steps=10)
+    expected = [0.1 + 0.2 * (1 + math.cos(math.pi * (step - 10) / 40)) / 2 for step in range(10, 51)]
+    assert found[10:] == pytest.approx(expected) and found[50] == pytest.approx(0.1)
+
+
+def test_linear_falls_by_the_formula_to_min_lr_at_the_end():
+    found = rates(50, lr=0.3, min_lr=0.1, warmup_steps=10, schedule="linear")
+    assert found[10:] == pytest.approx([0.3 - 0.2 * (step - 10) / 40 for step in range(10, 51)])
+
+
+def test_constant_stays_at_lr_whatever_min_lr_says():
+    assert rates(20, lr=0.3, min_lr=0.1, warmup_steps=0, schedule="constant") == [0.3] * 21
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_without_a_warm_up_the_first_step_has_lr(schedule):
+    assert rates(20, lr=0.3, warmup_steps=0, schedule=schedule)[0] == 0.3
+
+
+@pytest.mark.parametrize("warmup", [5, 9])
+def test_a_warm_up_as_long_as_the_run_has_a_rate_for_every_step(warmup):
+    assert rates(5, lr=1.0, warmup_steps=warmup)[:5] == pytest.approx([(step + 1) / (warmup + 1) for step in range(5)])
+
+
+def test_the_rate_is_a_function_of_the_step_alone():
+    schedule = build_schedule(OptimOptions(), 100)
+    assert [schedule(step) for step in (7, 99, 7)] == [schedule(7), schedule(99), schedule(7)]
+
+
+def test_set_lr_sets_it_in_all_groups():
+    optimizer = build_optimizer(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), OptimOptions())
+    set_lr(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+# --- optimizers
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.table = nn.Parameter(torch.ones(2, 2))
+
+
+MODEL = [("conv", nn.Conv2d(1, 2, 1)), ("batch", nn.BatchNorm2d(2)), ("group", nn.GroupNorm(1, 2)), ("layer", nn.LayerNorm((2, 2))),
+         ("rms", nn.RMSNorm((2, 2))), ("embed", nn.Embedding(3, 2)), ("own", Scaled()), ("head", nn.Linear(2, 2))]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_norms_and_biases_do_not_decay_and_every_other_weight_does(name):
+    optimizer = build_optimizer(nn.ModuleDict(dict(MODEL)), OptimOptions(optimizer=name, weight_decay=0.3))
+    decays = {weight: group["weight_decay"] for group in optimizer.param_groups for weight in group["param_names"]}
+    assert decays == {
+        "conv.weight": 0.3, "conv.bias": 0.0, "batch.weight": 0.0, "batch.bias": 0.0, "group.weight": 0.0, "group.bias": 0.0,
+        "layer.weight": 0.0, "layer.bias": 0.0, "rms.weight": 0.0, "embed.weight": 0.3, "own.scale": 0.0, "own.table": 0.3,
+        "head.weight": 0.3, "head.bias": 0.0}
+
+
+def stepped(build):
+    """A model's weights after three steps with the optimizer that `build` makes."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = build(model)
+    for _ in range(3):
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def plain_groups(model):
+    return [{"params": [model.weight], "weight_decay": 0.1}, {"params": [model.bias], "weight_decay": 0.0}]
+
+
+@pytest.mark.parametrize("options, plain", [
+    (OptimOptions(optimizer="sgd", lr=0.1, momentum=0.8, weight_decay=0.1),
+     lambda model: torch.optim.SGD(plain_groups(model), lr=0.1, momentum=0.8, nesterov=True)),
+    (OptimOptions(optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.1), lambda model: torch.optim.SGD(plain_groups(model), lr=0.1)),
+    (OptimOptions(optimizer="adamw", lr=0.1, betas=(0.7, 0.8), weight_decay=0.1),
+     lambda model: torch.optim.AdamW(plain_groups(model), lr=0.1, betas=(0.7, 0.8)))])
+def test_the_fused_optimizer_steps_as_torchs_plain_one(options, plain):
+    # fused kernels contract multiply and add, so a few ulp of float32 (6e-8) per step
+    torch.testing.assert_close(stepped(lambda model: build_optimizer(model, options)), stepped(plain), rtol=1e-5, atol=1e-6)
+
+
+def test_frozen_weights_are_left_alone():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    before = model.bias.clone()
+    optimizer = build_optimizer(model, OptimOptions(optimizer="sgd", lr=1.0))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model.bias, before)
+
+
+def test_a_model_without_decayed_weights_has_one_group():
+    assert len(build_optimizer(nn.LayerNorm(3), OptimOptions()).param_groups) == 1

@@ -1,0 +1,232 @@
+"""utils/numerics/precision.py: a step whose gradient is not finite leaves everything as it was."""
+
+import pytest
+import torch
+from torch import nn
+
+from engine.arithmetic import resolve_arithmetic
+from utils.numerics.optimizers import build_optimizer
+from utils.numerics.precision import Precision
+from utils.rundir.run import Run
+from utils.settings.config import DeviceOptions, OptimOptions
+from utils.strategies.ddp import DDP
+
+CPU = torch.device("cpu")
+HUGE = 1e4  # an input whose gradient overflows fp16 at the first scale, 65536
+
+
+class Trainer:
+    """One process's steps on a small model, in the order of train.py's loop."""
+
+    def __init__(self, world, precision, optimizer="sgd"):
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 3)
+        self.strategy = DDP(self.model, world, 1)
+        self.optimizer = build_optimizer(self.model, OptimOptions(optimizer=optimizer, lr=0.01))
+        self.precision = Precision(precision, CPU)
+        self.steps = 0
+
+    def step(self, inputs=1.0, poison=None, max_norm=0.0):
+        """Returns whether the gradient was finite."""
+        self.steps += 1
+        torch.manual_seed(self.steps)
+        with self.precision.autocast():
+            output = self.model(inputs * torch.randn(5, 4))
+        (output.float().square().mean() * self.precision.scale).backward()
+        if poison is not None:
+            self.model.weight.grad[1, 2] = poison
+        self.precision.unscale_(self.optimizer)
+        self.norm = self.strategy.clip_grad_norm_(max_norm)
+        self.grads = [weight.grad.clone() for weight in self.model.parameters()]
+        is_finite = self.precision.step(self.optimizer, self.steps, self.norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return bool(is_finite)
+
+    def state(self):
+        """Weights and optimizer state, comparable bit for bit."""
+        weights, state = list(self.model.parameters()), self.optimizer.state
+        return [w.tolist() for w in weights], [{name: value.tolist() for name, value in state[w].items()} for w in weights]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
+def test_a_gradient_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(world, precision, optimizer, poison):
+    trainer = Trainer(world, precision, optimizer)
+    trainer.step()
+    before = trainer.state()
+    assert (trainer.step(poison=poison), trainer.state()) == (False, before)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_next_look_at_it_tells_the_position_of_the_step_once(world, precision):
+    trainer = Trainer(world, precision)
+    trainer.step()
+    trainer.step(poison=float("nan"))
+    assert [trainer.precision.pop_nonfinite() for _ in range(2)] == [2, None]
+
+
+def test_before_the_first_step_there_is_nothing_to_tell():
+    assert Precision("fp32", CPU).pop_nonfinite() is None
+
+
+def test_a_look_tells_of_the_last_step_alone(world):
+    trainer = Trainer(world, "fp32")
+    trainer.step(poison=float("nan"))
+    trainer.step()
+    assert trainer.precision.pop_nonfinite() is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_finite_gradient_is_applied_and_nothing_is_said(world, precision):
+    trainer = Trainer(world, precision)
+    before = trainer.state()
+    assert (trainer.step(), trainer.precision.pop_nonfinite(), trainer.state() == before) == (True, None, False)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_a_void_step_allocates_and_changes_nothing(world, optimizer, steps_before):
+    void, plain = Trainer(world, "fp32", optimizer), Trainer(world, "fp32", optimizer)
+    for _ in range(steps_before):
+        void.step()
+        plain.step()
+    void.model(torch.randn(5, 4)).square().mean().backward()
+    void.precision.void_step(void.optimizer)
+    void.optimizer.zero_grad(set_to_none=True)
+    assert len(void.optimizer.state) == 2
+    assert void.state()[0] == plain.state()[0]
+    for trainer in (void, plain):
+        trainer.step()
+    assert void.state() == plain.state()
+
+
+# --- fp16
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_an_overflow_in_fp16_halves_the_scale_and_skips_the_step(world, optimizer, steps_before):
+    trainer = Trainer(world, "fp16", optimizer)
+    for _ in range(steps_before):
+        trainer.step()
+    weights, state = trainer.state()
+    was_finite = trainer.step(inputs=HUGE)
+    after_weights, after_state = trainer.state()
+    # AdamW makes its state at its first step, skipped or not: all zeros then, as for a first step
+    is_as_before = after_state == state or (steps_before == 0 and not any(torch.tensor(v).any() for s in after_state for v in s.values()))
+    assert (was_finite, trainer.precision.scaler.get_scale(), after_weights == weights, is_as_before) == (False, 65536 / 2, True, True)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_whose_first_step_was_skipped_goes_on_as_one_that_began_later(world, optimizer):
+    skipped, plain = Trainer(world, "fp16", optimizer), Trainer(world, "fp16", optimizer)
+    skipped.step(inputs=HUGE)
+    plain.precision.scaler.scale(torch.ones(()))
+    plain.precision.scaler.update(65536.0 / 2)  # the same scale: fp16 rounds small gradients by it
+    plain.steps = 1
+    for trainer in (skipped, plain):
+        trainer.step()
+        trainer.step()
+    assert skipped.state() == plain.state()
+
+
+def test_fp16_tells_of_a_step_only_below_a_scale_of_1(world):
+    trainer, scales, told = Trainer(world, "fp16"), [], []
+    while not any(told) and len(told) < 50:
+        trainer.step(poison=float("nan"))
+        scales.append(trainer.precision.scaler.get_scale())
+        told.append(trainer.precision.pop_nonfinite())
+    assert (told, scales) == ([None] * 16 + [17], [65536 / 2**skips for skips in range(1, 18)])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_step_that_is_undone_leaves_the_loss_scale_and_its_growth(world, precision):
+    trainer = Trainer(world, precision)
+    trainer.step()
+    before = trainer.precision.scaler.state_dict()
+    trainer.step(poison=float("nan"))
+    assert trainer.precision.undo() == 2
+    assert trainer.precision.scaler.state_dict() == before
+    assert trainer.precision.pop_nonfinite() is None
+
+
+def test_the_scale_is_a_power_of_two_with_fp16_and_1_without():
+    scales = [Precision(name, CPU).scale.item() for name in ("fp32", "bf16", "fp16")]
+    assert scales == [1.0, 1.0, 65536.0]
+
+
+def test_the_norm_is_measured_and_clipped_after_unscaling(world):
+    exact, scaled = Trainer(world, "fp32"), Trainer(world, "fp16")
+    for trainer in (exact, scaled):
+        trainer.step(max_norm=0.01)
+    clipped = [torch.cat([grad.flatten() for grad in trainer.grads]).norm().item() for trainer in (exact, scaled)]
+    assert clipped == pytest.approx([0.01, 0.01], rel=1e-4)  # torch divides by norm + 1e-6
+    assert scaled.norm.item() == pytest.approx(exact.norm.item(), rel=1e-2)  # fp16 has 11 bits
+
+
+def test_without_a_maximum_the_gradient_is_not_clipped(world):
+    free, clipped = Trainer(world, "fp32"), Trainer(world, "fp32")
+    free.step()
+    clipped.step(max_norm=1e9)
+    assert [grad.tolist() for grad in free.grads] == [grad.tolist() for grad in clipped.grads]
+
+
+@pytest.mark.parametrize("name, dtype", [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_a_forward_computes_in_the_precision_that_was_asked_for(name, dtype):
+    with Precision(name, CPU).autocast():
+        assert nn.Linear(2, 2)(torch.ones(1, 2)).dtype == dtype
+
+
+# --- what a run keeps
+
+
+@pytest.fixture
+def _torch_settings():
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("kept, options, threads, name", [
+    ({}, DeviceOptions(precision="fp32"), 3, "fp32"),
+    ({"threads": 2, "precision": "fp16", "device": "cpu"}, DeviceOptions(), 2, "fp16"),
+    ({"threads": 2, "precision": "fp16", "device": "cpu"}, DeviceOptions(threads=1, precision="bf16"), 1, "bf16")])
+def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
+    run = Run(tmp_path, dict(kept), writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
+    precision = resolve_arithmetic(options, run, world)
+    assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, {"threads": threads, "precision": name, "device": "cpu"})
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("strategy, kept, threads", [("ddp", {}, 3), ("exact", {}, 1), ("exact", {"threads": 2}, 2)])
+def test_under_exact_auto_is_one_thread_whatever_the_cores(world, tmp_path, strategy, kept, threads):
+    run = Run(tmp_path, dict(kept), writes=False, note=print, facts={"start": 1, "cores_per_process": 3})
+    resolve_arithmetic(DeviceOptions(precision="fp32", strategy=strategy), run, world)
+    assert (torch.get_num_threads(), run.kept["threads"]) == (threads, threads)
+
+
+@pytest.mark.usefixtures("_torch_settings")
+def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
+    run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
+    resolve_arithmetic(DeviceOptions(), run, world)
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("precision, tf32, expected", [
+    ("fp32", "auto", False), ("bf16", "auto", True), ("fp16", "auto", True), ("fp32", "always", True),
+    ("bf16", "never", False)])
+def test_tf32_is_one_switch_for_products_and_convolutions(world, tmp_path, precision, tf32, expected):
+    """By torch's older names and by its newer ones, which torch.compile reads side by side."""
+    run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
+    resolve_arithmetic(DeviceOptions(precision=precision, tf32=tf32), run, world)
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    newer = [cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
+    assert [cuda.matmul.allow_tf32, cudnn.allow_tf32, *(name == "tf32" for name in newer)] == [expected] * 5
+    assert torch.get_float32_matmul_precision() == ("high" if expected else "highest")
+    assert {mkldnn.matmul.fp32_precision, mkldnn.conv.fp32_precision} <= {"ieee", "none"}  # the CPU's: float32 always

@@ -1,0 +1,204 @@
+"""utils/rundir/identity.py: a run's settings name it, and its run directory is for no others."""
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from tests.unit.utils.conftest import config_of, refusal, start
+from utils.errors import Exit, UserError
+from utils.rundir import identity as identity_module
+from utils.rundir.identity import compare, require_same_program, run_path
+from utils.rundir.run import open_run
+from utils.settings.config import OPERATIONAL, ImageClassificationConfig, kinds, option, options, settings
+
+ROOT = Path(__file__).parents[4]
+pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
+
+
+def changed(config, name):
+    """The config with another value of setting `name`."""
+    for part in fields(config):
+        group = getattr(config, part.name)
+        if is_dataclass(group) and hasattr(group, name):
+            value = getattr(group, name)
+            if isinstance(value, bool):
+                other = not value
+            elif isinstance(value, int | float):
+                other = value + 1
+            elif isinstance(value, tuple):
+                other = tuple(number / 2 for number in value)
+            else:
+                other = {"model": "resnet50", "data": "photos", "weights": "file.pth"}.get(name, "1")
+            return replace(config, **{part.name: replace(group, **{name: other})})
+    raise AssertionError(name)
+
+
+# --- name
+
+
+def test_a_runs_name_says_task_model_and_data_and_ends_in_a_hash():
+    path = run_path(config_of("--data=/srv/my photos!", "--model=resnet50"))
+    assert re.fullmatch(r"runs/image-classification-resnet50-my-photos--[0-9a-f]{8}", str(path))
+
+
+def test_defining_and_tolerated_settings_change_the_hash_and_operational_ones_do_not():
+    config = config_of()
+    names = set(settings(config)) - {"run_dir"}  # which is the name
+    found = {name for name in names if run_path(changed(config, name)).name[-8:] != run_path(config).name[-8:]}
+    assert found == {name for name in names if kinds(config)[name] != OPERATIONAL}
+
+
+@options
+class LaterOptions:
+    """Settings that a later version adds"""
+
+    rotation: int = option(0, "degrees")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterConfig(ImageClassificationConfig):
+    """The settings of a later version of the program"""
+
+    later: LaterOptions = LaterOptions()
+
+
+def later_config(rotation):
+    values = {item.name: getattr(config_of("--lr=0.3"), item.name) for item in fields(ImageClassificationConfig)}
+    return LaterConfig(**values, later=LaterOptions(rotation=rotation))
+
+
+def test_a_new_setting_at_its_default_renames_no_run():
+    assert run_path(later_config(rotation=0)) == run_path(config_of("--lr=0.3"))
+    assert run_path(later_config(rotation=9)) != run_path(config_of("--lr=0.3"))
+
+
+def test_a_setting_newer_than_the_run_counts_as_its_default(world):
+    start(world, "--lr=0.3")
+    path = run_path(config_of("--lr=0.3"))
+    compare(later_config(rotation=0), path)
+    with pytest.raises(UserError, match="rotation is 0 there and 9 here"):
+        compare(later_config(rotation=9), path)
+
+
+@pytest.mark.parametrize("flag, path", [("data", "photos"), ("model", "old/model"), ("weights", "file.pth")])
+def test_a_relative_and_an_absolute_path_are_one_run(tmp_path, flag, path):
+    (tmp_path / path).mkdir(parents=True)  # a name with a slash that is no path is a library's
+    assert run_path(config_of(f"--{flag}={path}")) == run_path(config_of(f"--{flag}={tmp_path / path}"))
+
+
+def test_a_path_seen_from_another_folder_is_another_run(tmp_path, monkeypatch):
+    here = run_path(config_of("--data=photos"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert run_path(config_of("--data=photos")) != here
+
+
+def test_a_given_run_dir_is_the_run_dir():
+    assert run_path(config_of("--run-dir=here/there")) == Path("here/there")
+
+
+def test_the_hash_does_not_depend_on_the_process():
+    program = ("from utils.settings.command_line import parse_command_line; from utils.rundir.identity import run_path\n"
+               "print(run_path(parse_command_line(['--data=/x'], {})))")
+    other = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    assert other == str(run_path(config_of("--data=/x")))
+
+
+# --- settings
+
+
+@pytest.mark.parametrize("words", [
+    (), ("--data=photos", "--weights=file.pth", "--max-steps=7", "--mean", "0.1", "0.2", "0.3", "--lr=1e-05", "--pretrained", "--seed=3"),
+    ("--micro-batch-size=8", "--precision=fp16", "--warmup-steps=4", "--eval-every=5", "--save-every=5min", "--threads=2")])
+def test_config_yaml_gives_the_same_run_again_by_config(world, tmp_path, monkeypatch, words):
+    start(world, *words)
+    path = run_path(config_of(*words))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # paths in it are absolute
+    assert run_path(config_of(f"--config={tmp_path / path / 'config.yaml'}")) == path
+
+
+@pytest.mark.parametrize("first, then, message", [
+    (["--lr=1e-05"], ["--lr=0.3"], "lr is 1e-05 there and 0.3 here"),
+    (["--epochs=3"], ["--epochs=4"], "epochs is 3 there and 4 here"),
+    ([], ["--max-steps=4"], "max_steps is None there and 4 here"),
+    (["--max-steps=4"], [], "max_steps is 4 there and None here"),
+    ([], ["--mean", "0.1", "0.2", "0.3"], "mean is [0.485, 0.456, 0.406] there and [0.1, 0.2, 0.3] here"),
+    ([], ["--pretrained"], "pretrained is False there and True here")])
+def test_another_defining_value_in_a_given_run_dir_is_78_with_the_key_and_both_values(world, first, then, message):
+    start(world, "--run-dir=run", *first)
+    error = refusal(world, "--run-dir=run", *then)
+    assert (error.code, message in str(error)) == (Exit.OTHER_RUN, True)
+
+
+def test_the_refusal_of_another_end_says_how_to_train_past_it(world):
+    start(world, "--run-dir=run")
+    assert "--model RUN/model --pretrained" in str(refusal(world, "--run-dir=run", "--epochs=40"))
+
+
+def test_a_refused_start_changes_nothing_in_the_run(world):
+    start(world, "--run-dir=run")
+    before = {path: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"}
+    refusal(world, "--run-dir=run", "--lr=0.3")
+    assert {path: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"} == before
+
+
+@pytest.mark.parametrize("word, name", [("--compile", "compile"), ("--strategy=exact", "strategy"), ("--deterministic", "deterministic")])
+def test_another_tolerated_value_is_taken_with_one_note(world, word, name):
+    start(world, "--run-dir=run")
+    [note] = start(world, "--run-dir=run", word)
+    assert (name in note, "not bit-exact from here" in note) == (True, True)
+
+
+def test_another_operational_value_is_taken_without_a_word(world):
+    start(world, "--run-dir=run")
+    assert start(world, "--run-dir=run", "--keep=9", "--save-every=5min", "--workers=1") == []
+
+
+def test_before_training_began_other_settings_take_the_place_of_the_first(world):
+    with open_run(config_of("--run-dir=run", "--lr=300"), world, print):
+        pass  # whatever was wrong came out before keep_settled
+    notes = start(world, "--run-dir=run", "--lr=0.3")
+    assert (notes, yaml.safe_load(Path("run/config.yaml").read_text())["lr"]) == ([], 0.3)
+
+
+def test_a_folder_with_checkpoints_and_no_settings_is_78(world):
+    Path("run/checkpoints/step-0000000001-g1").mkdir(parents=True)
+    assert refusal(world, "--run-dir=run").code == Exit.OTHER_RUN
+
+
+class Told:  # a World that notes what all nodes must have in common
+    def __init__(self):
+        self.values = {}
+
+    def require_same(self, value, what):
+        self.values[what] = value
+
+
+def in_common(*words):
+    world = Told()
+    require_same_program(config_of(*words), world)
+    return world.values
+
+
+@pytest.mark.parametrize("words, differ", [
+    (["--lr=0.5"], ["the settings"]), (["--save-every=7"], ["the settings"]),  # an operational one that ranks must agree on
+    (["--data=elsewhere"], []), (["--run-dir=mounted/there"], []), (["--workers=7"], [])])
+def test_nodes_must_have_the_settings_in_common_but_not_paths_and_workers(words, differ):
+    one, other = in_common(), in_common(*words)
+    assert [what for what in one if one[what] != other[what]] == differ
+
+
+@pytest.mark.parametrize("name, value, what", [("code_digest", lambda: "other", "the program"),
+                                               ("metadata", SimpleNamespace(version=lambda name: "2.11.0"), "torch's version")])
+def test_nodes_must_have_the_program_and_torch_in_common(monkeypatch, name, value, what):
+    before = in_common()
+    monkeypatch.setattr(identity_module, name, value)
+    after = in_common()
+    assert [each for each in before if before[each] != after[each]] == [what]

@@ -1,0 +1,300 @@
+"""utils/rundir/log.py: what is recorded, where, and what is left of it after a resume."""
+
+import contextlib
+import fcntl
+import inspect
+import io
+import json
+import math
+import os
+import pty
+import struct
+import termios
+import time
+
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from utils.rundir.log import Log, SilentLog, open_log
+
+NAMES = ("cat", "dog")
+
+
+def train_record(step, **changed):
+    record = {"step": step, "epoch": step / 10, "samples": 8 * step, "loss": 0.1 + 0.2, "grad_norm": 1.234, "lr": 0.05,
+              "samples_per_s": 1234.4, "data_wait": 0.03}
+    return record | changed
+
+
+def val_record(step, **changed):
+    return {"step": step, "epoch": step / 10, "samples": 8 * step, "loss": 0.5, "top1": 0.9783, "macro_f1": 0.97} | changed
+
+
+def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, has_ledger=False):
+    if run_dir is not None:
+        run_dir.mkdir(exist_ok=True)
+    return open_log(run_dir, True, resume_step, evaluated_step, 40, "img", has_ledger, stream=stream or io.StringIO())
+
+
+def lines_of(run_dir, name="metrics.jsonl"):
+    return [json.loads(line) for line in (run_dir / name).read_text().splitlines()]
+
+
+def events_of(run_dir):
+    events = EventAccumulator(str(run_dir / "tb"), size_guidance={"images": 0, "scalars": 0})
+    events.Reload()
+    return events
+
+
+def picture_of(run_dir, confusion, names):
+    log = open_here(run_dir)
+    log.evaluation(val_record(10), confusion, names)
+    log.close()
+    [image] = events_of(run_dir).Images("val/confusion")
+    picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
+    assert (image.step, image.width, image.height) == (10, *picture.size)
+    return picture
+
+
+def test_a_record_is_written_with_all_its_digits_between_split_and_time(tmp_path):
+    log = open_here(tmp_path)
+    record = train_record(10, memory=512)
+    log.train(record)
+    [line] = lines_of(tmp_path)  # before close: every line is flushed
+    log.close()
+    assert list(line) == ["split", *record, "time"]
+    assert {name: line[name] for name in record} == record
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_non_finite_number_becomes_null(tmp_path, value):
+    log = open_here(tmp_path)
+    log.train(train_record(1, loss=value))
+    log.evaluation(val_record(1, top1=value), None, NAMES)
+    log.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    train, val = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
+    assert (train["loss"], val["top1"]) == (None, None)
+
+
+def test_resume_drops_later_records_and_evaluations_to_be_done_again_and_a_half_written_line(tmp_path):
+    log = open_here(tmp_path)
+    for step in (10, 20, 30):
+        log.train(train_record(step))
+        log.evaluation(val_record(step), None, NAMES)
+    log.close()
+    path = tmp_path / "metrics.jsonl"
+    before = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + b'{"split": "train", "step": 5, "ep')
+    open_here(tmp_path, resume_step=20, evaluated_step=10).close()
+    assert path.read_bytes() == b"".join(before[:3])  # train 10, val 10, train 20, byte for byte
+    assert [file.name for file in tmp_path.glob("metrics*")] == ["metrics.jsonl"]
+
+
+def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
+    def run(log, first, last):
+        for step in range(first, last + 1):
+            log.advance(step)
+            log.train(train_record(step, loss=1 / step))
+            if step % 5 == 0:
+                log.evaluation(val_record(step, loss=1 / step), torch.eye(2).long(), NAMES)
+        log.close()
+
+    run(open_here(tmp_path / "whole"), 1, 12)
+    run(open_here(tmp_path / "killed"), 1, 9)
+    run(open_here(tmp_path / "killed", resume_step=7, evaluated_step=5), 8, 12)
+    whole, killed = ([{**line, "time": 0} for line in lines_of(tmp_path / name)] for name in ("whole", "killed"))
+    assert killed == whole
+    points = [(event.step, event.value) for event in events_of(tmp_path / "killed").Scalars("train/loss")]
+    assert points == [(event.step, event.value) for event in events_of(tmp_path / "whole").Scalars("train/loss")]
+
+
+def test_the_ledger_holds_the_samples_of_every_step_by_micro_batch(tmp_path):
+    log = open_here(tmp_path, has_ledger=True)
+    log.consumed(1, 0, [(3, 1), (2,)])
+    log.consumed(2, 1, [(0, 4), ()])
+    lines = lines_of(tmp_path, "ledger.jsonl")  # before close: every line is flushed
+    log.close()
+    assert lines == [{"split": "train", "step": 1, "epoch": 0, "samples": [[3, 1], [2]]},
+                     {"split": "train", "step": 2, "epoch": 1, "samples": [[0, 4], []]}]
+
+
+def test_the_ledger_of_a_resumed_run_goes_on_after_the_step_that_it_resumes_at(tmp_path):
+    log = open_here(tmp_path, has_ledger=True)
+    for step in (1, 2, 3):
+        log.consumed(step, 0, [[step]])
+    log.close()
+    path = tmp_path / "ledger.jsonl"
+    before = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(before) + b'{"split": "train", "st')
+    log = open_here(tmp_path, resume_step=2, evaluated_step=1, has_ledger=True)
+    log.consumed(3, 0, [[30]])
+    log.close()
+    assert path.read_bytes() == b"".join(before[:2]) + before[2].replace(b"[[3]]", b"[[30]]")
+
+
+def test_there_is_no_ledger_unless_it_was_asked_for(tmp_path):
+    open_here(tmp_path).close()
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def test_flush_brings_both_records_to_the_disk(tmp_path, monkeypatch):
+    log, synced = open_here(tmp_path, has_ledger=True), []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    log.flush()
+    log.close()
+    assert sorted(synced) == [str(tmp_path / "ledger.jsonl"), str(tmp_path / "metrics.jsonl")]
+
+
+def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
+    log = open_here(tmp_path)
+    log.train(train_record(10, memory=512.0))
+    log.train(train_record(20, memory=512.0))
+    log.evaluation(val_record(20), torch.eye(2).long(), NAMES)
+    log.close()
+    events = events_of(tmp_path)
+    steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    train = ("train/loss", "train/grad_norm", "optim/lr", "perf/samples_per_s", "perf/data_wait", "perf/memory", "progress/epoch",
+             "progress/samples")
+    assert steps == {**{tag: [10, 20] for tag in train}, **{f"val/{name}": [20] for name in ("loss", "top1", "macro_f1")}}
+
+
+def test_after_a_resume_tensorboard_shows_only_the_new_points(tmp_path):
+    log = open_here(tmp_path)
+    for step in (10, 20, 30):
+        log.train(train_record(step, loss=1.0))
+    log.close()
+    log = open_here(tmp_path, resume_step=15)
+    log.train(train_record(20, loss=2.0))
+    log.close()
+    assert [(event.step, event.value) for event in events_of(tmp_path).Scalars("train/loss")] == [(10, 1.0), (20, 2.0)]
+
+
+def test_the_confusion_picture_shades_each_row_by_its_own_shares(tmp_path):
+    picture = picture_of(tmp_path, torch.tensor([[1000, 0], [1, 1]]), NAMES)
+    areas = {colour: count for count, colour in picture.getcolors(1 << 16)}
+    light, middle, dark = (areas[shade] / 160**2 for shade in ((247, 250, 254), (107, 174, 214), (8, 48, 107)))
+    # In squares of 160 px: shares 1, 0 above 1/2, 1/2. The counts in the squares cover some of each, the colour bar adds a little.
+    assert (light, middle, dark) == pytest.approx((1, 2, 1), abs=0.05)
+
+
+def test_a_confusion_matrix_of_many_classes_is_drawn_small(tmp_path):
+    assert picture_of(tmp_path / "a", torch.eye(100).long(), ["x"] * 100).size == (718, 668)
+    assert max(picture_of(tmp_path / "b", torch.eye(1000).long(), ["x"] * 1000).size) < 1200
+
+
+def test_a_class_that_never_occurs_and_odd_names_can_be_drawn(tmp_path):
+    picture = picture_of(tmp_path, torch.tensor([[0, 0], [10**9, 3]]), ["two\nlines, and very long indeed, longer than that", "猫"])
+    assert picture.width < 700
+
+
+def test_without_a_terminal_the_console_gets_plain_lines(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(time, "monotonic", iter(range(100, 1000, 18)).__next__)  # asked once by each call here: 18 s from step 1 to 10
+    log = open_here(None, stream=stream)
+    for step in (1, 10):
+        log.train(train_record(step))
+    log.evaluation(val_record(10), None, NAMES)
+    log.note("bye")
+    log.close()
+    first, second, *rest = stream.getvalue().splitlines()
+    assert first == "epoch 0.10 step 1/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %"  # nothing to reckon the rest from
+    assert second == "epoch 1.00 step 10/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 % eta 0:01:00"
+    assert rest == ["epoch 1.00 step 10/40 validation loss 0.5000 top1 97.83 % macro_f1 0.9700", "bye"]
+
+
+def on_terminal(columns, use):
+    """What `use(log)` writes to a terminal of so many columns."""
+    keyboard, screen = pty.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    with os.fdopen(screen, "w") as stream:
+        log = open_here(None, resume_step=20, evaluated_step=20, stream=stream)
+        use(log)
+        log.close()
+        log.note("bye")
+    text = b""
+    with open(keyboard, "rb", buffering=0) as shown, contextlib.suppress(OSError):  # EIO is a terminal's end of file
+        while part := shown.read(1 << 16):
+            text += part
+    return text.decode().replace("\r\n", "\n")
+
+
+def test_on_a_terminal_there_is_a_bar_that_starts_where_the_run_resumes_and_notes_stand_above_it():
+    def use(log):
+        log.advance(21)
+        log.note("a note")
+        log.train(train_record(40))
+        log.advance(40)
+
+    text = on_terminal(100, use)
+    assert "20/40" in text and "\ra note\n" in text
+    assert text.endswith("loss 0.3000 1234 img/s wait 3 %]\nbye\n") and "epoch 4.00: 100%" in text and "40/40" in text
+
+
+def test_a_terminal_without_a_window_gets_plain_lines():
+    def use(log):
+        log.advance(40)
+        log.train(train_record(40))
+
+    assert on_terminal(0, use) == "epoch 4.00 step 40/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %\nbye\n"
+
+
+def test_a_note_survives_a_pipe_that_was_closed():
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    log = open_here(None, stream=stream)
+    for step in (1, 2):
+        log.note("hello")
+        log.train(train_record(step))
+        log.advance(step)
+    log.evaluation(val_record(2), None, NAMES)
+    log.close()
+    log.note("bye")
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+def test_a_note_survives_a_terminal_that_was_closed():
+    keyboard, screen = pty.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
+    stream = os.fdopen(screen, "w")
+    log = open_here(None, stream=stream)
+    log.advance(1)
+    os.close(keyboard)
+    for step in (2, 3):
+        log.note("hello")
+        log.train(train_record(step))
+        log.advance(step)
+    log.close()
+    log.note("bye")
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+def test_without_a_run_dir_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    log = open_log(None, True, 0, 0, 40, "img")
+    log.evaluation(val_record(10), torch.eye(2).long(), NAMES)
+    log.flush()
+    log.close()
+    assert (list(tmp_path.iterdir()), capsys.readouterr().out.count("\n")) == ([], 1)
+
+
+def test_the_silent_log_has_the_methods_of_the_log_with_the_same_arguments():
+    def methods(cls):
+        return {name: inspect.signature(item) for name, item in vars(cls).items() if inspect.isfunction(item) and name[0] != "_"}
+
+    assert methods(SilentLog) == methods(Log)
+
+
+def test_the_log_of_another_rank_writes_and_prints_nothing(tmp_path, capsys):
+    log = open_log(tmp_path, False, 0, 0, 40, "img", has_ledger=True)
+    log.train(train_record(1))
+    log.evaluation(val_record(1), torch.eye(2).long(), NAMES)
+    log.consumed(1, 0, [[1]])
+    log.note("hello")
+    log.close()
+    assert (list(tmp_path.iterdir()), *capsys.readouterr()) == ([], "", "")

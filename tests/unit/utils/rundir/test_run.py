@@ -1,0 +1,311 @@
+"""utils/rundir/run.py: the same command continues the same run, and no other one."""
+
+import errno
+import fcntl
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.utils.conftest import config_of, refusal, start, status
+from utils.errors import Exit, PeerError, UserError
+from utils.rundir import run as run_module
+from utils.rundir.checkpoint import Progress
+from utils.rundir.run import Run, open_run
+
+ROOT = Path(__file__).parents[4]
+pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
+
+
+# --- what is kept
+
+
+def test_config_yaml_holds_operational_settings_too_but_not_how_this_start_ran(world):
+    start(world, "--run-dir=run", "--keep=7", "--fresh")
+    kept = yaml.safe_load(Path("run/config.yaml").read_text())
+    assert (kept["keep"], {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node"} & set(kept)) == (7, set())
+
+
+@pytest.mark.parametrize("name", ["auto.json", "status.json", "config.yaml"])
+def test_a_damaged_record_is_74_and_named_and_fresh_is_a_way_out(world, name):
+    start(world, "--run-dir=run")
+    Path("run", name).write_text("{")
+    error = refusal(world, "--run-dir=run")
+    assert (error.code, f"run/{name} is damaged" in str(error)) == (Exit.IO, True)
+    assert "--fresh: the old run is in " in start(world, "--run-dir=run", "--fresh")[0]
+
+
+def test_data_are_compared_by_fingerprint_and_not_by_path(world):
+    with open_run(config_of("--run-dir=run", "--data=photos"), world, print) as run:
+        run.require_same("data", "fingerprint", "the data set")
+        run.keep_resolved()
+    with open_run(config_of("--run-dir=run", "--data=moved"), world, print) as run:
+        run.require_same("data", "fingerprint", "the data set")
+        with pytest.raises(UserError, match="the data set changed since run began") as refused:
+            run.require_same("data", "another", "the data set")
+    assert refused.value.code == Exit.OTHER_RUN
+
+
+def test_another_number_of_processes_is_noted_under_ddp_alone(world):
+    notes = []
+    for strategy in ("ddp", "exact"):
+        words = (f"--run-dir={strategy}", f"--strategy={strategy}")
+        start(world, *words)
+        file = Path(strategy, "status.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"processes": 3}))
+        notes.append(start(world, *words))
+    assert (len(notes[0]), notes[0][0][:28], notes[1]) == (1, "3 processes before, 1 now: u", [])
+
+
+def test_a_program_that_changed_is_warned_of_once(world):
+    start(world, "--run-dir=run")
+    for name in ("auto.json", "status.json"):
+        file = Path("run", name)
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"code": "as it was"}))
+    assert [start(world, "--run-dir=run"), start(world, "--run-dir=run")] == [["warning: the program changed since run began"], []]
+
+
+# --- auto
+
+
+def resolved_in(kept, given, derived="derived"):
+    notes = []
+    run = Run(Path("run"), kept, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
+    return run.resolve("threads", given, lambda: derived), run.kept["threads"], len(notes)
+
+
+@pytest.mark.parametrize("kept, given, expected", [
+    ({}, "auto", ("derived", "derived", 0)), ({"threads": 4}, "auto", (4, 4, 0)), ({}, 2, (2, 2, 0)),
+    ({"threads": 2}, 2, (2, 2, 0)), ({"threads": 4}, 2, (2, 2, 1))])
+def test_auto_is_resolved_once_and_a_given_value_that_differs_is_taken_with_a_note(kept, given, expected):
+    assert resolved_in(kept, given) == expected
+
+
+def test_what_auto_became_is_kept_for_the_next_start(world):
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.resolve("threads", "auto", lambda: 3)
+        run.keep_resolved()
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        assert run.resolve("threads", "auto", lambda: 5) == 3
+
+
+# --- --fresh
+
+
+def test_fresh_moves_the_old_run_aside_and_deletes_nothing(world):
+    start(world, "--run-dir=runs/run")
+    Path("runs/run/treasure").write_text("gold")
+    start(world, "--run-dir=runs/run", "--fresh")
+    [old] = Path("runs/.old").iterdir()
+    assert ((old / "treasure").read_text(), Path("runs/run/treasure").exists(), old.name[:4]) == ("gold", False, "run-")
+
+
+def test_fresh_takes_other_settings_and_counts_its_starts_anew(world):
+    start(world, "--run-dir=run")
+    start(world, "--run-dir=run")
+    start(world, "--run-dir=run", "--fresh", "--lr=0.3")
+    assert status()["start"] == 1
+
+
+def test_fresh_in_a_new_folder_moves_nothing(world):
+    assert start(world, "--run-dir=run", "--fresh") == []
+
+
+# --- lock
+
+
+@pytest.fixture
+def another_process(world):
+    """Hold run/ in a process of its own; `then`: what it does as soon as it is told a line."""
+    start(world, "--run-dir=run")
+    processes = []
+
+    def hold(then="pass"):
+        program = ("import sys, time; from pathlib import Path; from utils.rundir.run import _acquire; run = Path(sys.argv[1]);"
+                   f"lock = _acquire(run); print('held', flush=True); sys.stdin.readline(); {then}")
+        processes.append(subprocess.Popen([sys.executable, "-c", program, Path("run").resolve()], cwd=ROOT,
+                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
+        assert processes[-1].stdout.readline() == b"held\n"
+        return processes[-1]
+    yield hold
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_run_in_use_is_78_and_names_its_holder(world, another_process):
+    holder = another_process()
+    error = refusal(world, "--run-dir=run")
+    assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
+
+
+def test_a_run_in_use_is_not_moved_by_fresh(world, another_process):
+    another_process()
+    refusal(world, "--run-dir=run", "--fresh")
+    assert not Path(".old").exists()
+
+
+def test_a_start_waits_for_one_that_is_leaving(world, another_process, monkeypatch):
+    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 30)
+    holder, lockf, attempts = another_process(), fcntl.lockf, []
+
+    def lock(file, how):
+        if len(attempts) == 1:  # the first attempt has failed
+            holder.stdin.write(b"\n")
+        attempts.append(how)
+        lockf(file, how)
+    monkeypatch.setattr(run_module.fcntl, "lockf", lock)
+    assert (start(world, "--run-dir=run"), len(attempts) > 1) == ([], True)
+
+
+@pytest.mark.parametrize("words", [[], ["--fresh"]])
+def test_a_start_that_waits_while_another_moves_the_run_aside_waits_for_that_one(world, another_process, monkeypatch, words):
+    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 2)
+    holder = another_process("run.rename(run.with_name('moved')); new = _acquire(run); lock.close(); time.sleep(60)")
+    lockf, first = fcntl.lockf, [True]
+
+    def lock(file, how):
+        if first:  # on the file that is moved aside just now; it waits for it, and has it in the end
+            first.clear()
+            holder.stdin.write(b"\n")
+            how = fcntl.LOCK_EX
+        lockf(file, how)
+    monkeypatch.setattr(run_module.fcntl, "lockf", lock)
+    error = refusal(world, "--run-dir=run", *words)
+    assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
+
+
+def test_a_file_system_without_locks_ends_no_run(world, monkeypatch):
+    def refuse(file, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")  # what Lustre mounted without flock answers
+
+    monkeypatch.setattr(run_module.fcntl, "lockf", refuse)
+    [note] = start(world, "--run-dir=run")
+    assert "without locks (Function not implemented)" in note
+
+
+def test_a_killed_holder_leaves_no_lock(world, another_process):
+    another_process().kill()
+    assert start(world, "--run-dir=run") == []
+
+
+def test_a_run_that_was_left_can_be_opened_by_another_process(world, another_process):
+    another_process()
+
+
+def test_eval_only_takes_no_lock_and_writes_nothing(world, another_process):
+    another_process()
+    before = sorted(Path("run").iterdir()), status()
+    start(world, "--run-dir=run", "--eval-only")
+    assert (sorted(Path("run").iterdir()), status()) == before
+
+
+def test_eval_only_with_another_defining_value_is_78(world):
+    start(world, "--run-dir=run")
+    assert refusal(world, "--run-dir=run", "--eval-only", "--image-size=99").code == Exit.OTHER_RUN
+
+
+# --- status and records
+
+
+def test_status_counts_the_starts_and_names_the_process(world):
+    start(world, "--run-dir=run")
+    start(world, "--run-dir=run")
+    found = {name: status()[name] for name in ("state", "start", "processes", "pid", "exit_code")}
+    assert found == {"state": "running", "start": 2, "processes": 1, "pid": os.getpid(), "exit_code": None}
+
+
+@pytest.mark.parametrize("error, code", [(UserError("no", Exit.BAD_DATA), 65), (RuntimeError("a bug"), 70), (OSError(28, "full"), 74)])
+def test_an_error_is_a_failed_status_with_its_code(world, error, code):
+    with pytest.raises(type(error)), open_run(config_of("--run-dir=run"), world, print):
+        raise error
+    assert (status()["state"], status()["exit_code"]) == ("failed", code)
+
+
+def test_a_stop_by_another_rank_is_a_stopped_status(world):
+    with pytest.raises(PeerError), open_run(config_of("--run-dir=run"), world, print):
+        raise PeerError("rank 1: stopped (SIGTERM); there was nothing to save", Exit.STOPPED)
+    assert (status()["state"], status()["exit_code"]) == ("stopped", 75)
+
+
+def test_a_status_that_was_written_stays_after_leaving(world):
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.where = lambda: Progress(step=7, epoch=1)
+        run.status("stopped", Exit.STOPPED, "SIGTERM")
+    assert {name: status()[name] for name in ("state", "exit_code", "step", "epoch", "message")} == {
+        "state": "stopped", "exit_code": 75, "step": 7, "epoch": 1, "message": "SIGTERM"}
+
+
+def test_each_start_adds_its_command(world, monkeypatch):
+    for words in (["train.py", "--run-dir=run"], ["train.py", "--run-dir=run", "--workers", "1 "]):
+        monkeypatch.setattr(sys, "argv", words)
+        start(world, "--run-dir=run")
+    lines = Path("run/command.txt").read_text().splitlines()
+    assert [shlex.split(line) for line in lines if line[0] != "#"] == [["train.py", "--run-dir=run"],
+                                                                      ["train.py", "--run-dir=run", "--workers", "1 "]]
+
+
+def test_secrets_in_the_environment_are_not_written(world, monkeypatch):
+    secrets = ("LOCKSTEP_TOKEN", "SLURM_JWT_KEY", "NCCL_SECRET", "TORCH_PASSWORD")
+    for name in (*secrets, "NCCL_ALGO", "HOME_OF_SECRETS"):
+        monkeypatch.setenv(name, f"value-of-{name}")
+    start(world, "--run-dir=run")
+    text = Path("run/env.txt").read_text()
+    found = [name for name in (*secrets, "NCCL_ALGO", "HOME_OF_SECRETS") if f"value-of-{name}" in text]
+    assert (found, [name for name in secrets if f"{name}=(redacted)" not in text]) == (["NCCL_ALGO"], [])
+
+
+def test_versions_are_written(world):
+    import torch
+
+    start(world, "--run-dir=run")
+    assert f"torch {torch.__version__.split('+')[0]}" in Path("run/env.txt").read_text()
+
+
+def test_a_run_dir_that_cannot_be_made_is_73(world):
+    Path("file").write_text("in the way")
+    assert refusal(world, "--run-dir=file/run").code == Exit.CANNOT_CREATE
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(world):
+    def broken(folder):
+        (folder / "weights").write_text("half")
+        raise RuntimeError
+
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.replace_folder("model", lambda folder: (folder / "weights").write_text("first"))
+        with pytest.raises(RuntimeError):
+            run.replace_folder("model", broken)
+        first = (run.path / "model" / "weights").read_text()
+        run.replace_folder("model", lambda folder: (folder / "weights").write_text("second"))
+    names = [path.name for path in Path("run").iterdir() if "model" in path.name]
+    assert (first, Path("run/model/weights").read_text(), names) == ("first", "second", ["model"])
+
+
+def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world, monkeypatch):
+    def write(folder):
+        (folder / "vocabulary").mkdir()
+        (folder / "vocabulary" / "words").write_text("a b c")
+        (folder / "weights").write_text("1 2 3")
+
+    events, sync, rename = [], run_module.sync, os.rename
+    monkeypatch.setattr(run_module, "sync", lambda path: (events.append(f"sync {path}"), sync(path)))
+    monkeypatch.setattr(os, "rename", lambda old, new: (events.append(f"rename {old} {new}"), rename(old, new)))
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.replace_folder("model", write)
+    *synced, renamed, last = events
+    parts = ("", "/vocabulary", "/vocabulary/words", "/weights")
+    assert (sorted(synced), renamed, last) == (
+        [f"sync run/.tmp-model{part}" for part in parts], "rename run/.tmp-model run/model", "sync run")
+
+
+def test_a_run_directory_is_its_owners_alone_also_after_fresh(world):
+    start(world, "--run-dir=run")
+    first = Path("run").stat().st_mode & 0o777
+    start(world, "--run-dir=run", "--fresh")
+    assert (first, Path("run").stat().st_mode & 0o777) == (0o700, 0o700)

@@ -1,0 +1,359 @@
+"""utils/settings/command_line.py and utils/settings/config.py: the command line is a contract."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data import demo
+from utils.errors import UserError
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import CONFIGS, DEFINING, OPERATIONAL, TOLERATED, duration_or_steps, kinds, settings
+
+ROOT = Path(__file__).parents[4]
+FOLDER = "--data=elsewhere"  # not the built-in data, so that its settings are out of the way
+
+
+@pytest.fixture(autouse=True)
+def _outside_torchrun(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def yaml_file(tmp_path):
+    def write(text):
+        (tmp_path / "settings.yaml").write_text(text)
+        return f"--config={tmp_path / 'settings.yaml'}"
+    return write
+
+
+def values_of(*words, demo_settings=None):
+    return settings(parse_command_line(words, demo_settings or {}))
+
+
+def code_of(*words):
+    with pytest.raises(SystemExit) as left:
+        parse_command_line(words, demo.SETTINGS)
+    return left.value.code
+
+
+# --- precedence
+
+
+def test_defaults_yield_to_the_demos_settings_those_to_the_file_and_that_to_the_command_line(yaml_file):
+    file = yaml_file("lr: 0.3\nepochs: 7\n")
+    demo_settings = {"image-classification": {"lr": 0.2, "epochs": 6, "image_size": 99}}
+    values = values_of(file, "--lr", "0.4", demo_settings=demo_settings)
+    assert (values["lr"], values["epochs"], values["image_size"], values["seed"]) == (0.4, 7, 99, 0)
+
+
+def test_the_command_line_comes_first_wherever_config_stands(yaml_file):
+    file = yaml_file("lr: 0.3\n")
+    assert [values_of(file, "--lr=0.4")["lr"], values_of("--lr=0.4", file)["lr"]] == [0.4, 0.4]
+
+
+@pytest.mark.parametrize("words", [[FOLDER], ["--data", "elsewhere"]])
+def test_the_demos_settings_are_for_the_demo_only(words):
+    assert values_of(*words, demo_settings=demo.SETTINGS) == values_of(*words)
+
+
+def test_data_in_the_file_turns_the_demos_settings_off(yaml_file):
+    assert values_of(yaml_file("data: elsewhere"), demo_settings=demo.SETTINGS)["image_size"] == 224
+
+
+def test_a_list_on_the_command_line_replaces_the_demos():
+    values = values_of("--mean", "0.1", "0.2", "0.3", demo_settings=demo.SETTINGS)
+    assert (values["mean"], values["std"]) == ((0.1, 0.2, 0.3), (0.354, 0.354, 0.354))
+
+
+# --- spelling
+
+
+@pytest.mark.parametrize("words", [["--global-batch-size", "48"], ["--global_batch_size", "48"], ["--global-batch-size=48"]])
+def test_flags_are_written_with_dashes_or_underscores_and_a_space_or_an_equals_sign(words):
+    assert values_of(*words)["global_batch_size"] == 48
+
+
+@pytest.mark.parametrize("key", ["global-batch-size", "global_batch_size"])
+def test_yaml_keys_are_written_with_dashes_or_underscores(yaml_file, key):
+    assert values_of(yaml_file(f"{key}: 48"))["global_batch_size"] == 48
+
+
+@pytest.mark.parametrize("text, value", [("1e-3", 0.001), ("1.0e-3", 0.001), ("3", 3.0)])
+def test_a_float_in_yaml_is_read_as_on_the_command_line(yaml_file, text, value):
+    assert values_of(yaml_file(f"lr: {text}"))["lr"] == value  # in YAML 1.1, 1e-3 is a string
+
+
+@pytest.mark.parametrize("text, value", [("true", True), ("false", False), ("on", True)])
+def test_a_switch_in_yaml_is_a_truth_value(yaml_file, text, value):
+    assert values_of(yaml_file(f"pretrained: {text}"))["pretrained"] is value
+
+
+def test_the_command_line_turns_a_switch_of_the_file_off(yaml_file):
+    assert values_of(yaml_file("pretrained: true"), "--no-pretrained")["pretrained"] is False
+
+
+def test_yaml_holds_tuples_as_lists_and_none_as_null(yaml_file):
+    values = values_of(yaml_file("mean: [0.1, 0.2, 0.3]\nmax_steps: null\nbetas: [0.8, 0.9]"))
+    assert (values["mean"], values["max_steps"], values["betas"]) == ((0.1, 0.2, 0.3), None, (0.8, 0.9))
+
+
+def test_an_empty_file_sets_nothing(yaml_file):
+    file = yaml_file("# nothing\n")
+    assert values_of(file) == values_of() | {"config": file.removeprefix("--config=")}
+
+
+# --- what is wrong exits with 64
+
+
+def test_an_unknown_flag_exits_64_with_a_suggestion(capsys):
+    code = code_of("--global-batch-sise", "3")
+    output = capsys.readouterr()
+    assert (code, "--global-batch-size" in output.out + output.err) == (64, True)
+
+
+def test_an_unknown_yaml_key_exits_64_with_a_suggestion(yaml_file, capsys):
+    code = code_of(yaml_file("global_batch_sise: 3"))
+    assert (code, "did you mean global_batch_size?" in capsys.readouterr().err) == (64, True)
+
+
+def test_an_unknown_task_exits_64_with_a_suggestion(capsys):
+    code = code_of("--task", "image-clasification")
+    assert (code, "did you mean image-classification?" in capsys.readouterr().err) == (64, True)
+
+
+@pytest.mark.parametrize("words", [
+    ["--lr", "fast"], ["--lr", "-1"], ["--lr", "nan"], ["--epochs", "0"], ["--epochs", "1.5"], ["--global-batch-size", "0"],
+    ["--micro-batch-size", "0"], ["--micro-batch-size", "small"], ["--mean", "1", "2"], ["--std", "1", "0", "1"], ["--val-fraction", "1"],
+    ["--label-smoothing", "1"], ["--momentum", "1"], ["--betas", "1.5", "0.9"], ["--split", "dev"], ["--precision", "int8"],
+    ["--strategy", "fsdp"], ["--eval-every", "0"], ["--eval-every", "never"], ["--save-every", "5weeks"], ["--save-every", "0"],
+    ["--stop-after", "soon"], ["--keep", "0"], ["--threads", "0"], ["--workers", "-1"], ["--max-steps", "0"], ["--seed", "-1"],
+    ["--start-timeout", "0"], ["--step-timeout", "0.5"], ["--section-timeout", "nan"], ["--max-nonfinite", "-1"],
+    ["--max-nonfinite", "1.5"], ["--task"], ["--lr"], ["--no-lr"], ["stray"], ["--fresh=maybe"]])
+def test_a_bad_value_exits_64(words):
+    assert code_of(*words) == 64
+
+
+def test_a_bad_value_of_the_command_line_is_named_with_its_rule(capsys):
+    code_of("--epochs", "0")
+    assert capsys.readouterr().err == "train.py: --epochs 0: must be a number, at least 1\n"
+
+
+@pytest.mark.parametrize("words, rule", [
+    ("--seed 9223372036854775808", "must be at most 9223372036854775807"),  # what torch's generators take, with an epoch added
+    ("--step-timeout 1e+15", "must be at most 10000000"), ("--start-timeout 1e+15", "must be at most 10000000"),
+    ("--eval-batch-size 0", "must be a number, at least 1")])
+def test_a_value_that_torch_cannot_take_is_named_with_its_rule(words, rule, capsys):
+    code = code_of(*words.split())
+    assert (code, capsys.readouterr().err.split(": ", 2)[2]) == (64, f"{rule}\n")
+
+
+@pytest.mark.parametrize("text", ["lr: fast", "lr: [1, 2]", "pretrained: perhaps", "- lr", "lr", "lr: {", "mean: 0.5", "epochs: null"])
+def test_a_bad_value_in_the_file_exits_64(yaml_file, text):
+    assert code_of(yaml_file(text)) == 64
+
+
+def test_a_file_that_asks_to_start_over_exits_64(yaml_file, capsys):
+    assert code_of(yaml_file("fresh: true")) == 64
+    assert "give --fresh on the command line" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_exits_66():
+    assert code_of("--config=nowhere.yaml") == 66
+
+
+def test_eval_only_in_a_folder_that_is_no_run_exits_66(tmp_path):
+    assert code_of("--eval-only", "--run-dir", str(tmp_path)) == 66
+
+
+def test_eval_only_takes_the_runs_own_settings_in_place_of_the_file(tmp_path, yaml_file):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("lr: 0.7\nepochs: 9\n")
+    values = values_of(yaml_file("lr: 0.3"), "--eval-only", "--run-dir", str(tmp_path / "run"), "--epochs=10")
+    assert (values["lr"], values["epochs"]) == (0.7, 10)
+
+
+# --- tasks
+
+TEXT_TASKS = ("text-classification", "masked-lm")
+
+
+@pytest.mark.parametrize("task, expected", [
+    ("image-classification", (0.001, "cosine")), ("text-classification", (5e-5, "linear")), ("masked-lm", (5e-4, "linear"))])
+def test_each_task_has_its_own_learning_rate_and_schedule(task, expected):
+    values = values_of("--task", task, FOLDER)
+    assert (values["task"], (values["lr"], values["schedule"])) == (task, expected)
+
+
+def test_the_task_may_stand_in_the_file(yaml_file):
+    values = values_of(yaml_file("task: masked-lm"), FOLDER)
+    assert values | {"config": None} == values_of("--task=masked-lm", FOLDER)
+
+
+@pytest.mark.parametrize("task, words", [
+    *[(task, words) for task in TEXT_TASKS for words in (["--image-size", "32"], ["--mean", "0", "0", "0"], ["--augmentation", "none"])],
+    ("image-classification", ["--max-length", "64"]), ("image-classification", ["--text-column", "text"]),
+    ("image-classification", ["--label-column", "label"]), ("image-classification", ["--mask-probability", "0.2"]),
+    ("text-classification", ["--mask-probability", "0.2"]), ("masked-lm", ["--label-column", "label"])])
+def test_a_flag_of_another_task_is_refused_by_name(task, words, capsys):
+    code = code_of("--task", task, *words)
+    assert (code, words[0] in capsys.readouterr().err) == (64, True)
+
+
+@pytest.mark.parametrize("task, key", [("masked-lm", "image_size: 32"), ("image-classification", "max_length: 64")])
+def test_a_key_of_another_task_is_refused(yaml_file, task, key):
+    assert code_of(yaml_file(key), "--task", task) == 64
+
+
+@pytest.mark.parametrize("task, words, rule", [
+    *[(task, words, rule) for task in TEXT_TASKS for words, rule in (
+        ("--max-length 4", "must be a number, at least 8"), ("--max-length 7", "must be a number, at least 8"),
+        ("--vocab-size 63", "must be a number, at least 64"))],
+    ("masked-lm", "--mask-probability 0", "must be above 0, or there is nothing to predict"),
+    ("masked-lm", "--mask-probability 1.0", "must be at least 0 and below 1"),
+    ("masked-lm", "--mask-probability -0.1", "must be at least 0 and below 1"),
+    ("masked-lm", "--mask-probability nan", "must be at least 0 and below 1")])
+def test_a_bad_value_of_a_text_task_is_named_with_its_rule(task, words, rule, capsys):
+    code = code_of("--task", task, *words.split())
+    assert (code, capsys.readouterr().err) == (64, f"train.py: {words}: {rule}\n")
+
+
+@pytest.mark.parametrize("task", TEXT_TASKS)
+def test_the_smallest_values_of_a_text_task_are_taken(task):
+    values = values_of("--task", task, "--max-length", "8", "--vocab-size", "64")
+    assert (values["max_length"], values["vocab_size"]) == (8, 64)
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_help_lists_the_settings_of_its_task_and_no_others(task, capsys):
+    code = code_of("--task", task, "--help")
+    shown = set(re.findall(r"--([a-z][a-z0-9-]*)", capsys.readouterr().out))
+    names = {name for config in CONFIGS.values() for name in settings(config())}
+    shown = {name for name in names if name.replace("_", "-") in shown}
+    assert (code, shown, "text_column" in shown) == (0, set(settings(CONFIGS[task]())), task in TEXT_TASKS)
+
+
+# --- launchers
+
+
+@pytest.mark.parametrize("environment", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "2"}])
+def test_numbers_of_nodes_from_a_platform_exit_64(monkeypatch, environment, capsys):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert code_of() == 64
+
+
+def test_the_numbers_of_torchrun_are_welcome(monkeypatch):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert values_of() == settings(CONFIGS["image-classification"]())
+
+
+@pytest.mark.parametrize("words", [["--local-rank=3"], ["--local_rank=3"], ["--local-rank", "3"], ["--local_rank", "3"]])
+def test_the_local_rank_of_the_old_launcher_is_ignored(words):
+    assert values_of(*words, "--lr=0.4") == values_of("--lr=0.4")
+
+
+def test_the_first_process_of_a_later_node_speaks_for_its_own_files(capsys, monkeypatch):
+    for name, value in {"RANK": "8", "LOCAL_RANK": "0", "WORLD_SIZE": "16"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as refused:
+        parse_command_line(["--config", "/missing"], {})
+    assert (refused.value.code, capsys.readouterr().err) == (66, "train.py: --config /missing: there is no such file\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--epochs", "0"], ["--nonsense"], ["--lr", "fast"], ["--task", "x"]])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    code_of(*words)
+    output = capsys.readouterr()
+    assert bool(output.out + output.err) == (rank == "0")
+
+
+def test_nproc_per_node_starts_the_same_command_by_the_launcher(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys\nfrom utils.settings.command_line import parse_command_line\n"
+                      "config = parse_command_line(sys.argv[1:], {})\n"
+                      f"with open({str(tmp_path)!r} + '/' + os.environ['RANK'], 'w') as file:\n"
+                      "    file.write(f'{config.optim.lr} {config.run.nproc_per_node}')")
+    subprocess.run([sys.executable, script, "--nproc-per-node", "2", "--lr=0.4"], check=True, timeout=60, capture_output=True,
+                   env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["0.4 2"] * 2
+
+
+def test_torchrun_hears_the_signals_that_the_watchdog_had_blocked_before_it(tmp_path):
+    folder = tmp_path / "torch" / "distributed"
+    folder.mkdir(parents=True)
+    for package in (folder.parent, folder):
+        (package / "__init__.py").touch()
+    (folder / "run.py").write_text("import signal\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))")  # in the place of torchrun
+    program = ("import sys\nfrom utils.settings.command_line import parse_command_line\nfrom utils.distributed.watchdog import Watchdog\n"
+               "Watchdog()\nparse_command_line(sys.argv[1:], {})")
+    done = subprocess.run([sys.executable, "-c", program, "--nproc-per-node", "2"], capture_output=True, text=True, timeout=60,
+                          env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert done.stdout == "set()\n", done.stderr
+
+
+# --- durations
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("1000", (1000, None)), ("1", (1, None)), ("90s", (None, 90.0)), ("5min", (None, 300.0)), ("2h", (None, 7200.0)),
+    ("0.5h", (None, 1800.0)), ("1.5 min", (None, 90.0)), (" 7 ", (7, None))])
+def test_a_number_is_steps_and_a_number_with_a_unit_a_duration(text, expected):
+    assert duration_or_steps("save_every", text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "1.5", "5 weeks", "min", "1e3", "5m", "s5"])
+def test_anything_else_is_refused_by_its_flags_name(text):
+    with pytest.raises(UserError, match=f"--save-every {re.escape(text)}: give a number of optimizer steps"):
+        duration_or_steps("save_every", text)
+
+
+# --- kinds
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_the_kinds_are_those_of_the_design(task):
+    found = kinds(CONFIGS[task]())
+    tolerated = {"precision", "tf32", "compile", "deterministic", "strategy", "micro_batch_size", "eval_batch_size", "threads",
+                 "device"}
+    operational = {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep", "eval_every",
+                   "log_every", "stop_after", "bad_samples", "ledger", "start_timeout", "step_timeout", "section_timeout", "max_nonfinite"}
+    expected = {name: TOLERATED if name in tolerated else OPERATIONAL if name in operational else DEFINING for name in found}
+    assert found == expected and tolerated | operational <= set(found)
+
+
+@pytest.mark.parametrize("task", demo.SETTINGS)
+def test_the_demos_settings_are_settings_of_its_task(task):
+    values = values_of(f"--task={task}", demo_settings=demo.SETTINGS)
+    assert {name: values[name] for name in demo.SETTINGS[task]} == demo.SETTINGS[task]
+
+
+# --- speed
+
+
+def test_help_lists_every_setting_in_a_moment_and_without_torch():
+    program = ("import json, sys\nfrom data import demo\nfrom utils.settings.command_line import parse_command_line\n"
+               "import utils.rundir.identity, utils.rundir.restart\nparse_command_line([], demo.SETTINGS)\n"
+               "try: parse_command_line(['--help'], demo.SETTINGS)\n"
+               "except SystemExit as left: print(json.dumps([left.code, 'torch' in sys.modules]))")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    missing = [name for name in values_of() if f"--{name.replace('_', '-')}" not in done.stdout]
+    assert (json.loads(done.stdout.splitlines()[-1]), missing) == ([0, False], [])
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2  # seconds of a core; 0.3 measured
+
+
+def test_train_py_answers_help_and_errors_before_torch_is_imported():
+    done = subprocess.run([sys.executable, "-X", "importtime", "train.py", "--lr", "fast"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, bool(re.search(r"\| +torch$", done.stderr, re.MULTILINE))) == (64, False)

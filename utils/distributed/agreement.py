@@ -1,0 +1,48 @@
+"""Small facts that all ranks act on after the same step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils.distributed.world import World
+
+
+def never() -> bool:
+    """A flag that this process does not raise."""
+    return False
+
+
+class Agreement:
+    """Flags that any rank may raise and that all ranks see after the same exchange.
+
+    The all-reduce of one exchange is read at the next, or at wait(), so that nobody waits for it. The constructor takes
+    what is asked at each exchange whether this rank raises a flag:
+
+    stop: it wants to stop. save: a checkpoint is due. error: its last save failed. bad_sample: it met a sample that stops
+    the run. Of these `save` is of the last exchange that was read; the others stay, once they are raised.
+    """
+
+    def __init__(self, world: World, stop: Callable[[], bool] = never, save: Callable[[], bool] = never,
+                 error: Callable[[], bool] = never, bad_sample: Callable[[], bool] = never):
+        self.stop = self.save = self.error = self.bad_sample = False  # some rank raised it, and all ranks know
+        self._group, self._questions = world.cpu_group, (stop, save, error, bad_sample)
+        self._flags = torch.zeros(4, dtype=torch.int32)
+        self._pending: Any = None
+
+    def exchange(self) -> None:
+        """Read what was raised one exchange ago, and start the next. Collective."""
+        self.wait()
+        self._flags = torch.tensor([question() for question in self._questions], dtype=torch.int32)
+        self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def wait(self) -> None:
+        """Finish the exchange that is under way: before an evaluation, a save and the end. Collective."""
+        self.save = False
+        if self._pending is None:
+            return
+        self._pending.wait()
+        self._pending = None
+        stop, self.save, error, bad_sample = map(bool, self._flags.tolist())
+        self.stop, self.error, self.bad_sample = self.stop or stop, self.error or error, self.bad_sample or bad_sample

@@ -1,0 +1,222 @@
+"""The processes of a run: who they are, how they meet, the few collectives, and what they agree on.
+
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR/PORT; one process alone is a process group of one, so that there
+is one code path. "Collective." in a docstring: all ranks must call it, in the same order, or none.
+"""
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.distributed.nest import put_together, take_apart
+from utils.distributed.preflight import require_own_name
+from utils.distributed.rendezvous import fresh_store
+from utils.distributed.watchdog import Watchdog
+from utils.errors import Exit, PeerError, RankError, UserError, explain
+from utils.hardware import vendor
+from utils.hardware.cores import cpu_quota, fair_share
+from utils.hardware.devices import resolve_device
+from utils.settings.config import FaultOptions
+
+T = TypeVar("T")
+DISK_BYTES_PER_S = 10e6  # of the slowest disk that is waited for
+DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among the processes of the run. Built once by from_env and passed on; leaving the context ends the group."""
+
+    rank: int
+    local_rank: int  # selects a device, nothing else
+    world_size: int
+    local_world_size: int
+    device: torch.device
+    cpu_group: Any  # a gloo group over all ranks, for small facts in host memory
+    section_timeout: timedelta = timedelta(seconds=300)  # for what one rank does while the others wait
+    cores: int = 1  # of its node, for this process alone
+
+    @classmethod
+    def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
+        """Join the process group, with the backend of the device and gloo for host memory. device: --device. Collective.
+
+        timeouts: None = the defaults. watchdog: learns of the peers. Raises UserError: 64 where there are fewer devices than
+        processes, 76 where some do not come.
+        """
+        rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        try:
+            if world_size == local_world_size:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
+            else:
+                require_own_name()
+        except UserError as error:  # known to the ranks of this node alone; the first speaks for them
+            raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
+        timeouts = timeouts or FaultOptions()
+        start_timeout = timedelta(seconds=timeouts.start_timeout)
+        store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, start_timeout)
+        if watchdog and world_size > 1:
+            watchdog.meet(store, rank, world_size)
+        kind = resolve_device(device, local_world_size, store, rank, world_size)  # Collective.
+        target = torch.device("cpu") if kind == "cpu" else torch.device(kind, local_rank)
+        if kind != "cpu":
+            torch.accelerator.set_device_index(local_rank)
+        vendor.record_collectives(kind)
+        # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
+        longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
+        dist.init_process_group(
+            dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size, timeout=longest,
+            device_id=None if kind == "cpu" else target)
+        cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=longest)
+        section_timeout = timedelta(seconds=timeouts.section_timeout)
+        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group, section_timeout)
+        return replace(world, cores=_share_of_cores(world))  # Collective.
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which alone writes."""
+        return self.rank == 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+        # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
+        if error is None:
+            dist.destroy_process_group()
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over ranks, in place. Collective."""
+        dist.all_reduce(tensor, group=self.cpu_group if tensor.device.type == "cpu" else None)
+        return tensor
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Rank 0's `tensor` on every rank, in place. Collective."""
+        dist.broadcast(tensor, src=0, group=self.cpu_group if tensor.device.type == "cpu" else None)
+        return tensor
+
+    def broadcast_nest(self, nest: Any) -> Any:
+        """Rank 0's nest of dicts and lists (utils/distributed/nest.py) on every rank, tensors on this rank's device. Collective.
+
+        Tensors are sent one by one: besides the nest itself no rank holds more than one of them.
+        """
+        tensors: list[Tensor] = []
+        data = bytearray(json.dumps(take_apart(nest, tensors)).encode()) if self.is_main else bytearray()
+        size = int(self.broadcast(torch.tensor([len(data)])))
+        sent = torch.frombuffer(data, dtype=torch.uint8) if self.is_main else torch.empty(size, dtype=torch.uint8)
+        description, waiting = json.loads(self.broadcast(sent).numpy().tobytes()), iter(tensors)
+
+        def received(dtype: torch.dtype, shape: list[int], strides: list[int]) -> Tensor:
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            if self.is_main:
+                tensor.copy_(next(waiting))
+            if tensor.numel():  # as bytes in the order of memory: any type, any strides
+                self.broadcast(tensor.as_strided([tensor.numel()], [1]).view(torch.uint8))
+            return tensor
+
+        return put_together(description, received)
+
+    def limit_s(self, num_bytes: int) -> float:
+        """Seconds for a section that reads or writes `num_bytes`: --section-timeout, and more for a slow disk."""
+        return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
+
+    def on_rank_zero(
+        self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False, num_bytes: int = 0
+    ) -> Any:
+        """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
+
+        They wait for limit_s(num_bytes), or where it is about all the data (per_node, takes_long) for hours.
+        Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as
+        everywhere() does.
+        """
+        works = (self.local_rank if per_node else self.rank) == 0
+        timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
+        return self._outcomes(work if works else None, timeout)[0]
+
+    def everywhere(self, work: Callable[[], T], takes_long: bool = False) -> T:
+        """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
+
+        The first wait for the last as in on_rank_zero().
+
+        If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host
+        where others did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
+        """
+        results: list[T] = []
+        self._outcomes(lambda: results.append(work()), DATA_TIMEOUT if takes_long else self.section_timeout)
+        return results[0]
+
+    def _outcomes(self, work: Callable[[], Any] | None, timeout: timedelta) -> list[Any]:
+        """What `work` returned, by rank; work: None = this rank has none, and waits for the others. Collective."""
+        outcome, failure = {}, None
+        if work is not None:
+            try:
+                outcome = {"value": work()}
+            except Exception as error:  # all ranks learn of it and raise it below
+                failure, (message, code) = error, explain(error)
+                outcome = {"error": [message or repr(error), int(code), socket.gethostname()]}
+        dist.monitored_barrier(self.cpu_group, timeout=timeout, wait_all_ranks=True)  # names a rank that is missing
+        outcomes = self.gather(outcome)
+        failed = {rank: found["error"] for rank, found in enumerate(outcomes) if "error" in found}
+        for rank, (message, code, host) in failed.items():
+            if code == Exit.INTERNAL:
+                raise failure if rank == self.rank else PeerError(f"rank {rank}: {message}", Exit.INTERNAL)
+            has_every_worker = len(failed) == len([found for found in outcomes if found])
+            raise UserError(message if has_every_worker else f"{host}: {message}", Exit(code)) from failure
+        return [found.get("value") for found in outcomes]
+
+    def require_same(self, value: str, what: str) -> None:
+        """Raise UserError (65) on every rank if `value` differs between them. Collective."""
+        told = self.gather([value, socket.gethostname()])
+        if other := next((host for found, host in told if found != told[0][0]), None):
+            raise UserError(f"{what} on {other} differs from that on {told[0][1]}: all nodes need the same", Exit.BAD_DATA)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's JSON value, by rank, on every rank. Collective. (JSON, for unpickling a peer's bytes would run its code.)"""
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.cpu_group)
+        longest = int(max(sizes))
+        rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
+        dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.cpu_group)
+        return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+
+def is_folder(name: str, world: World) -> bool:
+    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) where nodes differ."""
+    found = world.gather([Path(name).is_dir(), socket.gethostname()])
+    lacking = [host for is_there, host in found if not is_there]
+    if 0 < len(lacking) < len(found):
+        raise UserError(f"{lacking[0]} has no folder {name}, and other nodes have one: give a path that all nodes have",
+                        Exit.NO_INPUT)
+    return not lacking
+
+
+def write_flight_record(folder: Path, rank: int) -> str:
+    """Write what this rank's last NCCL collectives were to folder/rank_N. Returns its path; "" without NCCL.
+
+    `torchfrtrace FOLDER` reads it.
+    """
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return ""
+    # Torch's own pickle, which nothing here reads. No public function gives it (torch 2.11 to 2.15).
+    record = torch._C._distributed_c10d._dump_nccl_trace()
+    folder.mkdir(exist_ok=True)
+    (folder / f"rank_{rank}").write_bytes(record)
+    return str(folder / f"rank_{rank}")
+
+
+def _share_of_cores(world: World) -> int:
+    """Cores of its node for this process alone, at least 1. Collective."""
+    host, allowed = socket.gethostname(), sorted(os.sched_getaffinity(0))
+    affinities = [other for where, other in world.gather([host, allowed]) if where == host]
+    return fair_share(allowed, affinities, cpu_quota())
