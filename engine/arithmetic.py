@@ -1,4 +1,4 @@
-"""What decides about rounding in a run: device, threads, precision, TF32, determinism. Resolved at its first start and kept."""
+"""What decides about rounding: device, threads, precision, TF32, determinism; resolved at the first start, kept."""
 
 import socket
 
@@ -14,23 +14,28 @@ from utils.strategies import load_strategy
 
 
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
-    """Fix what decides about rounding, as this run keeps it: device, threads, precision, TF32, determinism. Collective."""
+    """Set the arithmetic of this process as the run keeps it. Collective."""
+    # device and threads; on the CPU sums depend on the number of threads
     run.resolve("device", config.device, lambda: world.device.type)
-    is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant  # sums depend on the number of threads
+    is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
+
+    # determinism
     if world.device.type == "cpu":
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif config.deterministic:
         torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     vendor.set_determinism(config.deterministic)
+
+    # precision
     precision = _resolve_precision(config, run, world)  # Collective.
     vendor.set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
     return Precision(precision, world.device)
 
 
 def _resolve_precision(config: DeviceOptions, run: Run, world: World) -> str:
-    """--precision as the run keeps it; `auto` = what the hardware of all ranks can do. Collective."""
+    """--precision as the run keeps it; auto: what the hardware of all ranks computes in. Collective."""
     found = world.gather([hardware_precision(world.device), socket.gethostname()])
     without = sorted({host for name, host in found if name != "bf16"})
     kept, differ = run.kept.get("precision"), len({name for name, _ in found}) > 1

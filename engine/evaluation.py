@@ -40,7 +40,7 @@ class Evaluation:
 
     @torch.no_grad()
     def run(self) -> dict[str, Any] | None:
-        """The task's metrics by name; None if a stop was agreed. The model is in evaluation mode afterwards. Collective.
+        """The task's metrics by name; None if a stop was agreed. Leaves the model in evaluation mode. Collective.
 
         Raises UserError on every rank: 65 for a sample that cannot be read, 80 for a metric that is NaN.
         """

@@ -1,6 +1,6 @@
-"""The memory of a device: sizes of batches that fit are found before the training starts, by trying, and again where it runs out later.
+"""A device's memory: batch sizes that fit are found by trying, before training starts and where memory runs out later.
 
-An attempt takes part in no collective, so that a rank whose memory runs out keeps no other waiting.
+An attempt takes part in no collective, so that a rank that runs out of memory keeps no other rank waiting.
 """
 
 import socket
@@ -31,18 +31,23 @@ class Attempts:
         self.bytes_per_param, self._device = bytes_per_param, device
 
     def train(self, size: int) -> None:
-        """A micro-batch of `size`, beside all that a run keeps: the optimizer's state, gradients, the strategy's sums."""
+        """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
+        # what a run keeps
         self._model.train(size > 1)  # BatchNorm would refuse one sample
-        weights = [weight for weight in self._model.parameters() if weight.requires_grad]
-        sums = torch.empty(self.bytes_per_param * sum(map(nn.Parameter.numel, weights)), dtype=torch.uint8, device=self._device)
+        params = [param for param in self._model.parameters() if param.requires_grad]
+        num_bytes = self.bytes_per_param * sum(map(nn.Parameter.numel, params))
+        sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
         buffers, state = Buffers(self._model), dict(self._optimizer.state)
         buffers.begin()
+
+        # two steps that change nothing
         try:
             for _ in range(2):  # the first makes the optimizer allocate its state
                 with self._precision.autocast():
                     loss = self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum
-                for weight, grad in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):  # no hook sees it
-                    weight.grad = grad
+                grads = torch.autograd.grad(loss, params, allow_unused=True)  # no hook sees it
+                for param, grad in zip(params, grads, strict=True):
+                    param.grad = grad
                 self._precision.void_step(self._optimizer)
         finally:
             del sums
@@ -60,22 +65,24 @@ class Attempts:
 
 
 def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:
-    """`size` if micro-batches of it fit into every rank's device; else the largest of size / 2, ... that does. Collective.
+    """`size`, or the largest of size / 2, ... such that micro-batches fit into every rank's device. Collective.
 
-    is_free: the size may change. Else raises UserError (64), as where not even one sample fits. (The CPU's is not tried out.)
+    is_free: the size may change. Raises UserError (64) where it may not, or not even one sample fits. (Host memory is
+    not tried out.)
     """
     if world.device.type == "cpu":
         return size
     fit, reason = largest_fit(attempts.train, size, lambda lack: next(filter(None, world.gather(lack)), ""))
     if fit < size and not (is_free and fit):
-        raise UserError(f"micro-batches of {size} samples do not fit into memory ({reason}); {way_out('--micro-batch-size', fit)}")
+        raise UserError(f"micro-batches of {size} samples do not fit into memory ({reason});"
+                        f" {way_out('--micro-batch-size', fit)}")
     return fit
 
 
 def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str] = str) -> tuple[int, str]:
-    """The largest of size, size / 2, ... that fits, or 0; and what a device said to one that does not.
+    """The largest of size, size / 2, ... that fits, or 0; and the error message of the first that does not.
 
-    agree: makes what one rank's device said known to all.
+    agree: gives all ranks one rank's message.
     """
     reason = ""
     while size and (lack := agree(lack_of_memory(attempt, size))):
@@ -89,7 +96,7 @@ def way_out(flag: str, fit: int) -> str:
 
 
 def lack_of_memory(work: Callable[..., Any], *arguments: Any) -> str:
-    """Do `work`. Returns the host and what its device said if memory ran out, once all that `work` held is free; else ""."""
+    """Do `work`. If memory runs out, free what it held and return the host and the error message; else ""."""
     try:
         work(*arguments)
     except Exception as error:
@@ -103,18 +110,20 @@ def lack_of_memory(work: Callable[..., Any], *arguments: Any) -> str:
 
 
 def memory_error(lack: str, t: "Training") -> RankError:
-    """The error (64) of a rank whose device ran out of memory: which checkpoint stands, and a size that fits now.
+    """The error (64) of a rank whose device ran out of memory: the checkpoint that stands, and a size that fits.
 
     lack: what lack_of_memory returned.
     """
     t.watchdog.enter("looking for a size that fits", t.config.faults.section_timeout)
-    flag, attempt, size = ("--micro-batch-size", t.attempts.train, t.feed.plan.sizes[1]) if t.strategy.module.training else (
-        "--eval-batch-size", t.attempts.evaluate, t.evaluation.loader.sampler.batch_size)
+    if t.strategy.module.training:
+        flag, attempt, size = "--micro-batch-size", t.attempts.train, t.feed.plan.sizes[1]
+    else:
+        flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.loader.sampler.batch_size
     t.state.optimizer.zero_grad(set_to_none=True)
-    t.attempts.bytes_per_param = 0  # the strategy has its sums
+    t.attempts.bytes_per_param = 0  # the strategy holds its sums already
     fit, _ = largest_fit(attempt, size // 2)
-    t.checkpoints.close()  # the save under way
+    t.checkpoints.close()  # finish the save under way
     step = t.checkpoints.newest_step()
     saved = "nothing is saved yet" if step is None else f"the checkpoint of step {step} stands"
-    return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step} ({lack});"
-                     f" {saved}; {way_out(flag, fit)}")
+    return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
+                     f" ({lack}); {saved}; {way_out(flag, fit)}")

@@ -1,6 +1,7 @@
-"""Gradients that are not finite: the step changed nothing; the samples behind it are named; the run ends or goes on.
+"""Gradients that are not finite: the step changes nothing, the samples behind it are named, the run ends or continues.
 
-The owner of --max-nonfinite. The step itself: Precision.step, which applies no update where the gradient is not finite.
+One NaN in one sample would spoil every weight on every rank. Precision.step applies no update where the gradient is not
+finite; this module finds out why, and owns --max-nonfinite.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,34 +23,40 @@ if TYPE_CHECKING:
 
 
 def raise_if_diverged(t: "Training") -> None:
-    """See that the last step's gradient was finite; if not, the step has changed nothing, and the run ends with 80.
+    """End the run with 80 if the last step's gradient was not finite; that step has changed nothing.
 
-    The host asks one step late, so that no device waits for it. Where an unreadable sample made the step void, the run ends as
-    it was before it, saved (65). Collective where the gradient was not finite.
+    The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,
+    the run ends with 65, saved as it was before the step. Collective where the gradient was not finite.
     """
+    # an unreadable sample
     if t.flags.bad_sample:
         t.state.progress = t.precision.undo()
         save(t)  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.stop(t.world)  # Collective.
+
+    # a gradient that is not finite
     if (at := t.precision.pop_nonfinite()) is None:
         return
     t.watchdog.enter("looking for what is not finite", t.config.faults.section_timeout)
-    named = {rank: names for rank, names in enumerate(t.world.gather(nonfinite_names(t, at))) if names}  # Collective.
+    named = t.world.gather(nonfinite_names(t, at))  # Collective.
+    causes = "; ".join(f"rank {rank}, {some(names)}" for rank, names in enumerate(named) if names)
+    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from"
+             f" {causes or 'the sum, and from no one sample'}")
     t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
-    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from "
-             + ("; ".join(f"rank {rank}, {some(names)}" for rank, names in named.items()) or "the sum, and from no one sample"))
-    if progress.skipped > t.config.faults.max_nonfinite:
-        raise UserError(f"{found}; the training diverged: weights and checkpoints are as they were before it; use a smaller --lr,"
-                        " --max-grad-norm 1, or --precision fp32, or go over a few such steps with --max-nonfinite", Exit.DIVERGED)
-    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {t.config.faults.max_nonfinite})")
+    most = t.config.faults.max_nonfinite
+    if progress.skipped > most:
+        raise UserError(f"{found}; the training diverged: weights and checkpoints are as they were before it; use a"
+                        " smaller --lr, --max-grad-norm 1 or --precision fp32, or skip a few such steps with"
+                        " --max-nonfinite", Exit.DIVERGED)
+    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most})")
 
 
 def nonfinite_names(t: "Training", at: Progress) -> list[str]:
-    """The samples, among this rank's share of the step at `at`, that make its gradient non-finite. Computes the share anew."""
+    """This rank's samples that make the gradient of the step at `at` non-finite, found by computing the share again."""
     sampler, samples = t.feed.sampler, t.feed.samples
     normalizer = t.task.normalizer(sampler.indices(at.epoch, at.sample_offset))
-    share = [sampler.micro_batch(at.epoch, at.sample_offset, number) for number in sampler.share]
+    share = [sampler.micro_batch(at.epoch, at.sample_offset, index) for index in sampler.share]
 
     def loss_of(batch: Batch) -> torch.Tensor:
         seed_micro_batch(t.config.run.seed, at.step, batch.index, t.world.device)
@@ -62,24 +69,26 @@ def nonfinite_names(t: "Training", at: Progress) -> list[str]:
     return ["all its samples"] if is_all else [f"sample {index} ({samples.name(index)})" for index in found]
 
 
-def nonfinite_samples(
-    module: nn.Module, micro_batches: Iterable[Batch], loss_of: Callable[[Batch], Tensor], alone: Callable[[int], Batch], largest: float
-) -> list[int]:
-    """Indices of the samples among this rank's micro-batches of a step that make its gradient non-finite.
+def nonfinite_samples(module: nn.Module, micro_batches: Iterable[Batch], loss_of: Callable[[Batch], Tensor],
+                      alone: Callable[[int], Batch], largest: float) -> list[int]:
+    """Indices of the samples in `micro_batches` that make the gradient non-finite.
 
-    loss_of: the loss of a batch as training computes it. alone: a batch of the sample with that index. largest: gradients beyond
-    it count as non-finite. Gradients, buffers and the mode of `module` are left as they are. Where no sample's loss is
-    non-finite by itself, all of the micro-batch are named.
+    loss_of: the loss of a batch as training computes it. alone: a batch of the one sample with that index. largest:
+    gradients beyond it count as non-finite. Where no sample's loss is non-finite by itself, all samples of the
+    micro-batch are named. Leaves gradients, buffers and the mode of `module` as they are.
     """
     buffers, found, modes = Buffers(module), [], {part: part.training for part in module.modules()}
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    params = [param for param in module.parameters() if param.requires_grad]
     buffers.begin()
     for batch in micro_batches:
+        # the micro-batch as a whole
         loss = loss_of(batch)
-        gradients = torch.autograd.grad(loss, weights, allow_unused=True)  # leaves .grad alone, and no hook sees it
+        grads = torch.autograd.grad(loss, params, allow_unused=True)  # leaves .grad alone, and no hook sees it
         buffers.restore()
-        if torch.isfinite(loss) and all(bool((values.abs() <= largest).all()) for values in gradients if values is not None):
+        if torch.isfinite(loss) and all(bool((grad.abs() <= largest).all()) for grad in grads if grad is not None):
             continue
+
+        # its samples, one by one
         module.eval()  # BatchNorm would refuse one sample
         with torch.no_grad():
             by_themselves = [index for index in batch.indices if not torch.isfinite(loss_of(alone(index)))]

@@ -19,38 +19,43 @@ FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a sett
 def resolve_plan(
     config: BatchOptions, num_samples: int, strategy: Strategy, run: Run, world: World, fit: int | None = None
 ) -> BatchPlan:
-    """The plan of this run: its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
+    """The plan of this run; its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
 
-    Where strategy.is_invariant, `auto` does not look at the number of processes, and ranks may be without work. Else `auto`
-    is the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples, and is cut finer for
-    more processes later. fit: samples that do fit into the device's memory, where those of the plan before did not.
+    auto: the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples; cut finer
+    later if there are more processes. Where strategy.is_invariant, auto ignores the number of processes, and ranks may
+    have no work. fit: samples that fit into the device's memory, where those of the plan before did not.
     """
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in strategy.module.modules())
 
     def derive() -> int:
         if strategy.is_invariant:
-            return -(-batch // min(INVARIANT_LIMIT, max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))))
+            size = max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))
+            return -(-batch // min(INVARIANT_LIMIT, size))
         return world.world_size * -(-batch // ((fit or AUTO_LIMIT) * world.world_size))
 
+    # resolve
     if fit:
         kept = run.kept.pop("micro_batches")
-        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches of at most {fit} samples instead of {kept}")
+        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches of at most {fit} samples instead"
+                 f" of {kept}")
     if "micro_batches" in run.kept:
-        run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # the run is of an earlier version
+        run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # an earlier version began the run
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
     if size == "auto" and world.world_size > count and not strategy.is_invariant:
         count = run.kept["micro_batches"] = count * -(-world.world_size // count)
         run.note(f"{world.world_size} processes: a global batch is cut into {count} micro-batches from here on:"
                  " not bit-exact from here")
+
+    # check
     plan = BatchPlan(num_samples, config.global_batch_size, count)
     plan.check(min(world.world_size, count) if strategy.is_invariant else world.world_size, has_batch_norm)
     if world.world_size > count:
         sizes = plan.sizes_for(world.world_size, has_batch_norm)
         idle = some(str(rank) for rank in range(count, world.world_size))
-        run.note(f"a global batch has {count} micro-batches, and there are {world.world_size} processes: rank {idle} only takes part"
-                 f" in the sums; {f'--micro-batch-size {sizes[-1]}' if sizes else 'a larger --global-batch-size'} in a new run"
-                 " gives every rank work")
+        remedy = f"--micro-batch-size {sizes[-1]}" if sizes else "a larger --global-batch-size"
+        run.note(f"a global batch has {count} micro-batches, and there are {world.world_size} processes: rank {idle}"
+                 f" only takes part in the sums; {remedy} in a new run gives every rank work")
     return plan
 
 

@@ -37,7 +37,7 @@ def _record_samples(t: "Training", batch: GlobalBatch) -> None:
 
 
 def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
-    """One train record: figures of the step over all ranks, functions of the position alone; and timings. Collective."""
+    """One train record: figures of the step over all ranks, which depend on the position alone; timings. Collective."""
     losses, grad_norm = Arriving(losses, grad_norm).wait()  # one wait for the device
     table = torch.cat([losses, torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
     # One rank owns each row, and the others hold zeros: the losses are added in the order of the micro-batches.
@@ -63,8 +63,9 @@ def close_run(t: "Training") -> None:
     t.log.note(t.checkpoints.cost())
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
              **t.task.next_steps(str(t.run.path), command("python"))}
-    t.log.note(f"""
-{best["metric"]} {shown(summary[best["metric"]])} on the validation set (best {shown(best["value"])}, at step {best["step"]});
-for comparison: {baselines}
-""" + "\n".join(f"{what:<15} {how}" for what, how in steps.items()))
+    metric = best["metric"]
+    t.log.note("\n".join((
+        "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
+            f" {best['step']});",
+        f"for comparison: {baselines}", *(f"{what:<15} {how}" for what, how in steps.items()))))
     t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 def save(t: "Training", is_best: bool = False, is_evaluated: bool = True) -> None:
     """Start to save; the training goes on while rank 0 writes. Collective.
 
-    is_best: write RUN/model, too. is_evaluated: False before an evaluation; the save after it takes the place of this one.
+    is_best: write RUN/model, too. is_evaluated: False before an evaluation; the save after it replaces this one.
     """
 
     def beside(weights: dict[str, Tensor]) -> None:
@@ -25,6 +25,6 @@ def save(t: "Training", is_best: bool = False, is_evaluated: bool = True) -> Non
 
 
 def wait_for_save(t: "Training") -> None:
-    """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if it could not be written."""
+    """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if that failed."""
     t.watchdog.enter("waiting for the save", t.checkpoints.limit_s, drains=False)
     t.checkpoints.flush()  # Collective.

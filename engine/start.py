@@ -1,4 +1,4 @@
-"""The first moments of a process, before torch is imported: signals, packages, settings, a run that is finished already.
+"""The first moments of a process, before torch is imported: signals, packages, settings, a finished run.
 
 --help, typing errors and finished runs answer in 0.3 s.
 """

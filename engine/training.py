@@ -110,7 +110,8 @@ def build_training(
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after or f"{sys.maxsize}")
     watchdog.stop_after(stop_s or math.inf)
-    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit, config.record.ledger)
+    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit,
+                   config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples,"
              f" {config.model.model}, {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps"
              f" of {plan.num_micro_batches} micro-batches;"
@@ -123,10 +124,11 @@ def build_training(
 
 def _plan_that_fits(config: Config, task: Task, strategy: Strategy, attempts: Attempts, is_new: bool, run: Run,
                     watchdog: Watchdog, world: World) -> BatchPlan:
-    """The plan of this run; where its micro-batches do not fit into memory, and may change, one whose do. Collective."""
+    """The plan of this run; where its micro-batches do not fit into memory and may change, a finer one. Collective."""
     resolve = partial(resolve_plan, config.batch, len(task.train_set), strategy, run, world)
     plan = resolve()
-    is_free = config.batch.micro_batch_size == "auto" and is_new and not strategy.is_invariant  # else bits depend on it
+    is_auto = config.batch.micro_batch_size == "auto"
+    is_free = is_auto and is_new and not strategy.is_invariant  # else bits depend on it
     watchdog.enter("looking for sizes that fit", config.faults.start_timeout)
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     if (fit := resolve_size(plan.sizes[1], attempts, is_free, world)) < plan.sizes[1]:  # Collective.

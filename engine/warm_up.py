@@ -1,4 +1,8 @@
-"""The warm-up: one throw-away step and one evaluation batch, before the first step of a start."""
+"""The warm-up: one step that changes nothing and one evaluation batch, before the first step of a start.
+
+Without it a resumed run would differ in bits: DDP lays out its buckets anew after the first backward, and gloo's sums
+depend on where in a bucket a gradient lies.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -13,18 +17,19 @@ if TYPE_CHECKING:
 
 
 def warm_up(t: "Training") -> None:
-    """One throw-away step of the largest micro-batch and one evaluation batch, before the first step of a start. Collective.
+    """Compute the largest micro-batch and one evaluation batch, and change nothing. Collective.
 
-    It freezes parameters that get no gradient, on all ranks alike; it lets DDP lay out its buckets anew, which it does after the
-    first backward (gloo's sums depend on offsets: a resumed run would differ in bits); it allocates what the optimizer keeps;
-    and memory runs out here, if it does.
+    It freezes parameters that get no gradient, the same ones on all ranks; it lets DDP lay out its buckets; it
+    allocates what the optimizer keeps; and if memory runs out, it does so here. Raises UserError (64) for a model that
+    skips layers at random under a strategy that cannot sum their gradients.
     """
     module = t.strategy.module
     if t.strategy.model is not module and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
-                        " DistributedDataParallel cannot sum what is left over several processes: use --strategy exact, or one process,"
-                        " or a layerdrop of 0")
+                        " DistributedDataParallel cannot sum the rest over several processes: use --strategy exact, one"
+                        " process, or a layerdrop of 0")
     while True:
+        # a step that changes nothing
         module.train()
         for batch in t.strategy.accumulate([t.task.example(t.feed.plan.sizes[1])], 1, t.precision.scale):
             seed_micro_batch(t.config.run.seed, 0, 0, t.world.device)
@@ -32,7 +37,10 @@ def warm_up(t: "Training") -> None:
                 output = t.task.forward(t.strategy.model, batch.to(t.world.device))
             (output.loss_sum / len(batch.sample_weight) * t.precision.scale).backward()
         t.precision.void_step(t.state.optimizer)
-        without = {name: param for name, param in module.named_parameters() if param.requires_grad and param.grad is None}
+
+        # parameters without a gradient
+        params = {name: param for name, param in module.named_parameters() if param.requires_grad}
+        without = {name: param for name, param in params.items() if param.grad is None}
         t.state.optimizer.zero_grad(set_to_none=True)
         module.eval()
         if not without or not (unused := names_unused(t, without)):
@@ -42,12 +50,14 @@ def warm_up(t: "Training") -> None:
             without[name].requires_grad_(False)
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.
     t.strategy.expect_all()
+
+    # evaluation
     with torch.no_grad(), t.precision.autocast():
         t.task.forward(module, t.task.example(t.evaluation.loader.sampler.batch_size).to(t.world.device))
 
 
 def names_unused(t: "Training", without: dict[str, nn.Parameter]) -> list[str]:
-    """Of parameters that got no gradient in training mode, those that get none in evaluation mode either: no layer is skipped there."""
+    """Of parameters without a gradient in training mode, those without one in evaluation mode, which skips no layer."""
     with t.precision.autocast():
         output = t.task.forward(t.strategy.module, t.task.example(t.feed.plan.sizes[1]).to(t.world.device))
     gradients = torch.autograd.grad(output.loss_sum, list(without.values()), allow_unused=True)
