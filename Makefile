@@ -2,15 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Most tests wait for processes that start, or for peers that are lost: two files at a time.
+WORKERS := -n 2 --dist loadfile
 
-.PHONY: train test faults cluster image-test soak lint prove accuracy benchmark size clean
+.PHONY: train check test faults cluster image-test soak lint prove accuracy benchmark size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
 	@NPROC_PER_NODE=2 ./launch.sh
 
+check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a few minutes
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS) tests/unit tests/test_architecture.py
+
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
 faults: .venv/ready-dev             ## every fault of docs/reliability.md, every contract for every task, the demos
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/end_to_end/test_demo.py

@@ -66,8 +66,9 @@ def test_every_rank_is_handed_its_share_and_the_facts_of_the_whole(rank, world_s
     found = [(numbers_of(batch), batch.share, batch.num_samples, batch.normalizer, batch.end, batch.num_tokens)
              for batch in feed.rest_of_epoch(START)]
     order = feed.sampler.order(0)
-    expected = [(share, len(share), end - begin, 2.0 * (end - begin), (0, end) if end < 50 else (1, 0), int(LENGTHS[order[begin:end]].sum()))
-                for begin, end in zip([0, *ENDS], ENDS, strict=False)]
+    expected = [
+        (share, len(share), end - begin, 2.0 * (end - begin), (0, end) if end < 50 else (1, 0),
+         int(LENGTHS[order[begin:end]].sum())) for begin, end in zip([0, *ENDS], ENDS, strict=False)]
     assert found == expected
 
 

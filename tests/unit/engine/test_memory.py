@@ -1,4 +1,4 @@
-"""engine/memory.py: sizes that fit, found by trying; what a rank alone can test. Devices whose memory is small: tests/device."""
+"""engine/memory.py: sizes that fit are found by trying. Devices whose memory is small: tests/device."""
 
 import gc
 import weakref
@@ -60,7 +60,8 @@ def test_another_error_is_no_lack_of_memory():
 
 def test_a_free_size_gives_way_and_a_given_one_is_refused():
     assert resolve_size(32, Room(9), True, OneRank()) == 8
-    with pytest.raises(UserError, match=r"micro-batches of 32 samples do not fit .* 2.00 MiB\); --micro-batch-size 8 fits"):
+    expected = r"micro-batches of 32 samples do not fit .* 2.00 MiB\); --micro-batch-size 8 fits"
+    with pytest.raises(UserError, match=expected):
         resolve_size(32, Room(9), False, OneRank())
 
 
@@ -83,4 +84,5 @@ def test_memory_of_the_cpu_is_not_tried_out():
 
 
 def test_words_for_what_to_do_are_true_where_nothing_fits():
-    assert way_out("--eval-batch-size", 5) == "--eval-batch-size 5 fits" and "one sample does not fit" in way_out("--x", 0)
+    assert way_out("--eval-batch-size", 5) == "--eval-batch-size 5 fits"
+    assert "one sample does not fit" in way_out("--x", 0)

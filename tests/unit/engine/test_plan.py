@@ -28,12 +28,14 @@ def world_of(world_size):
 
 
 def run_in(tmp_path, notes, kept=None):
-    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
+    facts = {"start": 1, "cores_per_process": 1}
+    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts=facts)
 
 
 @pytest.mark.parametrize("num_samples, batch, world_size, expected", [
-    (1000, 128, 1, 2), (1000, 128, 2, 2), (1000, 128, 3, 3), (1000, 1000, 3, 18), (1000, 64, 1, 1), (1000, 65, 1, 2), (10, 128, 4, 4)])
-def test_auto_is_the_smallest_multiple_of_the_processes_within_the_limit(tmp_path, num_samples, batch, world_size, expected):
+    (1000, 128, 1, 2), (1000, 128, 2, 2), (1000, 128, 3, 3), (1000, 1000, 3, 18), (1000, 64, 1, 1), (1000, 65, 1, 2),
+    (10, 128, 4, 4)])
+def test_auto_is_the_least_multiple_of_the_processes_in_the_limit(tmp_path, num_samples, batch, world_size, expected):
     run = run_in(tmp_path, [])
     resolved(run, world_size, num_samples, global_batch_size=batch)
     assert run.kept == {"micro_batches": expected}
@@ -44,7 +46,8 @@ def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_fact
     plan = resolved(run_in(tmp_path_factory.getbasetemp(), []), world_size, num_samples, global_batch_size=batch)
     count, n = plan.num_micro_batches, min(batch, num_samples)
     fewer = count - world_size  # the next smaller multiple would not do
-    assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT, fewer == 0 or -(-n // fewer) > AUTO_LIMIT) == (0, True, True)
+    assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT) == (0, True)
+    assert fewer == 0 or -(-n // fewer) > AUTO_LIMIT
 
 
 @pytest.mark.parametrize("world_size, fit, count", [(1, 12, 6), (2, 12, 6), (2, 16, 4), (3, 5, 15)])
@@ -53,7 +56,8 @@ def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, w
     before = resolved(run, world_size).num_micro_batches
     plan = resolved(run, world_size, fit=fit)
     assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
-    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches of at most {fit} samples instead of {before}"]
+    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches of at most {fit} samples"
+                     f" instead of {before}"]
 
 
 def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
@@ -130,7 +134,8 @@ def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
     assert resolve_eval_batch(BatchOptions(), plan, run) == 64
 
 
-@pytest.mark.parametrize("given_size, micro_batches, expected", [("auto", 8, 16), ("auto", 1, 64), ("auto", 64, 2), (7, 8, 7)])
+@pytest.mark.parametrize("given_size, micro_batches, expected", [
+    ("auto", 8, 16), ("auto", 1, 64), ("auto", 64, 2), (7, 8, 7)])
 def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
     run = run_in(tmp_path, [])
     options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
