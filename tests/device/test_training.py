@@ -62,7 +62,7 @@ def waits_by_cause(waits):
     """How often the host waited for an event in the steps and evaluations, by what asked for it, and for all else; not in saves."""
     found = Counter()
     for kind, frames, count in waits:
-        if {"train.py:train_one_epoch", "train.py:evaluate"} & set(frames) and "train.py:save" not in frames:
+        if {"train.py:train_one_epoch", "engine/evaluation.py:run"} & set(frames) and "engine/saving.py:save" not in frames:
             cause = next((name for name in EXPECTED if name in frames), None) if kind == "event" else None
             found[cause or f"{kind} in {' < '.join(frames[:3])}"] += count
     return found

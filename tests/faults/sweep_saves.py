@@ -49,7 +49,7 @@ ERRORS = {  # what each call may fail with, where it is meaningful
 FAULTS = ("SIGKILL", "ENOSPC", "ENOSPC+", "EIO", "EROFS+")  # +: from that call on
 NEEDED_TO_REMOVE = {"openat", "close", "unlink", "unlinkat", "rmdir"}  # where these fail, something may be left until the next start
 LIMIT_S = 60  # of one point
-WORLD = SimpleNamespace(is_main=True, world_size=1, once=lambda work, **options: work())  # of one process
+WORLD = SimpleNamespace(is_main=True, world_size=1, on_rank_zero=lambda work, **options: work())  # of one process
 
 
 # --- what a run saves
