@@ -20,7 +20,7 @@ def warm_up(t: "Training") -> None:
     and memory runs out here, if it does.
     """
     module = t.strategy.module
-    if t.strategy.model is not module and skips_layers(module):
+    if t.strategy.needs_every_grad and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
                         " DistributedDataParallel cannot sum what is left over several processes: use --strategy exact, or one process,"
                         " or a layerdrop of 0")
@@ -41,7 +41,7 @@ def warm_up(t: "Training") -> None:
         for name in unused:
             without[name].requires_grad_(False)
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.
-    t.strategy.expect_all()
+    t.strategy.require_all_grads()
     with torch.no_grad(), t.precision.autocast():
         t.task.forward(module, t.task.example(t.evaluation.loader.sampler.batch_size).to(t.world.device))
 
