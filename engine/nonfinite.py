@@ -16,7 +16,7 @@ from engine.saving import save, wait_for_save
 from utils.errors import Exit, UserError, some
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir.checkpoint import Progress
-from utils.strategies.base import Buffers
+from utils.strategies.buffers import Buffers
 
 if TYPE_CHECKING:
     from engine.training import Training

@@ -24,7 +24,7 @@ def warm_up(t: "Training") -> None:
     skips layers at random under a strategy that cannot sum their gradients.
     """
     module = t.strategy.module
-    if t.strategy.model is not module and skips_layers(module):
+    if t.strategy.needs_every_grad and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
                         " DistributedDataParallel cannot sum the rest over several processes: use --strategy exact, one"
                         " process, or a layerdrop of 0")
@@ -49,7 +49,7 @@ def warm_up(t: "Training") -> None:
         for name in unused:
             without[name].requires_grad_(False)
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.
-    t.strategy.expect_all()
+    t.strategy.require_all_grads()
 
     # evaluation
     with torch.no_grad(), t.precision.autocast():

@@ -69,7 +69,7 @@ def test_retries_continue_a_run_whose_device_failed_or_hung_once(accelerator, ru
 
 @pytest.mark.needs("simulation")
 @pytest.mark.parametrize("devices, given, parts", [
-    (1, "auto", ["--device auto: 2 processes on this node and 1 sim device", "start 1, or use --device cpu"]),
+    (1, "auto", ["--device auto: 2 processes on this node, but 1 sim device", "start 1, or use --device cpu"]),
     pytest.param(0, "sim", ["--device sim: torch ", "finds no accelerator here; use --device cpu"], marks=pytest.mark.slow),
     pytest.param(4, "xpu", ["--device xpu: torch ", "finds sim here; use --device sim"], marks=pytest.mark.slow),
     pytest.param(4, "sim:1", ["--device sim:1: torch ", "finds sim here; use --device sim"], marks=pytest.mark.slow)])

@@ -1,6 +1,6 @@
-"""What one vendor's devices alone have (CUDA; torch calls AMD's GPUs by that name, too). All else is torch.accelerator's business.
+"""What only one vendor's devices have (CUDA; torch uses that name for AMD's GPUs too). torch.accelerator does the rest.
 
-Nothing here does anything to another device.
+Nothing here has an effect on another device.
 """
 
 import os
@@ -12,50 +12,54 @@ import torch
 
 from utils.errors import UserError
 
-ENVIRONMENT = "CUDA|NCCL|HIP|HSA|ROCR|ZE_|ONEAPI|CCL|PYTORCH"  # how variables begin that decide about devices; kept in RUN/env.txt
-FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; 0, which is torch's default, keeps none
+# Beginnings of the environment variables that configure devices; RUN/env.txt lists them.
+ENVIRONMENT = "CUDA|NCCL|HIP|HSA|ROCR|ZE_|ONEAPI|CCL|PYTORCH"
+FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; torch's default is 0
 
 
 def require_code(device_type: str, count: int) -> None:
-    """Raise UserError (64) if torch has no code for one of the first `count` GPUs. (AMD's name their architectures in another way.)"""
+    """Raise UserError (64) if torch has no code for one of the first `count` GPUs. AMD's GPUs are not checked."""
     if device_type == "cuda" and not torch.version.hip:
         for index in range(count):
-            require_architecture(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
+            capability = torch.cuda.get_device_capability(index)
+            require_architecture(torch.cuda.get_device_name(index), capability, torch.cuda.get_arch_list())
 
 
 def require_architecture(name: str, capability: tuple[int, int], built_for: Sequence[str]) -> None:
     """Raise UserError (64) if torch has no code for a GPU of this compute capability.
 
-    built_for: torch.cuda.get_arch_list(). Binaries (sm_86) run on later minor versions of their major one, PTX (compute_90)
-    on all later ones (CUDA C++ Programming Guide, "Compute capability compatibility").
+    built_for: torch.cuda.get_arch_list(). A binary (sm_86) runs on the same major version with the same or a later
+    minor one, PTX (compute_90) on any later version.
+    Source: CUDA C++ Programming Guide, "Compute capability compatibility".
     """
     found = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(built_for))
-    binaries, texts = ([(int(major), int(minor)) for kind, major, minor in found if kind == wanted]
-                       for wanted in ("sm", "compute"))
+    binaries, ptx = ([(int(major), int(minor)) for kind, major, minor in found if kind == wanted]
+                     for wanted in ("sm", "compute"))
     runs = any(major == capability[0] and minor <= capability[1] for major, minor in binaries)
-    if not runs and not any(each <= capability for each in texts):
-        raise UserError(f"{socket.gethostname()}: {name} is sm_{capability[0]}{capability[1]}, and this torch has code for"
-                        f" {', '.join(built_for) or 'no GPU'} only: install one that fits (https://pytorch.org), or use"
-                        " --device cpu")
+    if not runs and not any(each <= capability for each in ptx):
+        raise UserError(
+            f"{socket.gethostname()}: {name} is sm_{capability[0]}{capability[1]}, but this torch has code only for"
+            f" {', '.join(built_for) or 'the CPU'}; install a torch that supports this GPU (https://pytorch.org), or"
+            " use --device cpu")
 
 
 def record_collectives(device_type: str) -> None:
-    """Have NCCL keep what its last collectives were (World.write_flight_record); before the process group is made."""
-    if device_type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its former name, which torch still reads
+    """Make NCCL keep a record of its last collectives (write_flight_record); before the process group is made."""
+    if device_type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # torch reads its old name too
         os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORD)
 
 
 def set_determinism(is_deterministic: bool) -> None:
-    """Whether cuDNN may choose its algorithms by timing them, and what cuBLAS needs to give the same bits again."""
+    """Set cuDNN's choice of algorithms by timing (off if deterministic), and what cuBLAS needs to repeat its bits."""
     torch.backends.cudnn.benchmark = not is_deterministic
     if is_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def set_tf32(is_allowed: bool) -> None:
-    """Whether float32 products and convolutions are computed in TF32, which has three decimals. The CPU never does.
+    """Set whether float32 products and convolutions are computed in TF32 (three decimal digits); not on the CPU.
 
-    By torch's older switches, here alone: they set the newer ones (fp32_precision) as well. The newer ones leave the
-    older as they were, and then reading these raises, which torch.compile does (torch 2.11 and 2.15).
+    Uses torch's older switches, which also set the newer ones (fp32_precision). The newer ones do not set the older
+    ones, and reading the older ones then raises; torch.compile reads them (torch 2.11 and 2.15).
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed

@@ -1,4 +1,7 @@
-"""Optimizers, and learning rate schedules that are pure functions of (config, step), so that checkpoints hold none of them."""
+"""Optimizers that can skip a step, and learning rate schedules.
+
+A schedule is a pure function of (settings, step), so checkpoints hold no schedule.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,37 +13,54 @@ from utils.settings.config import OptimOptions
 
 
 def build_optimizer(model: nn.Module, config: OptimOptions) -> torch.optim.Optimizer:
-    """Fused SGD (Nesterov) or AdamW over the model's named parameters; no weight decay on biases and normalisation layers."""
-    norms = {id(weight) for module in model.modules() if isinstance(module, _NORMS) for weight in module.parameters(recurse=False)}
+    """Fused AdamW, Adam (L2 weight decay) or SGD (Nesterov) over named parameters.
+
+    No weight decay on biases and normalisation layers. model: on its device, and sharded if the strategy does that.
+    """
+    norms = {id(param) for part in model.modules() if isinstance(part, _NORMS) for param in part.parameters(False)}
     decayed, others = [], []
-    for name, weight in model.named_parameters():
-        (others if weight.ndim <= 1 or id(weight) in norms else decayed).append((name, weight))
+    for name, param in model.named_parameters():
+        (others if param.ndim <= 1 or id(param) in norms else decayed).append((name, param))
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     groups = [group for group in groups if group["params"]]
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
-    optimizer = torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
-    if config.momentum:
-        for weight in model.parameters():
-            # A first step that is skipped (found_inf) would leave uninitialised memory here (torch 2.15); zeros are the same start.
-            optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    if config.optimizer == "sgd":
+        optimizer = torch.optim.SGD(
+            groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
+        for param in model.parameters() if config.momentum else ():
+            # torch 2.15 would leave uninitialised memory here if the first step is skipped; zeros are the same start.
+            optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
+    else:
+        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
+        optimizer = kind(groups, lr=config.lr, betas=config.betas, fused=True)
+    require_skippable(optimizer)
     return optimizer
 
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
+def require_skippable(optimizer: torch.optim.Optimizer) -> None:
+    """Raise TypeError if a step of `optimizer` would ignore found_inf, and so apply a gradient that is not finite.
+
+    Source: torch.amp.GradScaler.step asks the same attribute; fused SGD, Adam, AdamW and Adagrad have it.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        raise TypeError(
+            f"{type(optimizer).__name__} ignores found_inf, so it would apply a gradient that is not finite;"
+            " use torch's SGD, Adam or AdamW with fused=True")
+
+
 def build_schedule(config: OptimOptions, total_steps: int) -> Callable[[int], float]:
-    """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then cosine or linear down to min_lr, or constant."""
+    """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to min_lr, or constant."""
     warmup = round(0.05 * total_steps) if config.warmup_steps == "auto" else config.warmup_steps
 
     def learning_rate(step: int) -> float:
         if step < warmup:
             return config.lr * (step + 1) / (warmup + 1)
         done = (step - warmup) / max(1, total_steps - warmup)  # 0 .. 1
-        falls = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
+        factors = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
         low = config.lr if config.schedule == "constant" else config.min_lr
-        return low + (config.lr - low) * falls[config.schedule]
+        return low + (config.lr - low) * factors[config.schedule]
 
     return learning_rate
 

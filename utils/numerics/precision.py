@@ -1,34 +1,40 @@
-"""Precision: autocast, the fp16 loss scale, and an optimizer step that leaves everything as it was if the gradient is not finite."""
+"""Precision: autocast, the fp16 loss scale, and an optimizer step that a non-finite gradient turns into no step at all.
+
+A single NaN that reaches the weights ruins the run, and asking the device before each step would make it wait. So the
+optimizer itself skips the update on the device, and the host reads the answer one step later.
+"""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from utils.hardware.devices import Arriving
+from utils.numerics.optimizers import require_skippable
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Position = TypeVar("Position")  # where the run is; kept and given back as it is
 
 
 def hardware_precision(device: torch.device) -> str:
-    """What `--precision auto` means here: bf16 where the hardware computes in it, else fp32."""
+    """What `--precision auto` means on this host: bf16 if the hardware computes in it, else fp32."""
     if device.type != "cpu":
         ask = getattr(torch.get_device_module(device), "is_bf16_supported", None)
         return "bf16" if ask and ask(including_emulation=False) else "fp32"
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # no public question exists (torch 2.15)
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()  # torch 2.15: none is public
     return "bf16" if has_bf16 else "fp32"
 
 
-class Precision:
+class Precision(Generic[Position]):
     """How numbers are computed: "fp32", "bf16" or "fp16" on `device`."""
 
     def __init__(self, name: str, device: torch.device):
         self.name, self._dtype, self._device = name, DTYPES.get(name), device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
-        self._last: tuple[Any, Arriving] | None = None  # a position, whether its step's gradient was finite: not yet looked at
-        self._scale_before: tuple[Tensor, Tensor] | None = None  # fp16: the loss scale and its growth, before the last step
+        self._last: tuple[Position, Arriving] | None = None  # of the last step: its position, is_finite; not read yet
+        self._scale_before: tuple[Tensor, Tensor] | None = None  # fp16: loss scale and growth before the last step
 
     def autocast(self) -> AbstractContextManager:
         """The context of a forward."""
@@ -43,42 +49,52 @@ class Precision:
         """Divide the summed gradients by the scale, in place; before clipping."""
         self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer, position: Any, grad_norm: Tensor) -> Tensor:
-        """Apply the update of the step at `position`, unless the gradient is not finite. Returns whether it was: scalar bool on the device.
+    def step(self, optimizer: torch.optim.Optimizer, position: Position, grad_norm: Tensor) -> Tensor:
+        """Apply the update of the step at `position`, unless the gradient is not finite.
 
-        The summed gradient is the same on all ranks, so no collective is needed. The host reads the answer of one step before
-        it issues the next (pop_nonfinite), so that the device never waits.
+        grad_norm: scalar, as clip_grad_norm_ returns it; the same on all ranks, so no collective is needed.
+        Returns is_finite: scalar bool on the device. The host reads it before the next step (pop_nonfinite).
+        Raises TypeError if the optimizer cannot skip a step.
         """
         is_finite = torch.isfinite(grad_norm)
         if self.scaler.is_enabled():
-            self._scale_before = self.scaler._scale.clone(), self.scaler._growth_tracker.clone()  # state_dict() would wait
+            require_skippable(optimizer)  # for any other one GradScaler would wait for the device
+            # GradScaler's state_dict() would wait for the device.
+            self._scale_before = self.scaler._scale.clone(), self.scaler._growth_tracker.clone()
             self.scaler.step(optimizer)
             self.scaler.update()
         else:
-            # The fused optimizers' own protocol (GradScaler's too): found_inf = 1 leaves weights and state as they were.
-            optimizer.grad_scale, optimizer.found_inf = None, (~is_finite).float()
-            optimizer.step()
+            _step_unless(optimizer, (~is_finite).float())
         self._last = (position, Arriving(is_finite))
         return is_finite
 
     def void_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """A step that changes nothing, for memory: the optimizer allocates what it keeps for the parameters that have gradients."""
-        optimizer.grad_scale, optimizer.found_inf = None, torch.ones((), device=self._device)
-        optimizer.step()
-        del optimizer.grad_scale, optimizer.found_inf
+        """Take a step that changes nothing, so that the optimizer allocates its state for parameters with gradients."""
+        _step_unless(optimizer, self._one)
 
-    def undo(self) -> Any:
-        """The position of the last step, whose gradient was not finite: with it, the loss scale too is as it was before."""
+    def undo(self) -> Position:
+        """Return the position of the last step, whose gradient was not finite, and restore its loss scale."""
         (position, _), self._last = self._last, None
         if self.scaler.is_enabled():
             self.scaler._scale, self.scaler._growth_tracker = self._scale_before
         return position
 
-    def pop_nonfinite(self) -> Any | None:
-        """The position of the last step if its gradient was not finite, once; before the next step and before any save.
+    def pop_nonfinite(self) -> Position | None:
+        """Return the position of the last step if its gradient was not finite, once; call it before any save.
 
-        With fp16 that is how the scale finds its level, and tells nothing until the scale has fallen below 1.
+        With fp16, such steps are how the scale finds its level: they count only after the scale has fallen below 1.
         """
         (position, answer), self._last = self._last or (None, None), None
         is_finite = answer is None or bool(answer.wait()[0])
         return None if is_finite or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position
+
+
+def _step_unless(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
+    """Step, but leave parameters and state as they are if found_inf is 1. found_inf: scalar float32 on the device.
+
+    Source: the protocol between torch.amp.GradScaler and the fused optimizers.
+    """
+    require_skippable(optimizer)
+    optimizer.grad_scale, optimizer.found_inf = None, found_inf
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf

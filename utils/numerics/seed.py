@@ -1,6 +1,6 @@
-"""Randomness is derived, never carried: a seed is a pure function of (seed, what for, where in the run).
+"""Randomness is derived, never carried: a seed is a pure function of (seed, purpose, position in the run).
 
-So no random state is saved, and neither rank, worker nor world size can reach a result.
+So no random state is saved, and no result depends on rank, worker or world size.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ def derive_seed(seed: int, stream: str, *position: int) -> int:
     return int.from_bytes(hashlib.blake2b(words.encode(), digest_size=8).digest(), "little") >> 1
 
 
-def seed_micro_batch(seed: int, step: int, number: int, device: torch.device) -> None:
-    """Set torch's generators for micro-batch `number` of optimizer step `step`: its dropout is the same on whichever rank."""
-    value = derive_seed(seed, "micro-batch", step, number)
+def seed_micro_batch(seed: int, step: int, index: int, device: torch.device) -> None:
+    """Seed torch's generators for micro-batch `index` of an optimizer step: its dropout is the same on every rank."""
+    value = derive_seed(seed, "micro-batch", step, index)
     torch.default_generator.manual_seed(value)  # 1 us; torch.manual_seed takes 140
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(value)
@@ -26,7 +26,7 @@ def seed_micro_batch(seed: int, step: int, number: int, device: torch.device) ->
 
 @contextmanager
 def seeded(value: int) -> Iterator[None]:
-    """Seed torch's CPU generator for a block (one sample's augmentation, a model's first weights) and undo it after."""
+    """Seed torch's CPU generator in a block (one sample's augmentation, initial weights), and restore it after."""
     state = torch.default_generator.get_state()
     torch.default_generator.manual_seed(value)
     try:

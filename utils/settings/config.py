@@ -129,13 +129,13 @@ class BatchOptions:
 class OptimOptions:
     """Optimization"""
 
-    optimizer: Literal["adamw", "sgd"] = option("adamw", "AdamW, or SGD with Nesterov momentum")
+    optimizer: Literal["adamw", "adam", "sgd"] = option("adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum")
     lr: float = option(0.001, "peak learning rate")
     min_lr: float = option(0.0, "learning rate at the end of the cosine or linear schedule")
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "after the warm-up")
     warmup_steps: int | Auto = option("auto", "optimizer steps of linear warm-up; auto = 5 % of the run")
     momentum: float = option(0.9, "of SGD")
-    betas: tuple[float, float] = option((0.9, 0.999), "of AdamW")
+    betas: tuple[float, float] = option((0.9, 0.999), "of AdamW and Adam")
     weight_decay: float = option(0.05, "not on biases and normalisation layers")
     max_grad_norm: float = option(0.0, "clip the gradient's norm at this; 0 = off")
     label_smoothing: float = option(0.0, "in the training loss; the evaluation loss is never smoothed")

@@ -8,35 +8,37 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.strategies.base import Strategy
+from utils.strategies.replicated import Replicated
 
 
-class DDP(Strategy):
-    """DistributedDataParallel with a summing hook; one process alone needs none."""
+class DDP(Replicated):
+    """DistributedDataParallel with a hook that sums; a process that is alone needs neither."""
 
     def setup(self, num_micro_batches: int) -> None:
-        """Wrap the model. Collective: DDP sends rank 0's weights to all."""
+        """Wrap the model. Collective: DDP sends rank 0's parameters to all ranks."""
         if self.world.world_size == 1:
             return
+        self.needs_every_grad = True
         self.model = DistributedDataParallel(
             self.module,
             device_ids=None if self.world.device.type == "cpu" else [self.world.device.index],
             gradient_as_bucket_view=True,
-            **{_SYNC_BUFFERS: False})  # see Buffers
+            **{_SYNC_BUFFERS: False})  # see buffers.py
         self.model.register_comm_hook(None, _sum)
 
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
-        """no_sync on all but the last micro-batch."""
+        """DDP's no_sync for all but the last micro-batch."""
         return nullcontext() if is_last or self.model is self.module else self.model.no_sync()
 
 
 _OPTIONS = signature(DistributedDataParallel).parameters
-_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"  # torch 2.15 renamed it
+# torch 2.15 renamed it.
+_SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
 
 
 def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket over ranks; DDP calls it in the last backward. Collective."""
-    # DDP's own hook divides by the world size: a mean of means, wrong where shares are uneven. Our losses are already
-    # divided by the weight of the whole global batch.
+    # DDP's own hook divides by the world size: a mean of means, wrong if shares are uneven. Our losses are already
+    # divided by the normalizer of the whole global batch.
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
     return future.then(lambda done: done.value()[0])

@@ -1,4 +1,4 @@
-"""`make gpu-bench`: what its figures mean, what it refuses, one tiny run. `make gpu-wheels`: what it brings."""
+"""`make gpu-bench`: its formulas, its errors, one tiny run. `make gpu-wheels`: the packages that it downloads."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ import torch
 from packaging.requirements import Requirement
 from torch import nn
 
-from benchmarks import gpu
+from benchmarks import gpu, gpu_rows
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,11 +22,11 @@ def test_mfu_is_what_the_model_needs_over_what_the_device_has():
 
 
 def test_flop_are_those_of_forward_and_backward():
-    """4 -> 8 -> 3 has 32 + 24 weights. Each costs a multiplication and an addition forward, as much for its gradient,
-    and in the second layer as much for that of the input."""
+    """4 -> 8 -> 3 has 32 + 24 params. Each costs a multiplication and an addition in the forward, the same again for
+    its gradient, and in the second layer the same again for the input's gradient."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     batch = {"images": torch.zeros(5, 4)}, torch.zeros(5, dtype=torch.int64)
-    assert gpu.flop_per_sample(model, batch) == 2 * (32 + 24) + 2 * (32 + 24) + 2 * 24
+    assert gpu_rows.flop_per_sample(model, batch) == 2 * (32 + 24) + 2 * (32 + 24) + 2 * 24
     assert next(model.parameters()).device.type == "cpu"  # a copy was counted
 
 
@@ -44,18 +44,18 @@ def test_arguments_are_resolved():
     assert options.rows == ["jpeg", "mlm"]
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "message"), [
     (["--steps", "3"], "argument --steps: 3: must be at least 4"), (["--batch", "1"], "--batch: 1: must be at least"),
     (["--peak", "nan"], "--peak: nan: must be at least"), (["--rows", "video"], "--rows: invalid choice: 'video'"),
     (["--device", "abacus"], "--device abacus: torch"), (["image"], "unrecognized arguments: image")])
-def test_wrong_arguments_are_one_error(words, said, capsys):
+def test_wrong_arguments_are_one_error(words, message, capsys):
     with pytest.raises(SystemExit) as left:
         gpu.parse(words)
-    assert left.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+    assert left.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_it_knows_no_maker_of_accelerators():
-    assert "cuda" not in Path(gpu.__file__).read_text().lower()
+def test_it_names_no_vendors_interface():
+    assert "cuda" not in (Path(gpu.__file__).read_text() + Path(gpu_rows.__file__).read_text()).lower()
 
 
 def test_a_tiny_run_prints_its_rows():
@@ -73,7 +73,7 @@ def test_a_tiny_run_prints_its_rows():
 
 
 def needs_of(*names):
-    """Packages by their normalised names, and all that these need, as they are installed."""
+    """Normalised names of packages and of all packages that these need, as they are installed."""
     found, queue = set(), list(names)
     while queue:
         name = re.sub(r"[-_.]+", "-", queue.pop()).lower()
@@ -88,7 +88,7 @@ def needs_of(*names):
 
 
 def test_the_wheels_for_a_gpu_machine_are_all_that_it_lacks():
-    """Such a machine has torch, torchvision, transformers, tensorboard and pytest, and what they need."""
+    """The GPU machine has torch, torchvision, transformers, tensorboard, pytest and their dependencies."""
     planned = subprocess.run(["make", "--dry-run", "gpu-wheels"], cwd=ROOT, capture_output=True, text=True, check=True)
     [download] = [line for line in planned.stdout.replace("\\\n", " ").splitlines() if " pip download " in line]
     brought = {Requirement(word).name for word in shlex.split(download.partition("--dest wheels")[2])}

@@ -1,4 +1,4 @@
-"""What one vendor's devices alone have: which GPUs torch has code for, on a machine that may have none."""
+"""utils/hardware/vendor.py: the GPUs that torch has code for, tested on a machine that may have none."""
 
 import pytest
 
@@ -7,16 +7,18 @@ from utils.hardware.vendor import require_architecture, require_code
 
 
 @pytest.mark.parametrize("capability, built_for", [
-    ((9, 0), ["sm_80", "sm_90"]), ((8, 6), ["sm_80"]), ((8, 9), ["sm_75", "sm_86"]), ((12, 0), ["sm_90", "compute_90"]),
-    ((10, 3), ["sm_90", "sm_100"]), ((9, 0), ["sm_90a", "sm_90"])])
+    ((9, 0), ["sm_80", "sm_90"]), ((8, 6), ["sm_80"]), ((8, 9), ["sm_75", "sm_86"]),
+    ((12, 0), ["sm_90", "compute_90"]), ((10, 3), ["sm_90", "sm_100"]), ((9, 0), ["sm_90a", "sm_90"])])
 def test_a_gpu_runs_binaries_of_its_major_version_and_any_earlier_ptx(capability, built_for):
     assert require_architecture("a GPU", capability, built_for) is None
 
 
 @pytest.mark.parametrize("capability, built_for", [
-    ((7, 0), ["sm_75", "sm_80"]), ((8, 0), ["sm_86"]), ((12, 0), ["sm_90", "sm_100"]), ((6, 1), ["sm_75", "compute_90"]), ((9, 0), [])])
+    ((7, 0), ["sm_75", "sm_80"]), ((8, 0), ["sm_86"]), ((12, 0), ["sm_90", "sm_100"]),
+    ((6, 1), ["sm_75", "compute_90"]), ((9, 0), [])])
 def test_a_gpu_that_torch_has_no_code_for_is_refused(capability, built_for):
-    with pytest.raises(UserError, match=f"V is sm_{capability[0]}{capability[1]}, and this torch has code for .* only: .*--device cpu"):
+    name = f"sm_{capability[0]}{capability[1]}"
+    with pytest.raises(UserError, match=f"V is {name}, but this torch has code only for .*; .*--device cpu"):
         require_architecture("V", capability, built_for)
 
 
@@ -27,6 +29,6 @@ def test_amds_architectures_are_not_compared_with_cudas(monkeypatch):
     assert require_code("cuda", 1) is None
 
 
-def test_another_accelerator_is_not_asked_for_cudas_architectures(monkeypatch):
+def test_another_accelerator_is_not_compared_with_cudas(monkeypatch):
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: pytest.fail("asked"))
     assert require_code("xpu", 1) is None

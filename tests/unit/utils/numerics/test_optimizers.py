@@ -1,6 +1,7 @@
-"""utils/numerics/optimizers.py: schedules are formulas; what decays and what does not."""
+"""utils/numerics/optimizers.py: schedules are formulas; which params decay; optimizers that can skip a step."""
 
 import math
+import typing
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from utils.numerics.optimizers import build_optimizer, build_schedule, set_lr
 from utils.settings.config import OptimOptions
 
+OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimOptions)["optimizer"])  # every --optimizer
+
 
 def rates(total_steps, **options):
     schedule = build_schedule(OptimOptions(**options), total_steps)
@@ -16,7 +19,7 @@ def rates(total_steps, **options):
 
 
 def test_the_warm_up_rises_linearly_to_lr():
-    assert rates(100, lr=1.0, warmup_steps=4)[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])  # the default: rounding of formulas
+    assert rates(100, lr=1.0, warmup_steps=4)[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
 @pytest.mark.parametrize("total_steps, expected", [(100, 5), (10, 0), (1000, 50), (30, 2)])
@@ -71,22 +74,23 @@ class Scaled(nn.Module):
         self.table = nn.Parameter(torch.ones(2, 2))
 
 
-MODEL = [("conv", nn.Conv2d(1, 2, 1)), ("batch", nn.BatchNorm2d(2)), ("group", nn.GroupNorm(1, 2)), ("layer", nn.LayerNorm((2, 2))),
-         ("rms", nn.RMSNorm((2, 2))), ("embed", nn.Embedding(3, 2)), ("own", Scaled()), ("head", nn.Linear(2, 2))]
+MODEL = [("conv", nn.Conv2d(1, 2, 1)), ("batch", nn.BatchNorm2d(2)), ("group", nn.GroupNorm(1, 2)),
+         ("layer", nn.LayerNorm((2, 2))), ("rms", nn.RMSNorm((2, 2))), ("embed", nn.Embedding(3, 2)), ("own", Scaled()),
+         ("head", nn.Linear(2, 2))]
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_norms_and_biases_do_not_decay_and_every_other_weight_does(name):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_norms_and_biases_do_not_decay_and_every_other_param_does(name):
     optimizer = build_optimizer(nn.ModuleDict(dict(MODEL)), OptimOptions(optimizer=name, weight_decay=0.3))
-    decays = {weight: group["weight_decay"] for group in optimizer.param_groups for weight in group["param_names"]}
+    decays = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
     assert decays == {
-        "conv.weight": 0.3, "conv.bias": 0.0, "batch.weight": 0.0, "batch.bias": 0.0, "group.weight": 0.0, "group.bias": 0.0,
-        "layer.weight": 0.0, "layer.bias": 0.0, "rms.weight": 0.0, "embed.weight": 0.3, "own.scale": 0.0, "own.table": 0.3,
-        "head.weight": 0.3, "head.bias": 0.0}
+        "conv.weight": 0.3, "conv.bias": 0.0, "batch.weight": 0.0, "batch.bias": 0.0, "group.weight": 0.0,
+        "group.bias": 0.0, "layer.weight": 0.0, "layer.bias": 0.0, "rms.weight": 0.0, "embed.weight": 0.3,
+        "own.scale": 0.0, "own.table": 0.3, "head.weight": 0.3, "head.bias": 0.0}
 
 
 def stepped(build):
-    """A model's weights after three steps with the optimizer that `build` makes."""
+    """A model's params after three steps with the optimizer that `build` makes."""
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = build(model)
@@ -94,7 +98,7 @@ def stepped(build):
         model(torch.randn(4, 3)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    return torch.cat([param.detach().flatten() for param in model.parameters()])
 
 
 def plain_groups(model):
@@ -104,15 +108,19 @@ def plain_groups(model):
 @pytest.mark.parametrize("options, plain", [
     (OptimOptions(optimizer="sgd", lr=0.1, momentum=0.8, weight_decay=0.1),
      lambda model: torch.optim.SGD(plain_groups(model), lr=0.1, momentum=0.8, nesterov=True)),
-    (OptimOptions(optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.1), lambda model: torch.optim.SGD(plain_groups(model), lr=0.1)),
+    (OptimOptions(optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.1),
+     lambda model: torch.optim.SGD(plain_groups(model), lr=0.1)),
+    (OptimOptions(optimizer="adam", lr=0.1, betas=(0.7, 0.8), weight_decay=0.1),
+     lambda model: torch.optim.Adam(plain_groups(model), lr=0.1, betas=(0.7, 0.8))),
     (OptimOptions(optimizer="adamw", lr=0.1, betas=(0.7, 0.8), weight_decay=0.1),
      lambda model: torch.optim.AdamW(plain_groups(model), lr=0.1, betas=(0.7, 0.8)))])
 def test_the_fused_optimizer_steps_as_torchs_plain_one(options, plain):
-    # fused kernels contract multiply and add, so a few ulp of float32 (6e-8) per step
-    torch.testing.assert_close(stepped(lambda model: build_optimizer(model, options)), stepped(plain), rtol=1e-5, atol=1e-6)
+    """Fused kernels contract multiply and add: the tolerance is a few ulp of float32 (6e-8) per step."""
+    fused = stepped(lambda model: build_optimizer(model, options))
+    torch.testing.assert_close(fused, stepped(plain), rtol=1e-5, atol=1e-6)
 
 
-def test_frozen_weights_are_left_alone():
+def test_frozen_params_do_not_change():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
     before = model.bias.clone()
@@ -122,5 +130,22 @@ def test_frozen_weights_are_left_alone():
     assert torch.equal(model.bias, before)
 
 
-def test_a_model_without_decayed_weights_has_one_group():
+def test_a_model_without_decayed_params_has_one_group():
     assert len(build_optimizer(nn.LayerNorm(3), OptimOptions()).param_groups) == 1
+
+
+def test_an_optimizer_that_ignores_found_inf_is_refused_when_it_is_built(monkeypatch):
+    """Whoever adds one to build_optimizer meets the message at the first start."""
+    monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, betas, fused: torch.optim.RMSprop(groups, lr=lr))
+    with pytest.raises(TypeError, match=r"RMSprop ignores found_inf, .*; use torch's SGD, Adam or AdamW"):
+        build_optimizer(nn.Linear(2, 2), OptimOptions())
+
+
+def test_rmsprop_does_apply_a_gradient_that_is_not_finite():
+    """Why it is refused; once this fails, torch has changed and RMSprop may be offered."""
+    param = nn.Parameter(torch.ones(1))
+    param.grad = torch.tensor([float("nan")])
+    optimizer = torch.optim.RMSprop([param])
+    optimizer.found_inf = torch.ones(())
+    optimizer.step()
+    assert param.isnan().all()

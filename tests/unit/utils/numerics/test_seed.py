@@ -2,13 +2,13 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import ROOT
 from utils.numerics.seed import derive_seed, seed_micro_batch, seeded
 
 
@@ -20,21 +20,23 @@ def test_a_seed_is_a_pure_function_and_fits_a_generator(seed, stream, position):
 
 
 def test_a_seed_is_the_same_in_every_process():
-    program = "from utils.numerics.seed import derive_seed; print(derive_seed(3, 'augmentation', 1, 2))"  # str's own hash is not
-    done = subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[4], capture_output=True, text=True, check=True)
+    """Python's own hash of a str is not."""
+    program = "from utils.numerics.seed import derive_seed; print(derive_seed(3, 'augmentation', 1, 2))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert int(done.stdout) == derive_seed(3, "augmentation", 1, 2)
 
 
-@pytest.mark.parametrize("other", [(4, "a", 1, 2), (3, "b", 1, 2), (3, "a", 2, 2), (3, "a", 1, 3), (3, "a", 2, 1), (3, "a", 12), (3, "a")])
-def test_every_argument_makes_another_seed(other):
+@pytest.mark.parametrize("other", [
+    (4, "a", 1, 2), (3, "b", 1, 2), (3, "a", 2, 2), (3, "a", 1, 3), (3, "a", 2, 1), (3, "a", 12), (3, "a")])
+def test_every_argument_changes_the_seed(other):
     assert derive_seed(*other) != derive_seed(3, "a", 1, 2)
 
 
-def test_ten_thousand_positions_have_as_many_seeds():
+def test_ten_thousand_positions_have_ten_thousand_seeds():
     assert len({derive_seed(0, "augmentation", epoch, index) for epoch in range(10) for index in range(1000)}) == 10_000
 
 
-def test_a_micro_batch_draws_by_its_step_and_number():
+def test_a_micro_batch_draws_by_its_step_and_index():
     def draw(*position):
         seed_micro_batch(*position, torch.device("cpu"))
         return torch.rand(2).tolist()
@@ -43,7 +45,7 @@ def test_a_micro_batch_draws_by_its_step_and_number():
     assert draws[0] == draws[1] and len({tuple(each) for each in draws}) == 4
 
 
-def test_seeded_draws_the_same_each_time_and_leaves_torchs_generator_as_it_was():
+def test_seeded_draws_the_same_and_restores_torchs_generator():
     torch.manual_seed(0)
     state = torch.get_rng_state()
     draws = []
@@ -53,7 +55,7 @@ def test_seeded_draws_the_same_each_time_and_leaves_torchs_generator_as_it_was()
     assert draws[0] == draws[1] and torch.equal(torch.get_rng_state(), state)
 
 
-def test_seeded_undoes_itself_after_an_error():
+def test_seeded_restores_the_generator_after_an_error():
     torch.manual_seed(0)
     state = torch.get_rng_state()
     with pytest.raises(KeyError), seeded(7):

@@ -1,4 +1,4 @@
-"""Buffers of a step: every micro-batch starts from the same, and the run's are those that micro-batch 0 leaves."""
+"""Buffers in a step: every micro-batch starts from the same ones, and the run keeps what micro-batch 0 leaves."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -14,22 +14,23 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 
 def build_net():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4, momentum=None))
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3),
+                         nn.BatchNorm2d(4, momentum=None))
 
 
-def batches_of(numbers):
-    generators = [torch.Generator().manual_seed(number) for number in numbers]
-    return [SimpleNamespace(index=v, images=torch.randn(4, 3, 8, 8, generator=g)) for v, g in zip(numbers, generators, strict=True)]
+def batch_of(index):
+    images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(index))
+    return SimpleNamespace(index=index, images=images)
 
 
 def buffers_of(model):
     return {name: buffer.tolist() for name, buffer in model.named_buffers()}
 
 
-def run_step(strategy, numbers, is_finite=YES):
+def run_step(strategy, indices, is_finite=YES):
     """One step; returns the buffers from which each micro-batch started."""
     starts = []
-    for batch in strategy.accumulate(batches_of(numbers), len(numbers), torch.ones(())):
+    for batch in strategy.accumulate(map(batch_of, indices), len(indices), torch.ones(())):
         starts.append(buffers_of(strategy.module))
         strategy.model(batch.images).sum().backward()
     strategy.commit_buffers(is_finite)
@@ -44,11 +45,11 @@ def strategy(request, world):
     return strategy
 
 
-@pytest.mark.parametrize("numbers", [[0, 1, 2, 3], [2, 0, 3], [0]])
-def test_after_a_step_they_are_those_that_micro_batch_0_leaves_from_the_steps_start(strategy, numbers):
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3], [2, 0, 3], [0]])
+def test_after_a_step_they_are_what_micro_batch_0_leaves(strategy, indices):
     alone = deepcopy(strategy.module)
-    alone(batches_of([0])[0].images)
-    run_step(strategy, numbers)
+    alone(batch_of(0).images)
+    run_step(strategy, indices)
     assert buffers_of(strategy.module) == buffers_of(alone)
 
 
@@ -57,7 +58,7 @@ def test_every_micro_batch_starts_from_those_of_the_steps_start(strategy):
     assert run_step(strategy, [0, 1, 2]) == [before] * 3
 
 
-def test_where_the_gradient_is_not_finite_they_are_as_before_the_step(strategy):
+def test_a_non_finite_gradient_leaves_them_as_before_the_step(strategy):
     before = buffers_of(strategy.module)
     run_step(strategy, [0, 1, 2], is_finite=NO)
     assert buffers_of(strategy.module) == before
@@ -69,14 +70,16 @@ def test_a_rank_without_micro_batch_0_keeps_its_own_until_they_are_sent(strategy
     assert buffers_of(strategy.module) == before
 
 
-def test_a_step_whose_buffers_were_never_settled_leaves_no_trace(strategy):
+def test_a_step_without_commit_leaves_no_trace(strategy):
+    """The warm-up is one."""
     before = buffers_of(strategy.module)
-    for batch in strategy.accumulate(batches_of([0, 1]), 2, torch.ones(())):
+    for batch in strategy.accumulate(map(batch_of, [0, 1]), 2, torch.ones(())):
         strategy.model(batch.images).sum().backward()
-    assert buffers_of(strategy.module) == before  # the warm-up
+    assert buffers_of(strategy.module) == before
 
 
-def test_those_that_the_next_forward_reads_are_sent_each_step_and_batch_norms_are_not(world):
+def test_those_that_the_next_forward_reads_are_sent_in_each_step(world):
+    """BatchNorm's statistics and counters are not."""
     class Net(nn.Module):
         def __init__(self):
             super().__init__()

@@ -1,0 +1,149 @@
+"""What the rows of benchmarks/gpu.py compute: the models, the data that both sides read, and the bare loop's batches.
+
+Legend: B samples, T tokens, P predicted tokens.
+"""
+
+import copy
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageChops
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
+from torchvision import datasets, transforms
+from transformers import PreTrainedTokenizerFast
+
+from data.tokenizer import SPECIAL, load_tokenizer
+from models.bert import SparsePrediction, build_encoder
+from models.vision import build_classifier
+from utils.hardware.cores import available_cores
+from utils.settings.config import TextModelOptions
+
+TASKS = {"text": "text-classification", "mlm": "masked-lm"}
+DISTINCT = 128  # image files; the others are links to them
+Batch = tuple[dict[str, Tensor], Tensor]  # inputs by name, targets
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of models and data, and how much is measured."""
+
+    image_model: str = "resnet50"
+    side: int = 224  # px
+    classes: int = 1000
+    image_batch: int = 256
+    text_model: str = "bert-base"
+    tokens: int = 128
+    vocabulary: int = 30522
+    text_batch: int = 128
+    precision: str = "bf16"
+    steps: int = 80
+    rounds: int = 2
+
+
+TINY = Sizes("resnet18", 32, 10, 8, "bert-tiny", 16, 200, 8, "fp32", steps=8, rounds=1)
+
+
+def write_images(root: Path, sizes: Sizes, count: int, is_jpeg: bool) -> None:
+    """Write train/CLASS/* and val/CLASS/*: smooth noise with grain, so that JPEGs have about the size of photos."""
+    rng, made = np.random.default_rng(0), []
+    width, height = (500, 375) if is_jpeg else (sizes.side, sizes.side)
+    for index in range(count + sizes.classes):
+        folder = root / ("train" if index < count else "val") / f"{index % sizes.classes:04}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{index}.{'jpg' if is_jpeg else 'bmp'}"
+        if len(made) == DISTINCT:
+            os.link(made[index % DISTINCT], path)
+            continue
+        coarse = Image.fromarray(rng.integers(256, size=(24, 32, 3), dtype=np.uint8)).resize((width, height))
+        grain = Image.fromarray(rng.integers(24, size=(height, width, 3), dtype=np.uint8))
+        ImageChops.add(coarse, grain, offset=-12).save(path, quality=90)
+        made.append(path)
+
+
+def write_texts(root: Path, sizes: Sizes, count: int) -> None:
+    """Write train.csv, val.csv, tokenizer/: each word is one token, and each text fills the model's input."""
+    rng, words = np.random.default_rng(0), [f"w{index}" for index in range(sizes.vocabulary - len(SPECIAL))]
+    root.mkdir()
+    for name, rows in (("train", count), ("val", 8)):
+        texts = rng.choice(words, (rows, sizes.tokens - 2))  # [CLS] and [SEP] are the other two
+        with (root / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("label", "text"), *((i % 2, " ".join(text)) for i, text in enumerate(texts))])
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate([*SPECIAL, *words])}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(name, SPECIAL.index(name)) for name in ("[CLS]", "[SEP]")])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, **{f"{name.strip('[]').lower()}_token": name for name in SPECIAL},
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"]).save_pretrained(root / "tokenizer")
+
+
+def build_model(kind: str, sizes: Sizes, data: Path) -> nn.Module:
+    """The model that Lockstep trains in a row; on the CPU."""
+    if kind not in TASKS:
+        return build_classifier(sizes.image_model, sizes.classes, sizes.side).to(memory_format=torch.channels_last)
+    model = build_encoder(TASKS[kind], TextModelOptions(model=sizes.text_model), None, None,
+                          load_tokenizer(str(data / "tokenizer")), sizes.tokens, ("0", "1") if kind == "text" else ())
+    model.sparse = SparsePrediction(model) if kind == "mlm" else None
+    return model
+
+
+def example(kind: str, sizes: Sizes, size: int) -> Batch:
+    """A batch of noise with the shapes that Lockstep's batches of the row's data have. size: B."""
+    if kind not in TASKS:
+        images = torch.randn(size, 3, sizes.side, sizes.side).to(memory_format=torch.channels_last)
+        return {"images": images}, torch.randint(sizes.classes, (size,))
+    ids = torch.randint(len(SPECIAL), sizes.vocabulary, (size, sizes.tokens))
+    inputs = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}  # nothing is padded: no mask, as in training
+    if kind == "text":
+        return inputs, torch.randint(2, (size,))
+    predicted = 1 + torch.arange(max(1, round(0.15 * (sizes.tokens - 2))))  # of each text
+    positions = (torch.arange(size)[:, None] * sizes.tokens + predicted).flatten()  # [P], into the flattened [B x T]
+    return inputs | {"positions": positions}, torch.randint(sizes.vocabulary, positions.shape)
+
+
+def to_device(batch: Batch, device: torch.device | str) -> Batch:
+    """The same batch on `device`; copies from pinned memory do not wait."""
+    inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch[0].items()}
+    return inputs, batch[1].to(device, non_blocking=True)
+
+
+def loss_of(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+    """Mean cross-entropy in float32."""
+    if "images" in inputs:
+        logits = model(inputs["images"])
+    elif "positions" in inputs:
+        tokens = {name: tensor for name, tensor in inputs.items() if name != "positions"}
+        logits = model.sparse.logits(model, tokens, inputs["positions"])
+    else:
+        logits = model(**inputs).logits
+    return F.cross_entropy(logits.float(), targets)
+
+
+def jpeg_batches(folder: Path, sizes: Sizes, batch: int, device: torch.device) -> Iterator[Batch]:
+    """Endless batches by torchvision's usual augmentation and torch's DataLoader."""
+    prepare = transforms.Compose([
+        transforms.RandomResizedCrop(sizes.side), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+    workers = max(1, min(1 if device.type == "cpu" else 8, available_cores() - 1))
+    loader = DataLoader(datasets.ImageFolder(folder / "train", prepare), batch, shuffle=True, drop_last=True,
+                        num_workers=workers, persistent_workers=True, pin_memory=device.type != "cpu")
+    while True:
+        for images, targets in loader:
+            inputs, targets = to_device(({"images": images}, targets), device)
+            yield {"images": (inputs["images"] / 127.5 - 1).to(memory_format=torch.channels_last)}, targets
+
+
+def flop_per_sample(model: nn.Module, batch: Batch) -> float:
+    """FLOP of one forward and backward, divided by B; counted on the meta device, which computes nothing."""
+    inputs, targets = to_device(batch, "meta")
+    with FlopCounterMode(display=False) as counter:
+        loss_of(copy.deepcopy(model).to("meta"), inputs, targets).backward()
+    return counter.get_total_flops() / len(next(iter(batch[0].values())))

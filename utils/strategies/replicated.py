@@ -1,0 +1,94 @@
+"""What strategies share that keep all parameters and all optimizer state on every rank."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.distributed.world import World
+from utils.strategies.base import AnyMicroBatch, Strategy
+from utils.strategies.buffers import Buffers
+
+
+class Replicated(Strategy):
+    """A Strategy but for setup and the sum over ranks: grad_sync and finish."""
+
+    def __init__(self, module: nn.Module, world: World):
+        super().__init__(module, world)
+        self._buffers = Buffers(module)
+
+    @abstractmethod
+    def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
+        """The context of one micro-batch's forward and backward; the sum over ranks may start in a rank's last one."""
+
+    def finish(self) -> None:
+        """Wait for the sums, after a rank's last backward. Collective."""
+
+    def require_all_grads(self) -> None:
+        """Nothing to do if every rank uses every parameter in each step."""
+
+    def accumulate(
+        self, micro_batches: Iterable[AnyMicroBatch], count: int, scale: Tensor
+    ) -> Iterator[AnyMicroBatch]:
+        """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
+        self._buffers.begin()
+        for number, micro_batch in enumerate(micro_batches, 1):
+            with self.grad_sync(number == count, scale):
+                yield micro_batch
+            if micro_batch.index == 0:
+                self._buffers.keep()
+            self._buffers.restore()
+        self.finish()
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Without communication: every rank has the whole gradient."""
+        params = [param for param in self.module.parameters() if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm([param.grad for param in params])
+        if max_norm:
+            torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
+        return norm
+
+    def commit_buffers(self, is_finite: Tensor) -> None:
+        """Send those that the next forward reads; the others wait until they are needed. Collective."""
+        self._buffers.commit(is_finite)
+        for buffer in self._buffers.stepwise:
+            self.world.broadcast(buffer)
+
+    def broadcast_buffers(self) -> None:
+        """One broadcast per buffer. Collective."""
+        for buffer in self.module.buffers():
+            self.world.broadcast(buffer)
+
+    def model_state(self) -> dict[str, Tensor]:
+        """The module's own tensors, not copies."""
+        names: dict[int, str] = {}
+        state = self.module.state_dict(keep_vars=True)
+        return {name: tensor.detach() for name, tensor in state.items() if names.setdefault(id(tensor), name) == name}
+
+    def load_model_state(self, state: dict[str, Tensor]) -> None:
+        """Copy into the module's tensors."""
+        own = self.model_state()
+        wrong = sorted(set(own) ^ set(state)) or [name for name in own if own[name].shape != state[name].shape]
+        if wrong:
+            raise KeyError(f"{len(wrong)} tensors differ, for example {wrong[0]}")
+        self.module.load_state_dict(state, strict=False)  # it lacks the second names of tied tensors
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+        """The optimizer's own tensors, not copies."""
+        names = _names_by_index(optimizer)
+        return {names[index]: state for index, state in optimizer.state_dict()["state"].items()}
+
+    def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Any]]) -> None:
+        """By name: the order of parameters may differ."""
+        indices = {name: index for index, name in _names_by_index(optimizer).items()}
+        full = optimizer.state_dict()
+        full["state"] = {indices[name]: values for name, values in state.items()}
+        optimizer.load_state_dict(full)
+
+
+def _names_by_index(optimizer: torch.optim.Optimizer) -> dict[int, str]:
+    groups = optimizer.state_dict()["param_groups"]
+    return {index: name for group in groups for index, name in zip(group["params"], group["param_names"], strict=True)}
