@@ -30,13 +30,13 @@ from engine.arithmetic import resolve_arithmetic
 from engine.evaluation import evaluate_only
 from engine.memory import lack_of_memory, memory_error
 from engine.nonfinite import raise_if_diverged
-from engine.records import close_run, log_step
+from engine.records import close_run, log_step, watch_run
 from engine.saving import save, wait_for_save
 from engine.training import Training, build_training
 from engine.warm_up import warm_up
 from models.tasks import load_task
 from utils.distributed.watchdog import Watchdog
-from utils.distributed.world import World, write_flight_record
+from utils.distributed.world import World
 from utils.errors import Exit, exit_after, say
 from utils.numerics.optimizers import set_lr
 from utils.numerics.seed import seed_micro_batch
@@ -52,8 +52,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
     with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective.
         require_same_program(config, world)  # Collective.
         note = partial(say, stream=console) if world.is_main else lambda text: None
-        with open_run(config, world, note) as run, watchdog.telling_peers():  # Collective.
-            watchdog.at_end = run.status
+        with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
             precision = resolve_arithmetic(config.device, run, world)  # Collective.
             task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
@@ -62,7 +61,6 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             run.require_same("data", task.fingerprint, "the data set")
             if config.run.eval_only:
                 return evaluate_only(config, task, precision, run, watchdog, world)  # Collective.
-            watchdog.write_flight_record = partial(write_flight_record, run.path / "flight-record", world.rank)
             training = build_training(config, task, precision, run, watchdog, world)  # Collective.
             codes: list[Exit] = []
             with closing(training.log), closing(training.checkpoints):
@@ -75,7 +73,7 @@ def train(t: Training) -> Exit:
     """The run from where it is to its end, or to a stop: 75. Collective."""
     t.watchdog.enter("the first step", t.config.faults.start_timeout)
     warm_up(t)  # Collective.
-    t.watchdog.is_stoppable = False  # from here on there is something to save
+    t.watchdog.save_on_stop()  # from here on there is something to save
     if is_evaluation_due(t):  # the last start ended before it was done
         evaluate_and_save(t)  # Collective.
     while not t.flags.stop and t.state.progress.step < t.last_step:

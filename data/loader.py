@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.sampler import ElasticDistributedSampler, EvaluationSampler, MicroBatch
-from utils.distributed.watchdog import end_with_parent
+from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
 

@@ -13,7 +13,8 @@ from data.loader import BadSamples, MicroBatchDataset
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
 from models.tasks.base import Task
-from utils.distributed.watchdog import MARGIN_S, Watchdog
+from utils.distributed.deadlines import MARGIN_S
+from utils.distributed.watchdog import Watchdog
 from utils.rundir.checkpoint import Progress
 from utils.rundir.throughput import Throughput
 from utils.settings.config import FaultOptions

@@ -1,19 +1,34 @@
 """What is written down of a training: a record every --log-every steps, the samples of each (--ledger), the summary."""
 
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from data.batch import GlobalBatch
+from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World, write_flight_record
 from utils.errors import Exit
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Progress
 from utils.rundir.log import figure, last_record
-from utils.rundir.run import command
+from utils.rundir.run import Run, command
 
 if TYPE_CHECKING:
     from engine.training import Training
+
+
+def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextManager[None]:
+    """While the run is open: the watchdog's messages name the step, and it writes to the run directory why it ended."""
+    on_device = "" if world.device.type == "cpu" else f" on {world.device}"
+    folder = None if run.is_read_only else run.path / "flight-record"
+
+    def where() -> str:
+        progress = run.where()
+        return f"step {progress.step}{on_device}" if progress else "starting"
+
+    return watchdog.watch_run(where, run.status, partial(write_flight_record, folder, world.rank))
 
 
 def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:

@@ -81,8 +81,6 @@ def build_training(
     # state: new, or that of the newest checkpoint
     state = TrainState(strategy, optimizer, precision.scaler)
     run.where = lambda: state.progress
-    on_device = "" if world.device.type == "cpu" else f" on {world.device}"
-    watchdog.where = lambda: f"step {state.progress.step}{on_device}"
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_resolved()
     if config.device.compile:

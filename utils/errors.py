@@ -17,7 +17,7 @@ from enum import IntEnum
 from typing import NoReturn, TextIO
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # a wish to stop: exit code 75
-LAST_WORDS_S = 5  # for a status file that cannot be written, a console that nobody reads
+LAST_WORDS_S = 5  # limit for last work: a disk may hang, and a console may not be read
 
 
 class Exit(IntEnum):
@@ -28,18 +28,18 @@ class Exit(IntEnum):
     BAD_DATA = 65
     NO_INPUT = 66
     INTERNAL = 70
-    HARDWARE = 71  # a device failed, or the system killed a part of the run
+    HARDWARE = 71  # a device failed, or the system killed a data loading process
     CANNOT_CREATE = 73
     IO = 74
     STOPPED = 75  # stopped and saved: the same command continues
     LOST_PEERS = 76
-    OTHER_RUN = 78  # the run directory belongs to other settings or is in use
+    OTHER_RUN = 78  # the run directory was created with different settings, or is in use
     DIVERGED = 80
-    NO_CHECKPOINT = 82  # checkpoints exist, and none loads
+    NO_CHECKPOINT = 82  # checkpoints exist, but none loads
 
 
 class UserError(ValueError):
-    """Something the user can mend: what was found, the rule, a way out. Rank 0 prints it.
+    """An error that the user can correct: what was found, the rule, a way out. Rank 0 prints it.
 
     Raised alike on every rank (World.everywhere does it).
     """
@@ -50,18 +50,18 @@ class UserError(ValueError):
 
 
 class RankError(UserError):
-    """A UserError that only this rank knows of (an unreadable sample, say), so this rank prints it."""
+    """A UserError that only this rank has (an unreadable sample, say), so this rank prints it."""
 
 
 class PeerError(UserError):
-    """An error of another rank. is_shown: that rank prints it; else rank 0 does."""
+    """An error of another rank. is_shown: that rank prints it; otherwise rank 0 does."""
 
     def __init__(self, message: str, code: Exit, is_shown: bool = True):
         super().__init__(message, code)
         self.is_shown = is_shown
 
 
-LAST_WORD = threading.Lock()  # taken, for good, by the thread that ends the process: it alone prints why
+LAST_WORD = threading.Lock()  # taken for good by the thread that ends the process: it alone prints why
 
 
 def is_shown_here(error: Exception) -> bool:
@@ -72,14 +72,14 @@ def is_shown_here(error: Exception) -> bool:
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
-    """Print a line, by default to standard error. A terminal that was closed, or a pipe, must end no run."""
+    """Print a line, by default to standard error. A closed terminal or pipe must not end a run."""
     with suppress(OSError):
         (stream or sys.stderr).write(f"{text}\n")  # in one write: other ranks print too
         (stream or sys.stderr).flush()
 
 
 def bounded(work: Callable[[], None]) -> None:
-    """Do last work, or most of it: a disk that hangs, or a console that nobody reads any more, must not keep the process."""
+    """Do last work, but only wait LAST_WORDS_S for it: a disk that hangs must not keep the process from ending."""
     last = threading.Thread(target=work, daemon=True)
     last.start()
     last.join(LAST_WORDS_S)
@@ -91,7 +91,7 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 
-# What no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable, NvlinkUncorrectable,
+# Errors that no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable, NvlinkUncorrectable,
 # Contained and HardwareStackError (libcudart 13; HIP has the same), and the driver's own words.
 _BROKEN = re.compile(
     r"device\(s\) is/are busy or unavailable|uncorrectable ECC error|uncorrectable NVLink error"
@@ -100,57 +100,72 @@ _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitor
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device had no memory left: as torch says it, the driver, cuBLAS, cuDNN, NCCL. Torch is not imported here."""
-    is_torchs = "OutOfMemoryError" in {kind.__name__ for kind in type(error).__mro__}
-    return is_torchs or bool(re.search(r"error: out of memory|_ALLOC_FAILED|unable to find an engine|to \w+ calloc", str(error)))
+    """Whether a device had no memory left, in the words of torch, the driver, cuBLAS, cuDNN or NCCL. No torch here."""
+    words = r"error: out of memory|_ALLOC_FAILED|unable to find an engine|to \w+ calloc"
+    is_of_torch = "OutOfMemoryError" in {kind.__name__ for kind in type(error).__mro__}
+    return is_of_torch or bool(re.search(words, str(error)))
 
 
 def explain(
-    error: Exception, out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
+    error: Exception,
+    out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
     killed: str = "the same command continues; fewer --workers need less memory"
 ) -> tuple[str, Exit]:
-    """An error in words for the user, and its exit code; INTERNAL for what should not happen.
+    """The message and the exit code of an error; INTERNAL for one that should not happen.
 
-    out_of_memory, killed: the ways out where memory ran out, and where a data loading process was killed.
+    out_of_memory, killed: the ways out if memory ran out, and if a data loading process was killed.
     """
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
     first_line = next(iter(text.splitlines()), type(error).__name__)
     rank, host = os.environ.get("RANK", 0), socket.gethostname()
+
+    # the user's
     if isinstance(error, UserError):
         return text, error.code
+
+    # the host's and the device's
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
         is_full = "Bus error" in f"{text}{error.__cause__}"
         reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if is_full else "out of memory?"
         notes, code = "".join(getattr(error, "__notes__", [])), Exit.IO if is_full else Exit.HARDWARE
-        return (f"a data loading process (pid {found[1].strip()}) of rank {rank} was killed ({reason});"
-                f" {killed}{notes}"), code
+        return f"data loading process {found[1].strip()} of rank {rank} was killed ({reason}); {killed}{notes}", code
     if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
         line = next(line for line in text.splitlines() if found[0] in line).strip()
         return (f"device {os.environ.get('LOCAL_RANK', 0)} of {host} (rank {rank}) failed ({line});"
                 " the same command continues, on a device that works"), Exit.HARDWARE
     if found := re.match(r"(\S+) does not have a deterministic implementation", text):
-        return f"--deterministic: {found[1]} has no deterministic implementation; leave it out, or use another --model", Exit.USAGE
+        return (f"--deterministic: {found[1]} has no deterministic implementation; leave it out, or use another"
+                " --model"), Exit.USAGE
     if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: {out_of_memory} ({first_line})", Exit.USAGE
+
+    # the peers'
     if "NCCL error" in text:
-        found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
-        line = found[1].strip() if found else first_line
-        if re.search("Duplicate GPU detected|no socket interface found", line):
-            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own that it can see (and"
-                    " --nproc-per-node at most as many), and NCCL_SOCKET_IFNAME must name an interface that this host has"), Exit.USAGE
-        return f"rank {rank} on {host} lost its peers (NCCL: {line})", Exit.LOST_PEERS
+        return _explain_nccl(text, f"rank {rank} on {host}")
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
     if "DistError" in names or is_of_backend:
         found = re.search(_LOST, text, re.I)
         return f"rank {rank} on {host} lost its peers ({found[0] if found else first_line[:100]})", Exit.LOST_PEERS
+
+    # the disk's
     if isinstance(error, OSError):
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return f"{type(error).__name__}: {text}{'; make room, and the same command continues' if is_full else ''}", Exit.IO
+        way_out = "; free some space, and the same command continues" if is_full else ""
+        return f"{type(error).__name__}: {text}{way_out}", Exit.IO
     return text, Exit.INTERNAL
 
 
+def _explain_nccl(text: str, rank: str) -> tuple[str, Exit]:
+    found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
+    line = found[1].strip() if found else text.splitlines()[0]
+    if re.search("Duplicate GPU detected|no socket interface found", line):
+        return (f"{rank}: NCCL: {line}: each process needs a visible GPU of its own (--nproc-per-node at most their"
+                " number), and NCCL_SOCKET_IFNAME must name an interface of this host"), Exit.USAGE
+    return f"{rank} lost its peers (NCCL: {line})", Exit.LOST_PEERS
+
+
 def begin_start() -> None:
-    """Forget how torchrun's start before this one ended; on the first process of a node, as the first thing."""
+    """Delete the exit code of torchrun's start before this one. The first process of a node does it, first of all."""
     path = os.environ.get("LOCKSTEP_EXIT_FILE")
     if path and os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
@@ -158,7 +173,7 @@ def begin_start() -> None:
 
 
 def exit_after(work: Callable[[], int]) -> NoReturn:
-    """Run `work` and leave with its exit code; an error gets one message over all ranks, and the right code."""
+    """Run `work` and exit with its code, or with that of its error, which is printed by one rank."""
     try:
         code, error = work(), None
     except Exception as caught:
@@ -170,8 +185,9 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
         text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"train.py: {message}"
         bounded(lambda: say(text))
     bounded(_flush)
-    # Not sys.exit: while the interpreter is taken down, gloo's threads abort the process now and then (torch 2.15: "terminate called
-    # without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait for peers that are gone.
+    # Not sys.exit: while the interpreter shuts down, gloo's threads abort the process now and then (torch 2.15:
+    # "terminate called without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait
+    # for peers that are gone.
     os._exit(int(code))
 
 
@@ -181,8 +197,8 @@ def _flush() -> None:
 
 
 def record_exit(code: int) -> None:
-    """Tell launch.sh the code of the first process of this node to end abnormally (torchrun makes every failure 1)."""
+    """Write the code for launch.sh, if this process is the first of its node to fail (torchrun always exits with 1)."""
     path = os.environ.get("LOCKSTEP_EXIT_FILE")
     if path and code:
-        with suppress(OSError), open(path, "x") as file:  # another process of this node may have been first
+        with suppress(OSError), open(path, "x") as file:  # fails if another process of this node was first
             file.write(f"{int(code)}\n")

@@ -198,8 +198,8 @@ def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, 
 
 
 @pytest.mark.parametrize(("host", "code", "said"), [
-    ("localhost", Exit.USAGE, "leads to 127.0.0.1, where no other machine finds this one: give its address"),
-    ("10.0.0.1", Exit.LOST_PEERS, "there is no route to 10.0.0.1")])
+    ("localhost", Exit.USAGE, "resolves to 127.0.0.1, which other hosts cannot reach: give this host's address"),
+    ("10.0.0.1", Exit.LOST_PEERS, "no route to host 10.0.0.1")])
 def test_a_machine_without_a_network_is_told_so(host, code, said):
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
         pytest.skip("needs to be permitted namespaces")
@@ -266,7 +266,7 @@ def test_as_process_1_it_stops_while_it_waits_for_a_name(tmp_path):
     words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "no.such.host"]
     process = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", ROOT / "launch.sh", *words],
                                env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, stderr=subprocess.PIPE, text=True)
-    assert "nobody knows that name yet; it may take 300 s" in process.stderr.readline()
+    assert "cannot resolve this host name yet; trying for 300 s" in process.stderr.readline()
     [first] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(first), signal.SIGTERM)
     assert process.wait(20) == 128 + signal.SIGTERM
@@ -276,7 +276,7 @@ def test_a_port_in_use_is_refused_where_the_store_would_be():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         refused = launch("--dry-run", "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost", "--master-port", port)
-        assert (refused.returncode, f"port {port} of this machine: Address already in use" in refused.stderr) == (Exit.USAGE, True)
+        assert (refused.returncode, f"port {port} on this host: Address already in use" in refused.stderr) == (Exit.USAGE, True)
         _, command = dry("--nnodes", 2, "--node-rank", 1, "--master-addr", "10.0.0.1", "--master-port", port)
         assert option(command, "master-port") == str(port)
 
@@ -286,7 +286,7 @@ def test_a_port_in_use_is_refused_where_the_store_would_be():
     (["--nnodes", "2", "--master-addr", "10.0.0.1"], {}, Exit.USAGE, "--node-rank N"),
     (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "2"], {}, Exit.USAGE, "must be below --nnodes 2"),
     (["--nnodes", "2", "--master-addr", "localhost", "--node-rank", "1"], {}, Exit.USAGE, "is this machine alone, and --node-rank 1"),
-    (["--nnodes", "2", "--master-addr", "no.such.host", "--node-rank", "1"], {}, Exit.LOST_PEERS, "nobody knows the name no.such.host"),
+    (["--nnodes", "2", "--master-addr", "no.such.host", "--node-rank", "1"], {}, Exit.LOST_PEERS, "cannot resolve host name no.such.host"),
     (["--nnodes", "two"], {}, Exit.USAGE, "--nnodes two: must be a number, or MIN:MAX"),
     (["--nnodes", "3:2"], {}, Exit.USAGE, "MIN is above MAX"),
     (["--nnodes"], {}, Exit.USAGE, "--nnodes needs a value"),
@@ -298,7 +298,7 @@ def test_a_port_in_use_is_refused_where_the_store_would_be():
     (["--nnodes", ""], {}, Exit.USAGE, "--nnodes needs a value"),
     (["--nnodes", "1", "--node-rank", "3"], {}, Exit.USAGE, "--node-rank 3: must be below --nnodes 1"),
     (["--master-port", "99999"], {}, Exit.USAGE, "must be between 1 and 65535"),
-    (["--nnodes", "2", "--master-addr", "a..b", "--node-rank", "1"], {}, Exit.LOST_PEERS, "nobody knows the name a..b"),
+    (["--nnodes", "2", "--master-addr", "a..b", "--node-rank", "1"], {}, Exit.LOST_PEERS, "cannot resolve host name a..b"),
     ([], {"WORLD_SIZE": "2"}, Exit.USAGE, "which machine is number 0?"),
     ([], {"RANK": "0"}, Exit.USAGE, "but not their number: --nnodes N"),
     ([], {"PET_NNODES": "2"}, Exit.USAGE, "which machine is number 0?"),

@@ -155,7 +155,7 @@ def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):
             subprocess.run(host.inside("ip", "route", "add", *route.split()), check=True)
         ask = host.inside(sys.executable, "-m", "utils.distributed.network", "10.88.0.1", 0, 0)
         refused = start_torchrun(None, command=ask).wait()
-        assert (refused.returncode, "no network interface has the address 10.99.0.5, from which others are reached: set GLOO_SOCKET_IFNAME"
+        assert (refused.returncode, "no network interface has the address 10.99.0.5 of the route to other hosts: set GLOO_SOCKET_IFNAME"
                 in refused.err) == (64, True), refused.text
         told = start_torchrun(None, command=ask, env={"GLOO_SOCKET_IFNAME": "eth0"}).wait()
     assert told.out == "10.99.0.5 eth0 10.88.0.1 0\n", told.text
@@ -167,6 +167,6 @@ def test_without_the_launcher_a_name_that_leads_home_is_refused_before_anybody_w
                                    command=[*host.inside(), Path(sys.executable).with_name("torchrun")]) for rank, host in enumerate(pair)]
         results = [assert_gone(launch, run_dir) for launch in launches]
     for result in results:
-        assert (result.code, "leads to 127.0.1.1, where no other machine finds it: start with ./launch.sh" in result.err) == (64, True), (
+        assert (result.code, "resolves to 127.0.1.1, which other hosts cannot reach: start with ./launch.sh" in result.err) == (64, True), (
             result.text)
     assert not run_dir.exists()

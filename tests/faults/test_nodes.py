@@ -51,4 +51,4 @@ def test_a_model_folder_that_one_node_lacks_is_named_once(words, on_two_nodes, p
     """Nothing waits: the node that has it does not go on to what the other one takes no part in."""
     (on_two_nodes.folders[0] / "m").mkdir()
     results = on_two_nodes(*words, "--data", photos if words is WORDS else texts, "--model", "m")
-    assert_refused(results, Exit.NO_INPUT, "has no folder m, and other nodes have one")
+    assert_refused(results, Exit.NO_INPUT, "has no folder m, but other nodes have")

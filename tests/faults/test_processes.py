@@ -58,7 +58,7 @@ def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_noth
         live = start_torchrun(2, *words)
         reach(live, run_dir, step)
         live.kill_rank(rank)
-        assert_failed(live, run_dir, Exit.LOST_PEERS, f"rank {1 - rank} on ", " lost its peers", f"rank {rank} shows no sign of life",
+        assert_failed(live, run_dir, Exit.LOST_PEERS, f"rank {1 - rank} on ", " lost its peers", f"no heartbeat from rank {rank}",
                       says=says)
     live = start_torchrun(2, *words, "--workers", 2)
     reach(live, run_dir, 5)
@@ -259,7 +259,7 @@ def test_a_data_loading_process_that_is_killed_ends_the_run_with_its_id(words, r
     reach(live, run_dir, 2)
     worker = children_of(live, live.rank(1))[0]
     os.kill(worker, signal.SIGKILL)
-    assert_failed(live, run_dir, Exit.HARDWARE, f"a data loading process (pid {worker}) of rank 1 was killed",
+    assert_failed(live, run_dir, Exit.HARDWARE, f"data loading process {worker} of rank 1 was killed",
                   "the same command continues")
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 

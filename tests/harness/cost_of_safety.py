@@ -92,7 +92,7 @@ def main() -> None:
 def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) -> None:
     """Epochs in turn; the table."""
     warm_up(safe)
-    norm, save_is_due, store = safe.strategy.clip_grad_norm_, safe.checkpoints.is_due, watchdog._store
+    norm, save_is_due, store = safe.strategy.clip_grad_norm_, safe.checkpoints.is_due, watchdog._peers._store
     times: dict[str, list[float]] = {"with": [], "with, and a checkpoint every 6 steps": [], "without": []}
     for i in range(ROUNDS + 1):
         for name, found in times.items():
@@ -102,7 +102,7 @@ def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) ->
                                      is_compiled=False))
             is_safe = name != "without"
             safe.strategy.clip_grad_norm_ = norm if is_safe else lambda limit: torch.zeros(())
-            watchdog._store = store if is_safe else None  # no signs of life either
+            watchdog._peers._store = store if is_safe else None  # no signs of life either
             safe.checkpoints.is_due = save_is_due if "checkpoint" in name else lambda step: False
             dist.barrier()
             began = time.perf_counter()

@@ -22,8 +22,7 @@ import pytest
 from data.sampler import epoch_order
 from tests.conftest import COUNTS, Launch, Result
 from tests.harness.run_directory import newest_checkpoint, outcome, status, trained_steps
-from utils.distributed.watchdog import SIGNALS
-from utils.errors import Exit
+from utils.errors import SIGNALS, Exit
 from utils.rundir.checkpoint_folder import find_damage, step_of
 
 WORDS = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3",

@@ -1,7 +1,9 @@
-"""Small facts that all ranks act on after the same step."""
+"""Agreement: all ranks act on a small fact after the same step.
+
+A rank that stopped alone would leave the others in a collective; asking all ranks at each step would make them wait.
+"""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,11 +19,11 @@ def never() -> bool:
 class Agreement:
     """Flags that any rank may raise and that all ranks see after the same exchange.
 
-    The all-reduce of one exchange is read at the next, or at wait(), so that nobody waits for it. The constructor takes
-    what is asked at each exchange whether this rank raises a flag:
+    The all-reduce of one exchange is read at the next, or at wait(), so no rank waits for it. The constructor takes a
+    function per flag; each exchange calls it and raises the flag if it returns True:
 
-    stop: it wants to stop. save: a checkpoint is due. error: its last save failed. bad_sample: it met a sample that stops
-    the run. Of these `save` is of the last exchange that was read; the others stay, once they are raised.
+    stop: this rank wants to stop. save: a checkpoint is due. error: its last save failed. bad_sample: it read a sample
+    that stops the run. `save` is that of the last exchange that was read; the others stay raised.
     """
 
     def __init__(self, world: World, stop: Callable[[], bool] = never, save: Callable[[], bool] = never,
@@ -29,16 +31,16 @@ class Agreement:
         self.stop = self.save = self.error = self.bad_sample = False  # some rank raised it, and all ranks know
         self._group, self._questions = world.cpu_group, (stop, save, error, bad_sample)
         self._flags = torch.zeros(4, dtype=torch.int32)
-        self._pending: Any = None
+        self._pending: dist.Work | None = None
 
     def exchange(self) -> None:
-        """Read what was raised one exchange ago, and start the next. Collective."""
+        """Read the flags of the exchange before, and start the next one. Collective."""
         self.wait()
         self._flags = torch.tensor([question() for question in self._questions], dtype=torch.int32)
         self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def wait(self) -> None:
-        """Finish the exchange that is under way: before an evaluation, a save and the end. Collective."""
+        """Finish the pending exchange: before an evaluation, a save and the end. Collective."""
         self.save = False
         if self._pending is None:
             return

@@ -1,4 +1,4 @@
-"""Nests of dicts and lists of tensors, taken apart into JSON and tensors and put together again: no pickle."""
+"""Nested dicts and lists of tensors, split into JSON and tensors and put together again: no pickle."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def take_apart(nest: Any, tensors: list[Tensor]) -> Any:
-    """The nest as JSON; its tensors are appended to `tensors`, in the order in which put_together asks for them.
+    """The nest as JSON; its tensors are appended to `tensors`, in the order in which put_together reads them.
 
-    Keys are strings, leaves that are no tensors JSON values (floats keep every bit); a tuple becomes a list.
+    Keys are strings, and leaves are tensors or JSON values (floats keep every bit); a tuple becomes a list.
     """
     if isinstance(nest, Tensor):
         tensors.append(nest)
@@ -24,7 +24,7 @@ def take_apart(nest: Any, tensors: list[Tensor]) -> Any:
 
 
 def put_together(description: Any, tensor_of: Callable[[torch.dtype, list[int], list[int]], Tensor]) -> Any:
-    """The nest that take_apart described. tensor_of(dtype, shape, strides) gives its tensors, one after the other."""
+    """The nest that take_apart described. tensor_of(dtype, shape, strides) returns its tensors one by one, in order."""
     [(kind, content)] = description.items()
     if kind == "tensor":
         dtype, shape, strides = content

@@ -1,6 +1,6 @@
-"""The processes of a run: who they are, how they meet, the few collectives, and what they agree on.
+"""The processes of a run: their ranks, the process group, the few collectives.
 
-torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR/PORT; one process alone is a process group of one, so that there
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and MASTER_ADDR/PORT; one process alone is a process group of one, so there
 is one code path. "Collective." in a docstring: all ranks must call it, in the same order, or none.
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import torch
@@ -28,39 +29,42 @@ from utils.hardware.devices import resolve_device
 from utils.settings.config import FaultOptions
 
 T = TypeVar("T")
-DISK_BYTES_PER_S = 10e6  # of the slowest disk that is waited for
+DISK_BYTES_PER_S = 10e6  # the slowest disk that time limits allow for
 DATA_TIMEOUT = timedelta(hours=12)  # one rank works for the others: scans, downloads, tokenizes
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among the processes of the run. Built once by from_env and passed on; leaving the context ends the group."""
+    """This process among the processes of the run. Built once by from_env and passed on.
+
+    Leaving the context destroys the process group.
+    """
 
     rank: int
     local_rank: int  # selects a device, nothing else
     world_size: int
     local_world_size: int
     device: torch.device
-    cpu_group: Any  # a gloo group over all ranks, for small facts in host memory
+    cpu_group: dist.ProcessGroup  # a gloo group over all ranks, for small facts in host memory
     section_timeout: timedelta = timedelta(seconds=300)  # for what one rank does while the others wait
-    cores: int = 1  # of its node, for this process alone
+    cores: int = 1  # this process's share of its node's cores
 
     @classmethod
     def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
-        """Join the process group, with the backend of the device and gloo for host memory. device: --device. Collective.
+        """Join the process group: the device's backend, and gloo for host memory. Collective.
 
-        timeouts: None = the defaults. watchdog: learns of the peers. Raises UserError: 64 where there are fewer devices than
-        processes, 76 where some do not come.
+        device: --device. timeouts: None = the defaults. watchdog: meets the peers. Raises UserError: 64 if there are
+        fewer devices than processes, 76 if a process does not come.
         """
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         try:
             if world_size == local_world_size:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen where the host's name leads
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen at the address of the host's name
             else:
                 require_own_name()
-        except UserError as error:  # known to the ranks of this node alone; the first speaks for them
+        except UserError as error:  # only this node has it; its first rank prints it
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         timeouts = timeouts or FaultOptions()
         start_timeout = timedelta(seconds=timeouts.start_timeout)
@@ -84,13 +88,13 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which alone writes."""
+        """Whether this is rank 0, the only one that writes."""
         return self.rank == 0
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
         if error is None:
             dist.destroy_process_group()
@@ -106,7 +110,7 @@ class World:
         return tensor
 
     def broadcast_nest(self, nest: Any) -> Any:
-        """Rank 0's nest of dicts and lists (utils/distributed/nest.py) on every rank, tensors on this rank's device. Collective.
+        """Rank 0's nest (utils/distributed/nest.py) on every rank, its tensors on this rank's device. Collective.
 
         Tensors are sent one by one: besides the nest itself no rank holds more than one of them.
         """
@@ -127,7 +131,7 @@ class World:
         return put_together(description, received)
 
     def limit_s(self, num_bytes: int) -> float:
-        """Seconds for a section that reads or writes `num_bytes`: --section-timeout, and more for a slow disk."""
+        """Time limit in seconds to read or write `num_bytes`: --section-timeout, and more for a slow disk."""
         return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
 
     def on_rank_zero(
@@ -135,7 +139,7 @@ class World:
     ) -> Any:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
-        They wait for limit_s(num_bytes), or where it is about all the data (per_node, takes_long) for hours.
+        They wait limit_s(num_bytes) seconds, or 12 hours for work on all the data (per_node, takes_long).
         Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as
         everywhere() does.
         """
@@ -144,27 +148,28 @@ class World:
         return self._outcomes(work if works else None, timeout)[0]
 
     def everywhere(self, work: Callable[[], T], takes_long: bool = False) -> T:
-        """Run `work`, which takes part in no collective, on every rank. Collective. Returns this rank's own result.
+        """Run `work`, which calls no collective, on every rank. Collective. Returns this rank's own result.
 
-        The first wait for the last as in on_rank_zero().
+        Time limits as in on_rank_zero().
 
-        If it fails on some ranks, all raise the first one's error as a UserError with its code, which names the host
-        where others did not fail. (A bug, 70: that rank raises it, for the traceback, and the others a PeerError.)
+        If it fails on some ranks, every rank raises the first one's error as a UserError with its code; the message
+        names the host if other ranks did not fail. (A bug, 70: that rank raises it as it is, with the traceback, and
+        the others a PeerError.)
         """
         results: list[T] = []
         self._outcomes(lambda: results.append(work()), DATA_TIMEOUT if takes_long else self.section_timeout)
         return results[0]
 
     def _outcomes(self, work: Callable[[], Any] | None, timeout: timedelta) -> list[Any]:
-        """What `work` returned, by rank; work: None = this rank has none, and waits for the others. Collective."""
+        """What `work` returned, by rank. work: None = this rank only waits for the others. Collective."""
         outcome, failure = {}, None
         if work is not None:
             try:
                 outcome = {"value": work()}
-            except Exception as error:  # all ranks learn of it and raise it below
+            except Exception as error:  # every rank raises it below
                 failure, (message, code) = error, explain(error)
                 outcome = {"error": [message or repr(error), int(code), socket.gethostname()]}
-        dist.monitored_barrier(self.cpu_group, timeout=timeout, wait_all_ranks=True)  # names a rank that is missing
+        dist.monitored_barrier(self.cpu_group, timeout=timeout, wait_all_ranks=True)  # its error names a missing rank
         outcomes = self.gather(outcome)
         failed = {rank: found["error"] for rank, found in enumerate(outcomes) if "error" in found}
         for rank, (message, code, host) in failed.items():
@@ -176,12 +181,13 @@ class World:
 
     def require_same(self, value: str, what: str) -> None:
         """Raise UserError (65) on every rank if `value` differs between them. Collective."""
-        told = self.gather([value, socket.gethostname()])
-        if other := next((host for found, host in told if found != told[0][0]), None):
-            raise UserError(f"{what} on {other} differs from that on {told[0][1]}: all nodes need the same", Exit.BAD_DATA)
+        values = self.gather([value, socket.gethostname()])
+        if other := next((host for found, host in values if found != values[0][0]), None):
+            raise UserError(f"{what} on {other} differs from that on {values[0][1]}: it must be the same on all nodes",
+                            Exit.BAD_DATA)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's JSON value, by rank, on every rank. Collective. (JSON, for unpickling a peer's bytes would run its code.)"""
+        """Every rank's JSON value, by rank, on every rank. Collective. (No pickle: a peer's bytes could run code.)"""
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.cpu_group)
@@ -192,21 +198,21 @@ class World:
 
 
 def is_folder(name: str, world: World) -> bool:
-    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) where nodes differ."""
+    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) if nodes differ."""
     found = world.gather([Path(name).is_dir(), socket.gethostname()])
     lacking = [host for is_there, host in found if not is_there]
     if 0 < len(lacking) < len(found):
-        raise UserError(f"{lacking[0]} has no folder {name}, and other nodes have one: give a path that all nodes have",
+        raise UserError(f"{lacking[0]} has no folder {name}, but other nodes have: give a path that all nodes have",
                         Exit.NO_INPUT)
     return not lacking
 
 
-def write_flight_record(folder: Path, rank: int) -> str:
-    """Write what this rank's last NCCL collectives were to folder/rank_N. Returns its path; "" without NCCL.
+def write_flight_record(folder: Path | None, rank: int) -> str:
+    """Write this rank's last NCCL collectives to folder/rank_N. Returns its path; "" without NCCL or a folder.
 
     `torchfrtrace FOLDER` reads it.
     """
-    if not dist.is_initialized() or dist.get_backend() != "nccl":
+    if folder is None or not dist.is_initialized() or dist.get_backend() != "nccl":
         return ""
     # Torch's own pickle, which nothing here reads. No public function gives it (torch 2.11 to 2.15).
     record = torch._C._distributed_c10d._dump_nccl_trace()
@@ -216,7 +222,7 @@ def write_flight_record(folder: Path, rank: int) -> str:
 
 
 def _share_of_cores(world: World) -> int:
-    """Cores of its node for this process alone, at least 1. Collective."""
+    """This process's share of its node's cores, at least 1. Collective."""
     host, allowed = socket.gethostname(), sorted(os.sched_getaffinity(0))
     affinities = [other for where, other in world.gather([host, allowed]) if where == host]
     return fair_share(allowed, affinities, cpu_quota())

@@ -262,7 +262,7 @@ def storm():
 
 signal.alarm(100)
 watchdog = Watchdog()
-watchdog.is_stoppable = False  # the process itself goes on
+watchdog.save_on_stop()  # the process itself goes on
 threading.Thread(target=storm, daemon=True).start()
 for _ in range(4):
     loader = build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 2, SimpleNamespace(device=torch.device("cpu")))

@@ -22,7 +22,7 @@ Usage = namedtuple("Usage", "free")
 
 @pytest.fixture
 def said(monkeypatch, capsys):
-    """What require_packages says, given requirements and {package: (version, its own requirements)}; nothing where all is well."""
+    """What require_packages prints, given requirements and {package: (version, requirements)}; "" if all fit."""
     def told(lines, installed, local_rank="0"):
         def version(name):
             if name not in installed:
@@ -61,11 +61,12 @@ def test_packages_that_fit_pass_without_a_word(said, installed):
 
 @pytest.mark.parametrize("installed, parts", [
     ({}, ["torch is not installed; torchvision is not installed"]),
-    ({"torch": ("2.9.1", []), "torchvision": ("0.26.0", [])}, ["torch 2.9.1 is installed, and requirements.txt needs torch<3,>=2.11"]),
+    ({"torch": ("2.9.1", []), "torchvision": ("0.26.0", [])},
+     ["torch 2.9.1 is installed, but requirements.txt needs torch<3,>=2.11"]),
     ({"torch": ("3.0", []), "torchvision": ("0.26.0", [])}, ["torch 3.0 is installed"]),
     ({"torch": ("2.12.0", []), "torchvision": ("0.26.0", ["torch==2.11.0"])},
-     ["torch 2.12.0 is installed, and torchvision needs torch==2.11.0"])])
-def test_packages_that_do_not_fit_are_named_with_the_command_that_mends_it(said, installed, parts):
+     ["torch 2.12.0 is installed, but torchvision needs torch==2.11.0"])])
+def test_packages_that_do_not_fit_are_named_with_a_way_out(said, installed, parts):
     text = said(LINES, installed)
     for part in [*parts, "-m pip install -r requirements.txt", socket.gethostname()]:
         assert part in text
@@ -80,10 +81,10 @@ def test_the_packages_of_this_environment_fit():
     assert require_packages() is None
 
 
-def test_train_py_says_so_where_nothing_is_installed():
-    bare = subprocess.run([sys.executable, "-S", "-I", "-c", "import sys; sys.path.insert(0, sys.argv[1]); sys.argv = ['train.py'];"
-                           "import runpy; runpy.run_path(sys.path[0] + '/train.py', run_name='__main__')", ROOT],
-                          capture_output=True, text=True, timeout=60)
+def test_train_py_says_so_if_nothing_is_installed():
+    program = ("import sys; sys.path.insert(0, sys.argv[1]); sys.argv = ['train.py'];"
+               "import runpy; runpy.run_path(sys.path[0] + '/train.py', run_name='__main__')")
+    bare = subprocess.run([sys.executable, "-S", "-I", "-c", program, ROOT], capture_output=True, text=True, timeout=60)
     assert (bare.returncode, bare.stderr.count("\n")) == (Exit.USAGE, 1), bare.stderr
     assert "is not installed: " in bare.stderr
 
@@ -92,8 +93,9 @@ def test_train_py_says_so_where_nothing_is_installed():
 
 
 @pytest.mark.parametrize("address, interface, is_refused", [
-    ("127.0.1.1", None, True), ("::1", None, True), (None, None, True), ("127.0.1.1", "lo", False), ("10.0.0.7", None, False)])
-def test_a_name_that_leads_home_needs_an_interface(monkeypatch, address, interface, is_refused):
+    ("127.0.1.1", None, True), ("::1", None, True), (None, None, True), ("127.0.1.1", "lo", False),
+    ("10.0.0.7", None, False)])
+def test_a_host_name_that_others_cannot_reach_needs_an_interface(monkeypatch, address, interface, is_refused):
     def getaddrinfo(name, port):
         if address is None:
             raise socket.gaierror
@@ -104,7 +106,7 @@ def test_a_name_that_leads_home_needs_an_interface(monkeypatch, address, interfa
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     if not is_refused:
         return require_own_name()
-    with pytest.raises(UserError, match=rf"leads to {address or 'nowhere'}.*\./launch\.sh"):
+    with pytest.raises(UserError, match=rf"resolve{f's to {address}' if address else ''}.*\./launch\.sh"):
         require_own_name()
 
 

@@ -1,0 +1,72 @@
+"""utils/distributed/signals.py: what each signal means. (That they arrive: test_watchdog.py.)"""
+
+import signal
+
+import pytest
+
+from utils.distributed.signals import Signals
+from utils.errors import SIGNALS
+
+TORCHRUN, ANOTHER = 4711, 4712  # process ids
+
+
+def reasons(signals, *received):
+    """The reason to stop after each (signal, sender)."""
+    found = []
+    for number, sender in received:
+        signals.accept(signals.receive(number, sender))
+        found.append((signals.reason, signals.wants_to_stop()))
+    return found
+
+
+def test_without_a_signal_there_is_no_wish_to_stop():
+    signals = Signals(0, None)
+    assert (signals.reason, signals.wants_to_stop()) == (None, False)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_every_signal_is_a_reason_to_stop(number):
+    assert reasons(Signals(0, None), (number, ANOTHER)) == [(signal.Signals(number).name, True)]
+
+
+def test_the_last_signal_is_the_reason():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM)
+    assert reasons(Signals(0, None), *((number, ANOTHER) for number in numbers)) == [
+        ("SIGTERM", True), ("SIGUSR1", True), ("SIGTERM", True)]
+
+
+def test_under_torchrun_the_reason_names_a_rank_that_alone_got_a_signal():
+    """Until torchrun sends one to all."""
+    assert [reason for reason, _ in reasons(
+        Signals(3, TORCHRUN), (signal.SIGUSR1, ANOTHER), (signal.SIGHUP, ANOTHER), (signal.SIGTERM, TORCHRUN),
+        (signal.SIGHUP, ANOTHER))] == ["SIGUSR1 to rank 3", "SIGUSR1 to rank 3", "SIGTERM", "SIGTERM"]
+
+
+@pytest.mark.parametrize("sender, is_from_torchrun", [(TORCHRUN, True), (0, True), (ANOTHER, False)])
+def test_the_kernels_signal_at_torchruns_death_is_from_torchrun(sender, is_from_torchrun):
+    assert Signals(0, TORCHRUN).receive(signal.SIGTERM, sender).is_from_torchrun == is_from_torchrun
+
+
+@pytest.mark.parametrize("torchrun, first, second, expected", [
+    (None, (signal.SIGINT, ANOTHER), (signal.SIGINT, ANOTHER), True),
+    (TORCHRUN, (signal.SIGINT, TORCHRUN), (signal.SIGINT, TORCHRUN), True),
+    (TORCHRUN, (signal.SIGINT, TORCHRUN), (signal.SIGTERM, TORCHRUN), True),  # what torchrun sends at the second
+    (TORCHRUN, (signal.SIGINT, TORCHRUN), (signal.SIGTERM, ANOTHER), False),
+    (TORCHRUN, (signal.SIGINT, ANOTHER), (signal.SIGTERM, TORCHRUN), False),  # torchrun did not pass the first on
+    (None, (signal.SIGINT, ANOTHER), (signal.SIGTERM, ANOTHER), False),
+    (TORCHRUN, (signal.SIGTERM, TORCHRUN), (signal.SIGTERM, TORCHRUN), False),  # schedulers send it twice
+    (None, (signal.SIGTERM, ANOTHER), (signal.SIGTERM, ANOTHER), False),
+    (TORCHRUN, (signal.SIGTERM, TORCHRUN), (signal.SIGINT, TORCHRUN), False)])
+def test_what_is_a_second_ctrl_c(torchrun, first, second, expected):
+    signals = Signals(0, torchrun)
+    assert [signals.receive(*received).is_second_interrupt for received in (first, second)] == [False, expected]
+
+
+def test_stop_after_is_a_reason_once_its_time_is_over(clock):
+    signals = Signals(0, None)
+    signals.stop_after(100)
+    found = []
+    for seconds in (99, 2):
+        clock.now += seconds
+        found.append((signals.wants_to_stop(), signals.reason))
+    assert found == [(False, None), (True, "--stop-after")]
