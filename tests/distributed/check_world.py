@@ -70,7 +70,7 @@ class _Images:
         images = torch.stack([image for image, _ in samples])
         return Batch({"images": images}, torch.tensor([label for _, label in samples]), torch.ones(len(samples), dtype=torch.float64))
 
-    def weight(self, indices: Tensor) -> float:
+    def normalizer(self, indices: Tensor) -> float:
         return float(len(indices))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
