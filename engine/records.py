@@ -57,7 +57,7 @@ def close_run(t: "Training") -> None:
     best = t.state.best
     summary = last_record(t.run.path, "val") | {"best": best}
     t.run.write_json("summary.json", summary)
-    shown = partial(figure, best["metric"])
+    shown = partial(figure, t.task, best["metric"])
     baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
     t.log.note(t.checkpoints.cost())

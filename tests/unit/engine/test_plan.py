@@ -28,7 +28,7 @@ def world_of(world_size):
 
 
 def run_in(tmp_path, notes, kept=None):
-    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
+    return Run(tmp_path, kept if kept is not None else {}, lock=None, note=notes.append, facts={"start": 1, "cores_per_process": 1})
 
 
 @pytest.mark.parametrize("num_samples, batch, world_size, expected", [
