@@ -12,15 +12,18 @@ WORKDIR /app
 COPY requirements.txt ./
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 RUN --mount=type=cache,target=/root/.cache/pip \
-    if python3 -c "import torch" 2>/dev/null; then grep -vE "^torch(vision)?[>=]" requirements.txt; else cat requirements.txt; fi > missing.txt && \
+    if python3 -c "import torch" 2>/dev/null; then grep -vE "^torch(vision)?[>=]" requirements.txt; \
+    else cat requirements.txt; fi > missing.txt && \
     python3 -m pip install --requirement missing.txt && rm missing.txt
 
 COPY train.py launch.sh ./
+COPY launch launch
 COPY data data
 COPY engine engine
 COPY models models
 COPY utils utils
-# Any user id may run it (docker run -u, Kubernetes): nothing else is written. LOGNAME: python asks for the name of a user id that has none.
+# Any user id may run it (docker run -u, Kubernetes): nothing else is written.
+# LOGNAME: python asks for the user's name, and some ids have none.
 ENV HOME=/cache XDG_CACHE_HOME=/cache HF_HOME=/cache/huggingface TORCH_HOME=/cache/torch LOGNAME=lockstep \
     TORCHINDUCTOR_CACHE_DIR=/cache/inductor TRITON_CACHE_DIR=/cache/triton
 RUN mkdir --mode=1777 /cache runs && chmod -R a+rX . && python3 -m compileall -q .

@@ -30,8 +30,9 @@ def code_lines(path: Path) -> int:
 
 if __name__ == "__main__":
     total = 0
-    for place in ("train.py", "launch.sh", "engine", "models", "data", "utils"):
-        files = [ROOT / place] if (ROOT / place).is_file() else sorted((ROOT / place).rglob("*.py"))
+    for place in ("train.py", "launch.sh", "launch", "engine", "models", "data", "utils"):
+        pattern = "*" if place == "launch" else "*.py"
+        files = [ROOT / place] if (ROOT / place).is_file() else sorted((ROOT / place).rglob(pattern))
         counts = {file.relative_to(ROOT): code_lines(file) for file in files}
         total += sum(counts.values())
         print(f"{place:<44}{sum(counts.values()):>6}")

@@ -47,7 +47,7 @@ def evaluate_and_save(t: Training) -> None:
         return
     progress, best = t.state.progress, t.state.best
     confusion = values.pop("confusion", None)
-    t.log.evaluation(position(progress, t.feed.plan.num_samples) | values, confusion, t.task.classes)
+    t.log.evaluation(position(progress, t.feed.plan.num_samples) | values, confusion)
     t.state.progress = replace(progress, evaluated_step=progress.step)
     value = values[t.task.best]
     is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])

@@ -25,8 +25,7 @@ def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextMana
     folder = None if run.is_read_only else run.path / "flight-record"
 
     def where() -> str:
-        progress = run.where()
-        return f"step {progress.step}{on_device}" if progress else "starting"
+        return f"step {run.progress.step}{on_device}" if run.progress else "starting"
 
     return watchdog.watch_run(where, run.status, partial(write_flight_record, folder, world.rank))
 
@@ -72,7 +71,7 @@ def close_run(t: "Training") -> None:
     best = t.state.best
     summary = last_record(t.run.path, "val") | {"best": best}
     t.run.write_json("summary.json", summary)
-    shown = partial(figure, best["metric"])
+    shown = partial(figure, t.task, best["metric"])
     baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
     t.log.note(t.checkpoints.cost())

@@ -24,7 +24,7 @@ from utils.numerics.precision import Precision
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
 from utils.rundir.log import Log, SilentLog, open_log
-from utils.rundir.room import warn_of_room
+from utils.rundir.room import Room, warn_of_room
 from utils.rundir.run import Run
 from utils.rundir.throughput import Throughput
 from utils.settings.config import Config, duration_or_steps
@@ -80,7 +80,7 @@ def build_training(
 
     # state: new, or that of the newest checkpoint
     state = TrainState(strategy, optimizer, precision.scaler)
-    run.where = lambda: state.progress
+    run.follow(state)
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_resolved()
     if config.device.compile:
@@ -96,7 +96,7 @@ def build_training(
     workers = num_workers(config.data.workers, world)
     item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
     weight_bytes = sum(param.nbytes for param in model.parameters())
-    warn_of_room(run.path, weight_bytes, config.record.keep, item_bytes, workers, world, run.note)  # Collective.
+    warn_of_room(Room(weight_bytes, config.record.keep, item_bytes, workers), run, world)  # Collective.
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(task, loader, state.progress, config.run.epochs - state.progress.epoch, bad_samples, throughput,
                 watchdog, config.faults, config.device.compile)
@@ -108,8 +108,7 @@ def build_training(
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after or f"{sys.maxsize}")
     watchdog.stop_after(stop_s or math.inf)
-    log = open_log(run.path, world.is_main, done.step, done.evaluated_step, total_steps, task.unit,
-                   config.record.ledger)
+    log = open_log(run, task, done, total_steps, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples,"
              f" {config.model.model}, {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps"
              f" of {plan.num_micro_batches} micro-batches;"

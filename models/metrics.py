@@ -29,6 +29,7 @@ class Metric:
     sums: Callable[[Output, Batch], Tensor]
     values: Callable[[Tensor], dict[str, float]]
     is_count: bool  # the sums are int64: they add exactly, in any order
+    percentages: tuple[str, ...] = ()  # names of values that are shown in percent
 
 
 class Totals:
@@ -105,10 +106,11 @@ def classification_metrics(num_classes: int) -> tuple[Metric, ...]:
 
     metrics = [
         Metric(loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False),
-        Metric(class_sums, _class_values, is_count=True),
+        Metric(class_sums, _class_values, is_count=True, percentages=("top1",)),
     ]
     if num_classes > 5:
-        metrics.append(Metric(top5_sums, lambda sums: {"top5": _ratio(sums[0], sums[1])}, is_count=True))
+        metrics.append(Metric(top5_sums, lambda sums: {"top5": _ratio(sums[0], sums[1])}, is_count=True,
+                              percentages=("top5",)))
     if num_classes <= MOST_CONFUSED:
         metrics.append(Metric(confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
     return tuple(metrics)

@@ -1,0 +1,3 @@
+"""Lockstep: what every layer stands on. No torch is imported here."""
+
+__version__ = "0.9.0"

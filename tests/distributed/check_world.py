@@ -42,6 +42,7 @@ from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir import checkpoint
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import DeviceOptions, OptimOptions, RecordOptions
@@ -126,7 +127,7 @@ def a_name_of_the_hub_on_two_nodes(world: World, folder: Path) -> Any:
             (root / "snapshots" / commit).mkdir(parents=True)
         (root / "refs").mkdir()
         (root / "refs/main").write_text("ab"[is_last and not world.is_main] * 40)
-    run = Run(folder, {}, writes=False, note=print, facts={"start": 1, "cores_per_process": 1})
+    run = Run(folder, {}, lock=RunLock(), note=print, facts={"start": 1, "cores_per_process": 1})
     return Path(find_folder("org/name", run, here)).name
 
 

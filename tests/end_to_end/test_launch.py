@@ -1,4 +1,7 @@
-"""launch.sh: what it makes of options and platforms, by --dry-run; what it refuses. On several hosts: tests/faults/test_cluster.py."""
+"""launch.sh: the command for options and platforms, by --dry-run; what it refuses.
+
+On several hosts: tests/faults/test_cluster.py.
+"""
 
 import os
 import shlex
@@ -14,12 +17,12 @@ from tests.conftest import ROOT
 from utils.errors import Exit
 from utils.hardware.cores import available_cores
 
-PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK", "JOB_COMPLETION", "OMP", "GLOO",
-            "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")
+PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK",
+            "JOB_COMPLETION", "OMP", "GLOO", "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")
 
 
 def launch(*words, inside=(), **environment):
-    """launch.sh with nothing of a platform in its environment but what is given. inside: a command that starts it."""
+    """launch.sh with no variable of a platform but those given. inside: a command that starts it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(PLATFORM)}
     inherited |= {"LOCKSTEP_PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
     command = [*inside, ROOT / "launch.sh", *map(str, words)]
@@ -27,7 +30,7 @@ def launch(*words, inside=(), **environment):
 
 
 def dry(*words, **environment):
-    """(environment, words of the command) that it would start."""
+    """(environment, words of the command) of what it would start."""
     result = launch("--dry-run", *words, **environment)
     assert result.returncode == 0, result.stderr
     *variables, command = result.stdout.splitlines()
@@ -41,17 +44,18 @@ def option(command, name):
 
 
 def test_shellcheck_finds_nothing():
-    found = subprocess.run([Path(sys.executable).with_name("shellcheck"), ROOT / "launch.sh"], capture_output=True, text=True)
+    command = [Path(sys.executable).with_name("shellcheck"), "--external-sources", "launch.sh", "launch/print_job.sh"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def test_one_process_needs_no_torchrun_and_settings_pass_through_as_they_are():
+def test_one_process_needs_no_torchrun_and_settings_are_passed_on():
     _, command = dry("--data", "a b", "--lr=1e-3", "--", "--nnodes", "7")
     assert command[1:] == [str(ROOT / "train.py"), "--data", "a b", "--lr=1e-3", "--nnodes", "7"]
 
 
 @pytest.mark.parametrize("words", [["--nproc-per-node", "3"], ["--nproc_per_node=3"]])
-def test_cores_are_shared_among_the_processes_of_a_machine(words):
+def test_cores_are_shared_by_the_processes_of_a_machine(words):
     environment, command = dry(*words)
     assert option(command, "nproc-per-node") == "3"
     assert int(environment["OMP_NUM_THREADS"]) == max(1, available_cores() // 3)
@@ -72,28 +76,31 @@ STATIC = {"nnodes": "2", "node-rank": "1", "master-addr": "10.0.0.1", "master-po
      STATIC | {"master-port": "1234", "nproc-per-node": "4"}),
     (["--node-rank", "0", "--nproc-per-node", "2"], {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"},
      STATIC | {"node-rank": "0", "nproc-per-node": "2"}),
-    ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "2345", "PET_NPROC_PER_NODE": "auto"},
-     STATIC | {"master-port": "2345"}),
-    ([], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"}, STATIC | {"master-port": "23456"}),
+    ([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "2345",
+          "PET_NPROC_PER_NODE": "auto"}, STATIC | {"master-port": "2345"}),
+    ([], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "23456"},
+     STATIC | {"master-port": "23456"}),
     (["--nnodes", "2", "--master-addr", "10.0.0.1"], {"JOB_COMPLETION_INDEX": "1"}, STATIC),
-    (["--nnodes", "10", "--node-rank", "08", "--master-addr", "10.0.0.1"], {}, STATIC | {"nnodes": "10", "node-rank": "8"}),
+    (["--nnodes", "10", "--node-rank", "08", "--master-addr", "10.0.0.1"], {},
+     STATIC | {"nnodes": "10", "node-rank": "8"}),
     ([], {"SLURM_JOB_ID": "40007", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2",
           "SLURM_STEP_NODELIST": "localhost,b[1-3]", "SLURM_NODEID": "0"},
      STATIC | {"node-rank": "0", "master-addr": "localhost", "master-port": "10007"}),
     (["--nnodes", "2"], {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "10.0.0.1"}, STATIC),
     ([], {"SLURM_JOB_ID": "40007", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1",
           "NNODES": "2", "MASTER_ADDR": "10.0.0.1"}, STATIC | {"master-port": "10007"}),
-], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job", "zeros in front", "Slurm",
-        "a part by a flag, the rest by PyTorchJob", "a part by variables, the rest by Slurm"])
-def test_a_machine_among_several_is_told_who_it_is(words, environment, expected):
+], ids=["flags", "variables", "flags before variables", "Kubeflow Trainer v2", "PyTorchJob", "an indexed Job",
+        "leading zeros", "Slurm", "some by a flag, the rest by PyTorchJob", "some by variables, the rest by Slurm"])
+def test_each_of_several_machines_learns_its_place(words, environment, expected):
     variables, command = dry(*words, **environment)
     assert {name: option(command, name) for name in expected} == expected
     assert variables["GLOO_SOCKET_IFNAME"]
 
 
 @pytest.mark.parametrize("environment", [
-    {"JOB_COMPLETION_INDEX": "3"}, {"NODE_RANK": "3", "MASTER_ADDR": "10.0.0.1"}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}])
-def test_one_machine_is_one_whatever_number_a_platform_gives_it(environment):
+    {"JOB_COMPLETION_INDEX": "3"}, {"NODE_RANK": "3", "MASTER_ADDR": "10.0.0.1"},
+    {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}])
+def test_with_nnodes_1_the_numbers_of_a_platform_are_ignored(environment):
     _, command = dry("--nnodes", 1, **environment)
     assert command[-1] == str(ROOT / "train.py") and "torch.distributed.run" not in command
     assert [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environment and name not in command] == []
@@ -106,34 +113,37 @@ def test_an_elastic_run_says_who_hosts_the_store(host, is_host):
     assert variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
 
 
-def test_an_elastic_job_of_kubernetes_is_understood_from_its_endpoint():
+def test_an_elastic_job_of_kubernetes_is_known_by_its_endpoint():
     _, command = dry(PET_NNODES="2:4", PET_RDZV_ENDPOINT="10.0.0.1:2345", PET_MAX_RESTARTS="7", PET_RDZV_ID="job")
     assert {name: option(command, name) for name in ("nnodes", "rdzv-endpoint", "max-restarts", "rdzv-id")} == {
         "nnodes": "2:4", "rdzv-endpoint": "10.0.0.1:2345", "max-restarts": "7", "rdzv-id": "job"}
 
 
-@pytest.mark.parametrize(("nodes", "first"), [("localhost", "localhost"), ("127.0.0.[1-3]", "127.0.0.1"), ("127.0.0.[1,3],b", "127.0.0.1"),
-                                              ("127.0.[0-1].[1-2]", "127.0.0.1")])
-def test_the_first_of_slurms_nodes_is_number_0(nodes, first):
-    _, command = dry(SLURM_JOB_ID="40007", SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NODELIST=nodes, SLURM_NODEID="0")
+@pytest.mark.parametrize(("nodes", "first"), [
+    ("localhost", "localhost"), ("127.0.0.[1-3]", "127.0.0.1"), ("127.0.0.[1,3],b", "127.0.0.1"),
+    ("127.0.[0-1].[1-2]", "127.0.0.1")])
+def test_the_first_of_slurms_nodes_is_machine_0(nodes, first):
+    _, command = dry(SLURM_JOB_ID="40007", SLURM_STEP_NUM_NODES="2", SLURM_STEP_NUM_TASKS="2",
+                     SLURM_STEP_NODELIST=nodes, SLURM_NODEID="0")
     assert option(command, "master-addr") == first
 
 
-def test_a_user_may_have_folders_called_like_ours(tmp_path):
+def test_a_user_may_have_folders_named_like_ours(tmp_path):
     (tmp_path / "utils").mkdir()
     (tmp_path / "utils" / "__init__.py").touch()
-    done = subprocess.run([ROOT / "launch.sh", "--dry-run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"], cwd=tmp_path,
-                          env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
+    words = ["--dry-run", "--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1"]
+    done = subprocess.run([ROOT / "launch.sh", *words], cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | {"LOCKSTEP_PYTHON": sys.executable})
     assert done.returncode == 0, done.stderr
 
 
-def test_gpus_are_counted_as_they_are_visible(tmp_path):
+def test_visible_gpus_are_counted(tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nprintf 'GPU 0: one\\n  MIG 1g\\nGPU 1: two\\nGPU 2: three\\n'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {"PATH": path}
-    shown = subprocess.run([ROOT / "launch.sh", "--dry-run"], env=environment, capture_output=True, text=True, check=True).stdout
-    assert "--nproc-per-node=3" in shown
+    shown = subprocess.run([ROOT / "launch.sh", "--dry-run"], env=environment, capture_output=True, text=True)
+    assert "--nproc-per-node=3" in shown.stdout, shown.stderr
     assert option(dry(PATH=path, CUDA_VISIBLE_DEVICES="0,2")[1], "nproc-per-node") == "2"
     assert dry(PATH=path, CUDA_VISIBLE_DEVICES="-1")[1][1:] == [str(ROOT / "train.py")]
 
@@ -143,10 +153,10 @@ def test_gpus_are_counted_as_they_are_visible(tmp_path):
     ("kfd", [], "exit 1", 1, True), ("kfd", [], "echo hello", 1, True),
     ("kfd", ["--device", "cpu"], "echo 3", 1, False), ("kfd", ["--nproc-per-node", 2], "echo 3", 2, False),
     ("nvidia0 dri/renderD128", [], "echo 3", 1, False), ("tty", [], "echo 3", 1, False),
-], ids=["AMD", "Intel", "torch sees none", "torch fails", "no number", "on the CPU", "their number is given",
+], ids=["AMD", "Intel", "torch sees none", "torch fails", "not a number", "on the CPU", "their number is given",
         "NVIDIA, all hidden", "no GPU"])
-def test_gpus_of_other_makers_are_counted_by_torch(tmp_path, nodes, words, answer, processes, is_asked):
-    """launch.sh is shown a /dev with these nodes, and a Python whose torch answers."""
+def test_gpus_of_other_vendors_are_counted_by_torch(tmp_path, nodes, words, answer, processes, is_asked):
+    """launch.sh sees a /dev with these nodes, and a Python whose torch answers."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("needs to be permitted namespaces")
     (tmp_path / "dev" / "dri").mkdir(parents=True)
@@ -179,10 +189,10 @@ ONE_CORE = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
     ("exit 0", ["--device", "cpu"], [], True, False), ("exit 0", ["--device=cpu"], [], True, False),
     ("exit 0", ["--nproc-per-node", 3], [], True, False), ("exit 0", [], ONE_CORE, True, False),
     ("exit 0", [], [], False, False),
-], ids=["all is there", "not permitted", "no numactl", "on the CPU", "on the CPU, with =", "more processes than GPUs",
-        "a part of the cores", "torch sees no GPU"])
+], ids=["all conditions hold", "not permitted", "no numactl", "on the CPU", "on the CPU, with =",
+        "more processes than GPUs", "a part of the cores", "torch sees no GPU"])
 def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, words, within, sees_gpus, is_bound):
-    """Where they cannot, torchrun ends with a traceback. launch.sh is shown two GPUs and two NUMA nodes."""
+    """Elsewhere torchrun would end with a traceback. launch.sh sees two GPUs and two NUMA nodes."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("needs to be permitted namespaces")
     for name, does in (("nvidia-smi", "printf 'GPU 0: one\\nGPU 1: two\\n'"), ("numactl", numactl)):
@@ -190,28 +200,29 @@ def test_processes_are_bound_to_numa_nodes_where_they_can_be(tmp_path, numactl, 
         (tmp_path / name).chmod(0o755)
     inside = ["unshare", "--mount", "sh", "-c", f'{NODES} && exec "$@"', "sh", *within]
     path, python = f"{tmp_path}:{os.environ['PATH']}", tmp_path / "python"
-    answer = f'case "$*" in *accelerator*) exit {int(not sees_gpus)};; esac'  # there is no GPU that this torch could see
+    answer = f'case "$*" in *accelerator*) exit {int(not sees_gpus)};; esac'  # instead of torch, which sees no GPU here
     python.write_text(f'#!/bin/sh\n{answer}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    shown = launch("--dry-run", *words, inside=inside, PATH=path, CUDA_VISIBLE_DEVICES="0,1", LOCKSTEP_PYTHON=str(python))
+    shown = launch("--dry-run", *words, inside=inside, PATH=path, CUDA_VISIBLE_DEVICES="0,1",
+                   LOCKSTEP_PYTHON=str(python))
     assert (shown.returncode, "--numa-binding=node" in shown.stdout) == (0, is_bound), shown.stderr
 
 
 @pytest.mark.parametrize(("host", "code", "said"), [
     ("localhost", Exit.USAGE, "resolves to 127.0.0.1, which other hosts cannot reach: give this host's address"),
     ("10.0.0.1", Exit.LOST_PEERS, "no route to host 10.0.0.1")])
-def test_a_machine_without_a_network_is_told_so(host, code, said):
+def test_a_machine_without_a_network_gets_a_message(host, code, said):
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
         pytest.skip("needs to be permitted namespaces")
     words = ["--dry-run", "--nnodes", "2", "--node-rank", "0", "--master-addr", host]
-    refused = subprocess.run(["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", ROOT / "launch.sh", *words],
-                             env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}, capture_output=True, text=True)
+    inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
+    refused = launch(*words, inside=inside)
     assert (refused.returncode, said in refused.stderr) == (code, True), refused.stderr
 
 
 @pytest.fixture
 def retried(tmp_path):
-    """What a launch with two retries exits with, and LOCKSTEP_LAUNCH_ID of each start. The pauses are left out."""
+    """The exit code of a launch with two retries, and LOCKSTEP_LAUNCH_ID of each start. Without the pauses."""
     ids, script = tmp_path / "ids", tmp_path / "script.py"
     (tmp_path / "sleep").symlink_to("/bin/true")
 
@@ -231,18 +242,20 @@ def test_retries_are_for_failed_hardware_lost_peers_and_kills(retried, code, sta
     assert (returned, len(ids)) == (code, starts)
 
 
-def test_a_launch_has_an_id_of_its_own_that_its_retries_share(retried):
+def test_the_retries_of_a_launch_share_its_id(retried):
     one, two = (set(retried(76)[1]) for _ in range(2))
     assert (len(one), len(two), one & two) == (1, 1, set())
 
 
-def test_every_launch_comes_to_its_end_at_ctrl_c(tmp_path):
-    """What is freed is overwritten here as it rarely is: bash's `wait -f` reads it, and one in 256 never returned."""
+def test_every_launch_ends_at_ctrl_c(tmp_path):
+    """Freed memory is overwritten here: bash's `wait -f` reads it, and one launch in 256 never ended."""
     script = tmp_path / "script.py"
-    script.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\nprint('up', flush=True)\nsignal.pause()")
+    script.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+                      "print('up', flush=True)\nsignal.pause()")
+    here = {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": str(script)}
     freed = {"MALLOC_PERTURB_": "127", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"}
     process = subprocess.Popen([ROOT / "launch.sh"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                               env=os.environ | freed | {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": str(script)})
+                               env=os.environ | freed | here)
     try:
         assert process.stdout.readline() == b"up\n"
         process.send_signal(signal.SIGINT)
@@ -251,16 +264,16 @@ def test_every_launch_comes_to_its_end_at_ctrl_c(tmp_path):
         process.kill()
 
 
-def test_a_stop_before_anything_is_started_is_one(tmp_path):
+def test_a_stop_before_anything_is_started_ends_it(tmp_path):
     python = tmp_path / "python"
-    of_launcher = "awk '/PPid/ {print $2}' /proc/$PPID/status"  # it is asked in a subshell of launch.sh
+    of_launcher = "awk '/PPid/ {print $2}' /proc/$PPID/status"  # a subshell of launch.sh starts python
     python.write_text(f'#!/bin/sh\nkill -TERM $({of_launcher})\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     assert launch("--nproc-per-node", 2, LOCKSTEP_PYTHON=str(python)).returncode == 128 + signal.SIGTERM
 
 
 def test_as_process_1_it_stops_while_it_waits_for_a_name(tmp_path):
-    """unshare --fork --pid makes it one."""
+    """unshare --fork --pid makes it process 1."""
     if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
         pytest.skip("needs to be permitted namespaces")
     words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "no.such.host"]
@@ -272,11 +285,13 @@ def test_as_process_1_it_stops_while_it_waits_for_a_name(tmp_path):
     assert process.wait(20) == 128 + signal.SIGTERM
 
 
-def test_a_port_in_use_is_refused_where_the_store_would_be():
+def test_a_port_in_use_is_refused_on_the_machine_of_the_store():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
-        refused = launch("--dry-run", "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost", "--master-port", port)
-        assert (refused.returncode, f"port {port} on this host: Address already in use" in refused.stderr) == (Exit.USAGE, True)
+        refused = launch("--dry-run", "--nnodes", 2, "--node-rank", 0, "--master-addr", "localhost",
+                         "--master-port", port)
+        assert refused.returncode == Exit.USAGE
+        assert f"port {port} on this host: Address already in use" in refused.stderr
         _, command = dry("--nnodes", 2, "--node-rank", 1, "--master-addr", "10.0.0.1", "--master-port", port)
         assert option(command, "master-port") == str(port)
 
@@ -285,34 +300,41 @@ def test_a_port_in_use_is_refused_where_the_store_would_be():
     (["--nnodes", "2"], {}, Exit.USAGE, "--master-addr HOST"),
     (["--nnodes", "2", "--master-addr", "10.0.0.1"], {}, Exit.USAGE, "--node-rank N"),
     (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "2"], {}, Exit.USAGE, "must be below --nnodes 2"),
-    (["--nnodes", "2", "--master-addr", "localhost", "--node-rank", "1"], {}, Exit.USAGE, "is this machine alone, and --node-rank 1"),
-    (["--nnodes", "2", "--master-addr", "no.such.host", "--node-rank", "1"], {}, Exit.LOST_PEERS, "cannot resolve host name no.such.host"),
+    (["--nnodes", "2", "--master-addr", "localhost", "--node-rank", "1"], {}, Exit.USAGE,
+     "is this machine itself, and --node-rank 1"),
+    (["--nnodes", "2", "--master-addr", "no.such.host", "--node-rank", "1"], {}, Exit.LOST_PEERS,
+     "cannot resolve host name no.such.host"),
     (["--nnodes", "two"], {}, Exit.USAGE, "--nnodes two: must be a number, or MIN:MAX"),
     (["--nnodes", "3:2"], {}, Exit.USAGE, "MIN is above MAX"),
     (["--nnodes"], {}, Exit.USAGE, "--nnodes needs a value"),
     (["--nproc-per-node", "0"], {}, Exit.USAGE, "--nproc-per-node 0: must be a number"),
     (["--print", "pbs"], {}, Exit.USAGE, "must be slurm or trainjob"),
-    (["--print", "slurm"], {}, Exit.USAGE, "how many GPUs has a machine? --nproc-per-node N, or --device cpu"),
-    (["--print", "trainjob", "--nproc-per-node", "auto"], {}, Exit.USAGE, "how many GPUs has a machine?"),
+    (["--print", "slurm"], {}, Exit.USAGE, "how many GPUs does a machine have? --nproc-per-node N, or --device cpu"),
+    (["--print", "trainjob", "--nproc-per-node", "auto"], {}, Exit.USAGE, "how many GPUs does a machine have?"),
     (["--nnodes="], {}, Exit.USAGE, "--nnodes needs a value"),
     (["--nnodes", ""], {}, Exit.USAGE, "--nnodes needs a value"),
     (["--nnodes", "1", "--node-rank", "3"], {}, Exit.USAGE, "--node-rank 3: must be below --nnodes 1"),
     (["--master-port", "99999"], {}, Exit.USAGE, "must be between 1 and 65535"),
-    (["--nnodes", "2", "--master-addr", "a..b", "--node-rank", "1"], {}, Exit.LOST_PEERS, "cannot resolve host name a..b"),
+    (["--nnodes", "2", "--master-addr", "a..b", "--node-rank", "1"], {}, Exit.LOST_PEERS,
+     "cannot resolve host name a..b"),
     ([], {"WORLD_SIZE": "2"}, Exit.USAGE, "which machine is number 0?"),
-    ([], {"RANK": "0"}, Exit.USAGE, "but not their number: --nnodes N"),
+    ([], {"RANK": "0"}, Exit.USAGE, "but not the number of machines: --nnodes N"),
     ([], {"PET_NNODES": "2"}, Exit.USAGE, "which machine is number 0?"),
-    ([], {"LOCKSTEP_PYTHON": "/usr/bin/false"}, Exit.USAGE, "/usr/bin/false has no torch: /usr/bin/false -m pip install -r"),
+    ([], {"LOCKSTEP_PYTHON": "/usr/bin/false"}, Exit.USAGE,
+     "/usr/bin/false has no torch: /usr/bin/false -m pip install -r"),
     (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "1"], {"GLOO_SOCKET_IFNAME": "eth77"}, Exit.USAGE,
      "has no network interface eth77"),
-    ([], {"MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not their number: --nnodes N"),
-    ([], {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not their number: --nnodes N"),
-    ([], {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, Exit.USAGE, "LOCAL_RANK=0 and WORLD_SIZE=2: this is one of several"),
+    ([], {"MASTER_ADDR": "10.0.0.1"}, Exit.USAGE, "but not the number of machines: --nnodes N"),
+    ([], {"PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}, Exit.USAGE,
+     "but not the number of machines: --nnodes N"),
+    ([], {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "2"}, Exit.USAGE,
+     "LOCAL_RANK=0 and WORLD_SIZE=2: this is one of several"),
     (["--nproc-per-node", "9999999"], {}, Exit.USAGE, "--nproc-per-node 9999999: must be a number"),
     ([], {"SLURM_JOB_ID": "1", "SLURM_JOB_NUM_NODES": "2"}, Exit.USAGE, "srun --ntasks-per-node=1 ./launch.sh"),
-    ([], {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}, Exit.USAGE, "one per node is right"),
+    ([], {"SLURM_JOB_ID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "8"}, Exit.USAGE,
+     "use one per node"),
 ])
-def test_what_cannot_be_known_is_asked_for_and_never_guessed(words, environment, code, said):
+def test_what_is_not_known_is_asked_for_and_never_guessed(words, environment, code, said):
     result = launch("--dry-run", *words, **environment)
     assert (result.returncode, result.stdout) == (code, ""), result.stderr
     [line] = result.stderr.splitlines()

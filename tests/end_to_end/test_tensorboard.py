@@ -16,12 +16,16 @@ START_S = 60
 
 @pytest.fixture(scope="module")
 def ask(demo_run, launch):
-    """ask(path, **query): the server's answer to a GET, once it has read the run. The command is that of the run's closing lines."""
+    """ask(path, **query): the server's answer to a GET, after it has read the run.
+
+    The command is that of the run's closing lines.
+    """
     run, _ = demo_run
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    server = launch(None, "tensorboard.main", "--logdir", run, "--port", port, "--host", "127.0.0.1", "--load_fast=false", script="-m")
+    server = launch(None, "tensorboard.main", "--logdir", run, "--port", port, "--host", "127.0.0.1",
+                    "--load_fast=false", script="-m")
 
     def get(path: str, **query: object) -> bytes:
         words = urllib.parse.urlencode(query)
@@ -60,6 +64,7 @@ def test_every_evaluation_has_a_confusion_picture(ask, demo_run):
     steps = [record["step"] for record in records(demo_run[0]) if record["split"] == "val"]
     shown = json.loads(ask("images/images", run="tb", tag="val/confusion", sample=0))
     assert [picture["step"] for picture in shown] == steps
-    picture = Image.open(io.BytesIO(ask("images/individualImage", **dict(urllib.parse.parse_qsl(shown[-1]["query"])))))
+    query = dict(urllib.parse.parse_qsl(shown[-1]["query"]))
+    picture = Image.open(io.BytesIO(ask("images/individualImage", **query)))
     assert min(picture.size) > 300
     assert len(picture.convert("RGB").getcolors(2**20)) > 10  # something is drawn

@@ -37,7 +37,7 @@ def test_a_vanished_image_ends_the_run_and_the_next_start_wants_it_back(
     assert_failed(live, run_dir, Exit.BAD_DATA, f"cannot read {gone}: ", "No such file", "--bad-samples skip")
     assert newest_checkpoint(run_dir).name == "step-0000000002-g1"
 
-    assert_failed(start_torchrun(2, *words), run_dir, Exit.OTHER_RUN, f"the data set changed since {run_dir} began", "--fresh")
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.OTHER_RUN, f"the data set changed since {run_dir} was created", "--fresh")
 
     (run_dir.parent / "elsewhere.png").rename(gone)
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)

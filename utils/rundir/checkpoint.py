@@ -1,9 +1,8 @@
-"""Checkpoints: what a run is, saved beside the training, the newest valid one wins.
+"""Checkpoints: the state of a run, saved in the background; the newest valid one is loaded.
 
-A save copies the state (the training waits for that) and writes in a thread of rank 0 (it does not wait). One is under way at a
-time; its error is told to all ranks with the next step (Agreement); the next save, an evaluation, a stop and the end wait for
-it (flush).
-The files: utils/rundir/checkpoint_folder.py.
+A save copies the state, which the training waits for; a thread of rank 0 writes the copy. There is one save at a time.
+All ranks learn of its error with the next step (Agreement). The next save, an evaluation, a stop and the end of the run
+wait for it (flush). The files: utils/rundir/checkpoint_folder.py.
 """
 
 import json
@@ -22,31 +21,31 @@ from torch import Tensor
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
-from utils.rundir.room import STATES
 from utils.settings.config import RecordOptions, duration_or_steps
 from utils.strategies.base import Strategy
 
-LAST_SAVE_S = 20  # for the save under way, where a failure ends the run; torchrun kills after 30 s
+STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages
+LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is. Everything random or scheduled is a pure function of this."""
+    """The position of a run. Everything random or scheduled is a pure function of it."""
 
     epoch: int = 0
     sample_offset: int = 0  # samples of the epoch's order that are done
     step: int = 0  # optimizer steps done
-    evaluated_step: int = 0  # the step of the last finished evaluation: one that is due and not done is done first after a resume
-    skipped: int = 0  # of these steps, those that --max-nonfinite left without effect
+    evaluated_step: int = 0  # the step of the last finished evaluation; a resumed run first does one that is due
+    skipped: int = 0  # steps that changed nothing: --max-nonfinite
 
     def after(self, epoch: int, sample_offset: int) -> "Progress":
-        """After one more optimizer step, which ended there."""
+        """The position after one more optimizer step, which ended there."""
         return replace(self, epoch=epoch, sample_offset=sample_offset, step=self.step + 1)
 
 
 @dataclass
 class TrainState:
-    """The only list of what a run is: if losing it changes the run, it is here."""
+    """The only list of what a run is: if losing something changes the run, it is here."""
 
     strategy: Strategy
     optimizer: torch.optim.Optimizer
@@ -59,9 +58,9 @@ class TrainState:
         return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict()}
 
     def load(self, state: dict[str, Any], trainer: dict[str, Any]) -> None:
-        """Become what was saved; the weights are loaded apart."""
+        """Load what was saved. The weights are loaded by the strategy."""
         self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
-        if state["scaler"]:  # else the run was no fp16 run until now
+        if state["scaler"]:  # else the run did not use fp16 so far
             self.scaler.load_state_dict(state["scaler"])
         self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
 
@@ -72,14 +71,14 @@ class Checkpoints:
     def __init__(self, path: Path, world: World, config: RecordOptions, start: int, note: Callable[[str], None]):
         self._folder, self._world, self._start = CheckpointFolder(path, config.keep, note), world, start
         self._every_steps, self._every_s = duration_or_steps("save_every", config.save_every)
-        self._saved, self._saved_at = Progress(), time.monotonic()  # (before the first step there is nothing to lose)
+        self._saved, self._saved_at = Progress(), time.monotonic()  # before the first step there is nothing to save
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
-        self._num_bytes = 0  # of a checkpoint, about; known from restore() on
-        self.count, self.stall_s = 0, 0.0  # saves of this start, and the seconds that this rank waited for them
+        self._num_bytes = 0  # size of a checkpoint, roughly; known after restore()
+        self.count, self.stall_s = 0, 0.0  # saves of this start, and seconds that this rank waited for them
 
     def is_empty(self) -> bool:
-        """Whether there is no checkpoint to continue from, valid or not. Collective."""
+        """Whether there is no checkpoint, valid or not. Collective."""
         return self._world.on_rank_zero(lambda: not self._folder.names())
 
     def is_due(self, step: int) -> bool:
@@ -87,24 +86,29 @@ class Checkpoints:
         return self._every_steps is not None and step % self._every_steps == 0
 
     def is_due_by_clock(self) -> bool:
-        """The same for a duration, by rank 0's clock: ranks must agree before they act."""
+        """The same for a duration, by rank 0's clock: ranks must agree on it before they act."""
         return self._every_s is not None and self._world.is_main and time.monotonic() - self._saved_at > self._every_s
 
     def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None], is_evaluated: bool = True) -> None:
         """Start to save, unless nothing happened since the last save. Collective.
 
-        beside: rank 0 runs it with the weights, before the checkpoint that tells of it is there. is_evaluated: False where an
-        evaluation comes next, after which the same step is saved again.
+        beside: rank 0 calls it with the weights; it writes what the checkpoint refers to, before the checkpoint.
+        is_evaluated: False if an evaluation comes next, after which the same step is saved again.
         """
         if state.progress == self._saved:
             return
-        self.flush()  # one at a time
+        self.flush()  # one save at a time
+
+        # copy the state; a thread of rank 0 writes the copy
         began = time.monotonic()
         weights, values = state.strategy.model_state(), state.state_dict()
         if self._world.is_main:
-            trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best, "processes": self._world.world_size}
+            trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best,
+                       "processes": self._world.world_size}
             name = name_of(state.progress.step, self._start, is_evaluated)
             self._pending = self._writer.submit(self._write, name, _copied(weights), _copied(values), trainer, beside)
+
+        # count
         self._saved, self._saved_at = state.progress, time.monotonic()
         self.count += 1
         self.stall_s += time.monotonic() - began
@@ -114,22 +118,25 @@ class Checkpoints:
         return next(map(step_of, self._folder.names()), None)
 
     def has_failed(self) -> bool:
-        """Whether the last save came to an error; known on rank 0."""
+        """Whether the last save failed; known on rank 0."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def flush(self) -> None:
-        """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if it could not be written."""
+        """Wait until the last save is on disk. Collective.
+
+        Raises UserError (74) on every rank if it could not be written.
+        """
         began = time.monotonic()
         self._world.on_rank_zero(lambda: self._pending and self._pending.result(), num_bytes=self._num_bytes)
         self.stall_s += time.monotonic() - began
 
     @property
     def limit_s(self) -> float:
-        """Seconds that a save may take, and waiting for one."""
+        """Seconds that a save, or waiting for one, may take."""
         return self._world.limit_s(self._num_bytes)
 
     def close(self) -> None:
-        """Give the save under way some time: what ends the run is no reason to lose it. Its own error is told by flush, or by nobody."""
+        """Give the current save time to finish: it is valid whatever ends the run. Only flush reports its error."""
         if self._pending is not None:
             wait([self._pending], LAST_SAVE_S)
 
@@ -140,8 +147,8 @@ class Checkpoints:
     def restore(self, state: TrainState) -> bool:
         """Load the newest valid checkpoint into `state`; False if there is none. Collective.
 
-        Rank 0 alone reads and checks it. Damaged ones are set aside as damaged-step-..., with a note. Raises UserError
-        on every rank: 82 if there are some and none is valid, 74 if rank 0 cannot read them.
+        Rank 0 alone reads and checks them. Damaged ones are renamed to damaged-step-..., with a note. Raises UserError
+        on every rank: 82 if there are checkpoints and none is valid, 74 if rank 0 cannot read them.
         """
         self._num_bytes = STATES * sum(weight.nbytes for weight in state.strategy.module.parameters())
         found = self._read(self._folder.newest_valid)
@@ -153,7 +160,7 @@ class Checkpoints:
         return True
 
     def load_best(self, strategy: Strategy) -> Progress:
-        """Load the weights of the best checkpoint, or of the newest if none was evaluated; where it stood. Collective.
+        """Load the weights of the best checkpoint, or of the newest if none was evaluated; its position. Collective.
 
         Changes nothing on disk. Raises UserError (66) if there is none.
         """
@@ -163,12 +170,16 @@ class Checkpoints:
 
     def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
                beside: Callable[[dict[str, Tensor]], None]) -> None:
-        weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors knows no strides
+        weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors does not save strides
+
+        # records and RUN/model, which the checkpoint refers to
         try:
             beside(weights)
         except (OSError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room and run the same command to continue",
-                            Exit.IO) from error
+            raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room and run the same command to"
+                            " continue", Exit.IO) from error
+
+        # then the checkpoint itself
         self._folder.write(name, {
             "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
             "state.pt": lambda path: torch.save(values, path),

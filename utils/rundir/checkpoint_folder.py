@@ -1,10 +1,10 @@
-"""The files of a run's checkpoints: written so that any moment may be the last, checked to the byte when read.
+"""The files of a run's checkpoints: a kill at any moment leaves them valid, and every byte is checked when read.
 
     RUN/checkpoints/step-0000000120-g1/  model.safetensors  state.pt  trainer.json  MANIFEST.json
 
-MANIFEST.json is written last and holds a sha256 of every chunk of every file (torch.load and safetensors accept flipped bits
-silently), and the folder is renamed into place last: nothing unfinished is ever named step-*. g counts the starts of the run. What is saved
-before an evaluation is named ...-unevaluated: it stays until the one after it is there, and one more.
+MANIFEST.json is written last and holds a sha256 of every chunk of every file: torch.load and safetensors accept flipped
+bits silently. Then the folder is renamed into place, so nothing unfinished is named step-*. g counts the starts of the
+run. A save before an evaluation is named ...-unevaluated: it stays until there are two other checkpoints.
 """
 
 import errno
@@ -25,11 +25,11 @@ from utils.errors import Exit, UserError
 from utils.files import sync
 
 FORMAT = 1
-CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s a core, and chunks run in parallel
-_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # what a checkpoint that is not whole gives when it is read
+CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s per core, and chunks run in parallel
+_DAMAGE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)  # errors of reading an incomplete checkpoint
 _UNEVALUATED = "-unevaluated"
 _NAME = re.compile(rf"step-\d+-g\d+({_UNEVALUATED})?")
-LEAST_KEPT = 2  # valid ones, whatever --keep says: one may be damaged tomorrow
+LEAST_KEPT = 2  # valid ones, whatever --keep says: one may become damaged
 
 
 class CheckpointFolder:
@@ -37,28 +37,34 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, keep: int, note: Callable[[str], None]):
         self.path, self._keep, self._note = path, keep, note
-        self._valid: set[str] = set()  # names of those that this process has checked, or written and read back
+        self._valid: set[str] = set()  # names that this process has checked
 
     def names(self) -> list[str]:
         """Names of finished checkpoints, the newest (step, then start, then the evaluated one) first."""
-        found = [path.name for path in self.path.glob("step-*") if _NAME.fullmatch(path.name)] if self.path.is_dir() else []
-        return sorted(found, key=lambda name: (*map(int, re.findall(r"\d+", name)), not name.endswith(_UNEVALUATED)), reverse=True)
+
+        def age(name: str) -> tuple[int, ...]:
+            return *map(int, re.findall(r"\d+", name)), not name.endswith(_UNEVALUATED)
+
+        if not self.path.is_dir():
+            return []
+        return sorted(filter(_NAME.fullmatch, (path.name for path in self.path.glob("step-*"))), key=age, reverse=True)
 
     def num_bytes(self) -> int:
-        """Size of all of them together."""
+        """Size of all checkpoints together."""
         total = 0
         for file in self.path.glob("step-*/*"):
-            with suppress(FileNotFoundError):  # a training removes old ones while --eval-only looks
+            with suppress(FileNotFoundError):  # a training may remove old ones while --eval-only reads
                 total += file.stat().st_size
         return total
 
     def write(self, name: str, files: Mapping[str, Callable[[Path], Any]], best_step: int | None) -> None:
-        """Write a checkpoint, then remove those that are no longer kept. name: of name_of. files: {name: writes it}.
+        """Write a checkpoint, then remove those that are no longer kept. name: by name_of. files: {name: writes it}.
 
-        Raises UserError (74) if it cannot be written; the others are as they were.
+        Raises UserError (74) if it cannot be written; the others stay as they are.
         """
         partial = self.path / f".tmp-{name}"
         try:
+            # the files, under a temporary name
             shutil.rmtree(partial, ignore_errors=True)
             if not self.path.exists():
                 self.path.mkdir(parents=True)
@@ -67,6 +73,8 @@ class CheckpointFolder:
             for file, write in files.items():
                 write(partial / file)
                 sync(partial / file)
+
+            # the manifest; then the name
             manifest = {"format": FORMAT, "chunk": CHUNK, "files": {file: _digest(partial / file) for file in files}}
             manifest["sha256"] = _own_digest(manifest)
             (partial / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
@@ -74,24 +82,29 @@ class CheckpointFolder:
             sync(partial)
             os.rename(partial, self.path / name)
             sync(self.path)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors wrap a full disk in types of their own
+        except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors wrap a full disk's error
             free = shutil.disk_usage(self.path).free >> 20 if self.path.is_dir() else 0
             shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
                 f"cannot save {self.path / name}: {error} ({free} MiB free); earlier checkpoints are untouched:"
                 " make room and run the same command to continue", Exit.IO) from error
+
+        # remove old ones
         try:
             self._remove_old(best_step)
-        except OSError as error:  # the new one is there
-            self._note(f"old checkpoints cannot be removed: {error}")
+        except OSError as error:  # the new one is safe
+            self._note(f"cannot remove old checkpoints: {error}")
 
     def newest_valid(self) -> str | None:
-        """The checkpoint to continue from; None if there has never been one. Unfinished ones are removed, damaged ones set aside.
+        """The checkpoint to continue from; None if there has never been one.
 
-        Raises UserError (82) if there are some, damaged ones included, and none is valid.
+        Removes unfinished ones and renames damaged ones. Raises UserError (82) if there are checkpoints, damaged ones
+        included, and none is valid.
         """
         for leftover in self.path.glob(".tmp-*"):
             shutil.rmtree(leftover, ignore_errors=True)
+
+        # rename damaged ones until one is valid
         damaged = {}
         for name in self.names():
             problem = find_damage(self.path / name)
@@ -101,44 +114,56 @@ class CheckpointFolder:
             try:
                 os.rename(self.path / name, self.path / f"damaged-{name}")
             except OSError as error:
-                raise UserError(f"{self.path / name} is damaged ({problem}) and cannot be set aside: {error}", Exit.IO) from error
+                raise UserError(f"{self.path / name} is damaged ({problem}) and cannot be renamed: {error}",
+                                Exit.IO) from error
             damaged[name] = problem
         else:
             name = None
+
+        # tell what is lost
         for other, problem in damaged.items():
-            lost = f"using {name}, {step_of(other) - step_of(name)} steps will be repeated" if name else "no older one is valid"
-            self._note(f"checkpoint {other} is damaged ({problem}) and set aside as damaged-{other}; {lost}")
+            lost = (f"using {name}, {step_of(other) - step_of(name)} steps will be repeated" if name
+                    else "no older one is valid")
+            self._note(f"checkpoint {other} is damaged ({problem}) and was renamed to damaged-{other}; {lost}")
         aside = sorted(path.name for path in self.path.glob("damaged-*")) if self.path.is_dir() else []
         if name is None and aside:
             raise UserError(
                 f"{self.path} holds {len(aside)} checkpoints and none is valid ({aside[-1]} is the newest);"
-                " start over with --fresh, or restore the folder from a copy", Exit.NO_CHECKPOINT)
+                " start over with --fresh, or restore the folder from a backup", Exit.NO_CHECKPOINT)
         return name
 
     def best(self) -> str:
-        """The checkpoint of the best evaluation, the newest if none was evaluated; valid. Changes nothing. Raises UserError (66)."""
+        """The valid checkpoint of the best evaluation, the newest if none was evaluated. Changes nothing on disk.
+
+        Raises UserError (66) if there is none.
+        """
+
+        def newest_of(names: list[str]) -> str | None:
+            return next((name for name in names if find_damage(self.path / name) is None), None)
+
         names = self.names()
-        newest = next((name for name in names if find_damage(self.path / name) is None), None)
+        newest = newest_of(names)
         if newest is None:
             raise UserError(f"{self.path} holds no valid checkpoint: train first", Exit.NO_INPUT)
         best = json.loads((self.path / newest / "trainer.json").read_text())["best"]
-        found = next((name for name in names if best and step_of(name) == best["step"] and find_damage(self.path / name) is None), newest)
-        if best and step_of(found) != best["step"]:
-            self._note(f"the checkpoint of the best evaluation, at step {best['step']}, is damaged or gone; {found} takes its place")
-        return found
+        found = newest_of([name for name in names if step_of(name) == best["step"]]) if best else newest
+        if found is None:
+            self._note(f"the checkpoint of the best evaluation, at step {best['step']}, is damaged or missing; using"
+                       f" {newest}")
+        return found or newest
 
     def _remove_old(self, best_step: int | None) -> None:
         names = self.names()
-        by_step = {step_of(name): name for name in reversed(names)}  # of each step the newest
+        by_step = {step_of(name): name for name in reversed(names)}  # the newest of each step
         newest = sorted(by_step, reverse=True)[:self._keep]
         spared = [by_step[step] for step in dict.fromkeys([*newest, best_step]) if step in by_step]
         doomed = [name for name in names if name not in spared]
-        # Each is read back once, before the first that it makes superfluous is removed.
+        # Each new one is read back once, before an old one is removed because of it.
         while doomed and len(self._checked(spared)) < LEAST_KEPT:
             spared.append(doomed.pop(0))
         for name in doomed:
             removed = self.path / f".tmp-removed-{name}"
-            os.rename(self.path / name, removed)  # a half-removed one must not look like a checkpoint
+            os.rename(self.path / name, removed)  # a partly removed one must not look like a checkpoint
             shutil.rmtree(removed)
 
     def _checked(self, names: list[str]) -> set[str]:
@@ -147,20 +172,24 @@ class CheckpointFolder:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What is wrong with the checkpoint in `folder`, in words; None if every byte is as it was written.
+    """What is wrong with the checkpoint in `folder`, in words; None if no byte has changed.
 
     Raises UserError (78) if a newer version of this program wrote it.
     """
     try:
+        # the manifest itself
         written = (folder / "MANIFEST.json").read_bytes()
         manifest = json.loads(written)
         rewritten = json.dumps(manifest, indent=1).encode()
         if manifest.pop("sha256") != _own_digest(manifest):
             return "MANIFEST.json: checksum differs"
         if manifest["format"] > FORMAT:
-            raise UserError(f"{folder} has format {manifest['format']}, newer than this program's {FORMAT}", Exit.OTHER_RUN)
+            raise UserError(f"{folder} has format {manifest['format']}, and this program reads formats up to {FORMAT}:"
+                            " use the newer program that wrote it", Exit.OTHER_RUN)
         if written != rewritten:
             return "MANIFEST.json: not as it was written"
+
+        # the files that it lists
         for file, expected in manifest["files"].items():
             size = (folder / file).stat().st_size
             if size != expected["bytes"]:
@@ -168,7 +197,7 @@ def find_damage(folder: Path) -> str | None:
             if _digest(folder / file, manifest["chunk"]) != expected:
                 return f"{file}: checksum differs"
     except OSError as error:
-        if error.errno not in _DAMAGE:  # too many open files, a file server that does not answer: the checkpoint may be good
+        if error.errno not in _DAMAGE:  # too many open files, no answer from a file server: it may be valid
             raise UserError(f"cannot read the checkpoint {folder}: {error}", Exit.IO) from error
         return f"{type(error).__name__}: {error}"
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -177,7 +206,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def name_of(step: int, start: int, is_evaluated: bool) -> str:
-    """What the checkpoint after `step`, made by that start of the run, is called."""
+    """The name of the checkpoint after `step`, written by that start of the run."""
     return f"step-{step:010d}-g{start}{'' if is_evaluated else _UNEVALUATED}"
 
 

@@ -1,6 +1,6 @@
-"""What this start of a launch is: the first or a restart, of a run that is finished, begins anew or goes on.
+"""What this start is: the first of its launch or a restart; of a run that is finished, starts over or continues.
 
-No torch: a finished run says so in a moment.
+Torch is not imported, so a finished run answers at once.
 """
 
 import os
@@ -17,17 +17,20 @@ from utils.files import read_json
 from utils.rundir.identity import compare, identity, run_path
 from utils.settings.config import Config
 
-FINAL = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.CANNOT_CREATE, Exit.OTHER_RUN, Exit.DIVERGED, Exit.NO_CHECKPOINT)
+# a restart would end in the same way
+FINAL = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.CANNOT_CREATE, Exit.OTHER_RUN, Exit.DIVERGED,
+         Exit.NO_CHECKPOINT)
 
 
 def finish_early(config: Config) -> None:
-    """If this very run is finished already, say so and leave with 0, before torch is imported.
+    """If this run is finished, say so and exit with 0. If a restart cannot help, exit as the start before did.
 
-    If torchrun restarts what no restart mends, leave with the same code as the start before: torchrun cannot be told not to. (After
-    a SIGTERM it restarts only if it sent that itself: another node came or went.)
+    torchrun cannot be told not to restart. After a SIGTERM it restarts only if it sent the signal
+    itself: another node joined or left.
     """
     path = run_path(config)
     try:
+        # a restart that cannot help
         last = read_json(path / "status.json")
         is_final = last.get("exit_code") in FINAL or (
             last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
@@ -36,39 +39,44 @@ def finish_early(config: Config) -> None:
             if os.environ.get("RANK", "0") == "0":
                 say(f"train.py: no restart: {last['state']}, {last['message']}")
             raise SystemExit(last["exit_code"])
+
+        # a finished run: the same command has nothing to do
         if acts_fresh(config) or config.run.eval_only or last.get("state") != "finished":
             return
         compare(config, path)
         if yaml.safe_load((path / "config.yaml").read_text())["data"] != identity(config)["data"]:
-            return  # which may be the same data in another place: that takes a look at them
+            return  # it may be the same data in another place: main() compares fingerprints
         summary = read_json(path / "summary.json")
     except (UserError, OSError, yaml.YAMLError):
-        return  # open_run says so to all ranks
+        return  # open_run reports it on all ranks
+
+    # say so
     figures = ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if isinstance(value, float))
     if os.environ.get("RANK", "0") == "0":
         say(f"{path} is finished: step {summary.get('step')}, {figures}\n"
-            f"--fresh starts over; to train on, start a new run from it: --model {path / 'model'} --pretrained", sys.stdout)
+            f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'} --pretrained",
+            sys.stdout)
     raise SystemExit(0)
 
 
 def early_device(config: Config) -> str:
-    """--device, or what this run kept for `auto`: asked before there is a process group."""
+    """--device, or what `auto` became in this run. Known before the process group exists."""
     kept = {} if acts_fresh(config) else read_json(run_path(config) / "auto.json")
     return config.device.device if config.device.device != "auto" else kept.get("device", "auto")
 
 
 def acts_fresh(config: Config, launches: Collection[str | None] | None = None) -> bool:
-    """Whether --fresh clears the run directory at this start: the first that somebody asked for.
+    """Whether --fresh clears the run directory at this start: once per launch.
 
-    Not where torchrun, launch.sh --retries or Slurm starts it again.
-    launches: launch_id() of all nodes; None = this node alone is known yet.
+    Not when torchrun, launch.sh --retries or Slurm starts it again.
+    launches: launch_id() of all nodes; None = only this node's is known so far.
     """
     path = run_path(config)
     if not config.run.fresh or not (path / "config.yaml").exists():
         return False
     try:
         return not _has_seen(read_json(path / "status.json"), [*(launches or [launch_id()]), *slurm_starts()[:-1]])
-    except UserError:  # it is damaged, and --fresh is the way out
+    except UserError:  # status.json is damaged, and --fresh is the way out
         return True
 
 
@@ -77,20 +85,20 @@ def _is_restart() -> bool:
 
 
 def _has_seen(status: Mapping[str, Any], launches: Collection[str | None]) -> bool:
-    """Whether one of these took part in the last start. One is enough: nodes come and go."""
+    """Whether one of these launches took part in the last start. One is enough: nodes join and leave."""
     return not set(launches).isdisjoint(status.get("launch") or ())
 
 
 def slurm_starts() -> list[str]:
-    """Every start of this Slurm job up to this one: Slurm starts a job again under the same number. Empty elsewhere."""
+    """Every start of this Slurm job up to this one: Slurm restarts a job under the same id. Empty without Slurm."""
     job, restarts = os.environ.get("SLURM_JOB_ID"), int(os.environ.get("SLURM_RESTART_COUNT", 0))
     return [f"slurm job {job} restart {number}" for number in range(restarts + 1)] if job else []
 
 
 def launch_id() -> str | None:
-    """What all starts on this node share in one launch: what launch.sh calls it; else its torchrun. None without both.
+    """The id that all starts of one launch share on this node: from launch.sh, else of torchrun; None without both.
 
-    torchrun is known by its host, its process and when that began: its own --rdzv-id may be used again.
+    A torchrun is its host, its process id and its start time: two launches may have the same --rdzv-id.
     """
     if given := os.environ.get("LOCKSTEP_LAUNCH_ID"):
         return given

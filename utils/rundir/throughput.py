@@ -1,4 +1,4 @@
-"""Speed of training: samples and tokens per second, and the share of the time that was spent waiting for data."""
+"""Speed of training: samples and tokens per second, and the share of the time spent waiting for data."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -16,11 +16,11 @@ class Throughput:
         self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
 
     def restart(self) -> None:
-        """What happened since the last step's end was no training."""
+        """Leave out the time since the end of the last step: it was not training."""
         self._mark = time.perf_counter()
 
     def waiting(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The loader's items; the time until each is there counts as waiting."""
+        """The loader's items; the time until each arrives counts as waiting."""
         items = iter(loader)
         while True:
             began = time.perf_counter()
@@ -31,7 +31,7 @@ class Throughput:
             yield item
 
     def step(self, samples: int, tokens: int = 0) -> None:
-        """An optimizer step is done, over so many samples and, in text, tokens. (A device may lag behind: it evens out.)"""
+        """Count an optimizer step over these samples and, in text, tokens. A device may lag behind: it evens out."""
         now = time.perf_counter()
         self._samples += samples
         self._tokens += tokens
@@ -44,7 +44,7 @@ class Throughput:
         return self._wait_s
 
     def record(self, wait_s: float) -> dict[str, float]:
-        """The timing fields of a train record, from now on counted anew. wait_s: the mean over ranks. memory is in MiB."""
+        """The timing fields of a train record; then start again from 0. wait_s: mean over ranks. memory is in MiB."""
         elapsed_s = max(self._elapsed_s, 1e-9)
         fields = {"samples_per_s": self._samples / elapsed_s, "data_wait": min(1.0, wait_s / elapsed_s)}
         if self._tokens:

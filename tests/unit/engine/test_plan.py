@@ -29,7 +29,7 @@ def world_of(world_size):
 
 def run_in(tmp_path, notes, kept=None):
     facts = {"start": 1, "cores_per_process": 1}
-    return Run(tmp_path, kept if kept is not None else {}, writes=False, note=notes.append, facts=facts)
+    return Run(tmp_path, kept if kept is not None else {}, lock=None, note=notes.append, facts=facts)
 
 
 @pytest.mark.parametrize("num_samples, batch, world_size, expected", [

@@ -244,8 +244,8 @@ def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
 
 def test_a_name_without_network_is_66_with_three_ways_out(tmp_path):
     program = ("from pathlib import Path\nfrom models.bert import find_folder\nfrom utils.distributed.world import World\n"
-               "from utils.errors import exit_after\nfrom utils.rundir.run import Run\n"
-               "run = Run(Path('run'), {}, True, print, {'start': 1, 'cores_per_process': 1})\n"
+               "from utils.errors import exit_after\nfrom utils.rundir.lock import RunLock\nfrom utils.rundir.run import Run\n"
+               "run = Run(Path('run'), {}, {'start': 1, 'cores_per_process': 1}, print, RunLock())\n"
                "with World.from_env('cpu') as world: exit_after(lambda: find_folder('bert-smal', run, world))")
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)

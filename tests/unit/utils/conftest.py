@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from utils.errors import UserError
-from utils.rundir import run as run_module
+from utils.rundir import lock
 from utils.rundir.run import open_run
 from utils.settings.command_line import parse_command_line
 
@@ -17,7 +17,7 @@ def first_start_in_a_new_folder(tmp_path, monkeypatch):
                  "LOCKSTEP_LAUNCH_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr(lock, "LOCK_WAIT_S", 0.2)
 
 
 def config_of(*words):

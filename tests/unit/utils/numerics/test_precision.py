@@ -225,7 +225,7 @@ def _torch_settings():
     ({"threads": 2, "precision": "fp16", "device": "cpu"}, DeviceOptions(), 2, "fp16"),
     ({"threads": 2, "precision": "fp16", "device": "cpu"}, DeviceOptions(threads=1, precision="bf16"), 1, "bf16")])
 def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
-    run = Run(tmp_path, dict(kept), writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
+    run = Run(tmp_path, dict(kept), lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = resolve_arithmetic(options, run, world)
     resolved = {"threads": threads, "precision": name, "device": "cpu"}
     assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, resolved)
@@ -234,14 +234,14 @@ def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kep
 @pytest.mark.usefixtures("_torch_settings")
 @pytest.mark.parametrize("strategy, kept, threads", [("ddp", {}, 3), ("exact", {}, 1), ("exact", {"threads": 2}, 2)])
 def test_under_exact_auto_is_one_thread_whatever_the_cores(world, tmp_path, strategy, kept, threads):
-    run = Run(tmp_path, dict(kept), writes=False, note=print, facts={"start": 1, "cores_per_process": 3})
+    run = Run(tmp_path, dict(kept), lock=None, note=print, facts={"start": 1, "cores_per_process": 3})
     resolve_arithmetic(DeviceOptions(precision="fp32", strategy=strategy), run, world)
     assert (torch.get_num_threads(), run.kept["threads"]) == (threads, threads)
 
 
 @pytest.mark.usefixtures("_torch_settings")
 def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
-    run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
+    run = Run(tmp_path, {}, lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
     resolve_arithmetic(DeviceOptions(), run, world)
     assert torch.are_deterministic_algorithms_enabled()
 
@@ -252,7 +252,7 @@ def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
     ("bf16", "never", False)])
 def test_tf32_is_one_switch_for_products_and_convolutions(world, tmp_path, precision, tf32, expected):
     """By torch's older names and by its newer ones, which torch.compile reads side by side."""
-    run = Run(tmp_path, {}, writes=False, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
+    run = Run(tmp_path, {}, lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
     resolve_arithmetic(DeviceOptions(precision=precision, tf32=tf32), run, world)
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
     newer = [cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]

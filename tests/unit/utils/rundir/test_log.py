@@ -1,4 +1,4 @@
-"""utils/rundir/log.py: what is recorded, where, and what is left of it after a resume."""
+"""utils/rundir/log.py: what is recorded, where, and what stays of it after a resume."""
 
 import contextlib
 import fcntl
@@ -10,16 +10,17 @@ import os
 import pty
 import struct
 import termios
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from utils.rundir.checkpoint import Progress
 from utils.rundir.log import Log, SilentLog, open_log
 
-NAMES = ("cat", "dog")
+CLASSES = ("cat", "dog")
 
 
 def train_record(step, **changed):
@@ -29,13 +30,19 @@ def train_record(step, **changed):
 
 
 def val_record(step, **changed):
-    return {"step": step, "epoch": step / 10, "samples": 8 * step, "loss": 0.5, "top1": 0.9783, "macro_f1": 0.97} | changed
+    record = {"step": step, "epoch": step / 10, "samples": 8 * step, "loss": 0.5, "top1": 0.9783, "macro_f1": 0.97}
+    return record | changed
 
 
-def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, has_ledger=False):
-    if run_dir is not None:
-        run_dir.mkdir(exist_ok=True)
-    return open_log(run_dir, True, resume_step, evaluated_step, 40, "img", has_ledger, stream=stream or io.StringIO())
+def task_of(classes):
+    return SimpleNamespace(unit="img", classes=classes, metrics=(SimpleNamespace(percentages=("top1",)),))
+
+
+def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, has_ledger=False, classes=CLASSES):
+    run_dir.mkdir(exist_ok=True)
+    with contextlib.redirect_stdout(stream or io.StringIO()):
+        done = Progress(step=resume_step, evaluated_step=evaluated_step)
+        return Log(run_dir, task_of(classes), done, 40, has_ledger)
 
 
 def lines_of(run_dir, name="metrics.jsonl"):
@@ -48,9 +55,9 @@ def events_of(run_dir):
     return events
 
 
-def picture_of(run_dir, confusion, names):
-    log = open_here(run_dir)
-    log.evaluation(val_record(10), confusion, names)
+def picture_of(run_dir, confusion, classes):
+    log = open_here(run_dir, classes=classes)
+    log.evaluation(val_record(10), confusion)
     log.close()
     [image] = events_of(run_dir).Images("val/confusion")
     picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
@@ -72,18 +79,19 @@ def test_a_record_is_written_with_all_its_digits_between_split_and_time(tmp_path
 def test_a_non_finite_number_becomes_null(tmp_path, value):
     log = open_here(tmp_path)
     log.train(train_record(1, loss=value))
-    log.evaluation(val_record(1, top1=value), None, NAMES)
+    log.evaluation(val_record(1, top1=value), None)
     log.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     train, val = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
     assert (train["loss"], val["top1"]) == (None, None)
 
 
-def test_resume_drops_later_records_and_evaluations_to_be_done_again_and_a_half_written_line(tmp_path):
+def test_resume_drops_records_that_will_be_written_again(tmp_path):
+    """Also evaluations that will be repeated, and a line that was cut off."""
     log = open_here(tmp_path)
     for step in (10, 20, 30):
         log.train(train_record(step))
-        log.evaluation(val_record(step), None, NAMES)
+        log.evaluation(val_record(step), None)
     log.close()
     path = tmp_path / "metrics.jsonl"
     before = path.read_bytes().splitlines(keepends=True)
@@ -99,7 +107,7 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
             log.advance(step)
             log.train(train_record(step, loss=1 / step))
             if step % 5 == 0:
-                log.evaluation(val_record(step, loss=1 / step), torch.eye(2).long(), NAMES)
+                log.evaluation(val_record(step, loss=1 / step), torch.eye(2).long())
         log.close()
 
     run(open_here(tmp_path / "whole"), 1, 12)
@@ -121,7 +129,7 @@ def test_the_ledger_holds_the_samples_of_every_step_by_micro_batch(tmp_path):
                      {"split": "train", "step": 2, "epoch": 1, "samples": [[0, 4], []]}]
 
 
-def test_the_ledger_of_a_resumed_run_goes_on_after_the_step_that_it_resumes_at(tmp_path):
+def test_the_ledger_of_a_resumed_run_continues_after_its_step(tmp_path):
     log = open_here(tmp_path, has_ledger=True)
     for step in (1, 2, 3):
         log.consumed(step, 0, [[step]])
@@ -135,12 +143,12 @@ def test_the_ledger_of_a_resumed_run_goes_on_after_the_step_that_it_resumes_at(t
     assert path.read_bytes() == b"".join(before[:2]) + before[2].replace(b"[[3]]", b"[[30]]")
 
 
-def test_there_is_no_ledger_unless_it_was_asked_for(tmp_path):
+def test_there_is_no_ledger_unless_requested(tmp_path):
     open_here(tmp_path).close()
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-def test_flush_brings_both_records_to_the_disk(tmp_path, monkeypatch):
+def test_flush_writes_both_records_to_the_disk(tmp_path, monkeypatch):
     log, synced = open_here(tmp_path, has_ledger=True), []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     log.flush()
@@ -152,13 +160,14 @@ def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
     log = open_here(tmp_path)
     log.train(train_record(10, memory=512.0))
     log.train(train_record(20, memory=512.0))
-    log.evaluation(val_record(20), torch.eye(2).long(), NAMES)
+    log.evaluation(val_record(20), torch.eye(2).long())
     log.close()
     events = events_of(tmp_path)
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    train = ("train/loss", "train/grad_norm", "optim/lr", "perf/samples_per_s", "perf/data_wait", "perf/memory", "progress/epoch",
-             "progress/samples")
-    assert steps == {**{tag: [10, 20] for tag in train}, **{f"val/{name}": [20] for name in ("loss", "top1", "macro_f1")}}
+    train = ("train/loss", "train/grad_norm", "optim/lr", "perf/samples_per_s", "perf/data_wait", "perf/memory",
+             "progress/epoch", "progress/samples")
+    val = ("val/loss", "val/top1", "val/macro_f1")
+    assert steps == {**{tag: [10, 20] for tag in train}, **{tag: [20] for tag in val}}
 
 
 def test_after_a_resume_tensorboard_shows_only_the_new_points(tmp_path):
@@ -173,10 +182,10 @@ def test_after_a_resume_tensorboard_shows_only_the_new_points(tmp_path):
 
 
 def test_the_confusion_picture_shades_each_row_by_its_own_shares(tmp_path):
-    picture = picture_of(tmp_path, torch.tensor([[1000, 0], [1, 1]]), NAMES)
+    picture = picture_of(tmp_path, torch.tensor([[1000, 0], [1, 1]]), CLASSES)
     areas = {colour: count for count, colour in picture.getcolors(1 << 16)}
     light, middle, dark = (areas[shade] / 160**2 for shade in ((247, 250, 254), (107, 174, 214), (8, 48, 107)))
-    # In squares of 160 px: shares 1, 0 above 1/2, 1/2. The counts in the squares cover some of each, the colour bar adds a little.
+    # Squares of 160 px: shares 1, 0 above 1/2, 1/2. Counts cover a part of each square, the colour bar adds a little.
     assert (light, middle, dark) == pytest.approx((1, 2, 1), abs=0.05)
 
 
@@ -186,31 +195,32 @@ def test_a_confusion_matrix_of_many_classes_is_drawn_small(tmp_path):
 
 
 def test_a_class_that_never_occurs_and_odd_names_can_be_drawn(tmp_path):
-    picture = picture_of(tmp_path, torch.tensor([[0, 0], [10**9, 3]]), ["two\nlines, and very long indeed, longer than that", "猫"])
+    names = ["two\nlines, and very long indeed, longer than that", "猫"]
+    picture = picture_of(tmp_path, torch.tensor([[0, 0], [10**9, 3]]), names)
     assert picture.width < 700
 
 
-def test_without_a_terminal_the_console_gets_plain_lines(monkeypatch):
+def test_without_a_terminal_the_console_gets_plain_lines(tmp_path, monkeypatch):
     stream = io.StringIO()
-    monkeypatch.setattr(time, "monotonic", iter(range(100, 1000, 18)).__next__)  # asked once by each call here: 18 s from step 1 to 10
-    log = open_here(None, stream=stream)
+    log = open_here(tmp_path, stream=stream)
+    monkeypatch.setattr("utils.rundir.log.time", SimpleNamespace(monotonic=iter(range(100, 1000, 18)).__next__))
     for step in (1, 10):
         log.train(train_record(step))
-    log.evaluation(val_record(10), None, NAMES)
+    log.evaluation(val_record(10), None)
     log.note("bye")
     log.close()
     first, second, *rest = stream.getvalue().splitlines()
-    assert first == "epoch 0.10 step 1/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %"  # nothing to reckon the rest from
+    assert first == "epoch 0.10 step 1/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %"  # no speed yet
     assert second == "epoch 1.00 step 10/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 % eta 0:01:00"
     assert rest == ["epoch 1.00 step 10/40 validation loss 0.5000 top1 97.83 % macro_f1 0.9700", "bye"]
 
 
-def on_terminal(columns, use):
-    """What `use(log)` writes to a terminal of so many columns."""
+def on_terminal(run_dir, columns, use):
+    """What `use(log)` writes to a terminal that has this number of columns."""
     keyboard, screen = pty.openpty()
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     with os.fdopen(screen, "w") as stream:
-        log = open_here(None, resume_step=20, evaluated_step=20, stream=stream)
+        log = open_here(run_dir, resume_step=20, evaluated_step=20, stream=stream)
         use(log)
         log.close()
         log.note("bye")
@@ -221,47 +231,49 @@ def on_terminal(columns, use):
     return text.decode().replace("\r\n", "\n")
 
 
-def test_on_a_terminal_there_is_a_bar_that_starts_where_the_run_resumes_and_notes_stand_above_it():
+def test_a_terminal_shows_a_progress_bar(tmp_path):
+    """It starts where the run resumes; notes stand above it."""
     def use(log):
         log.advance(21)
         log.note("a note")
         log.train(train_record(40))
         log.advance(40)
 
-    text = on_terminal(100, use)
+    text = on_terminal(tmp_path, 100, use)
     assert "20/40" in text and "\ra note\n" in text
     assert text.endswith("loss 0.3000 1234 img/s wait 3 %]\nbye\n") and "epoch 4.00: 100%" in text and "40/40" in text
 
 
-def test_a_terminal_without_a_window_gets_plain_lines():
+def test_a_terminal_without_a_window_gets_plain_lines(tmp_path):
     def use(log):
         log.advance(40)
         log.train(train_record(40))
 
-    assert on_terminal(0, use) == "epoch 4.00 step 40/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %\nbye\n"
+    text = on_terminal(tmp_path, 0, use)
+    assert text == "epoch 4.00 step 40/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %\nbye\n"
 
 
-def test_a_note_survives_a_pipe_that_was_closed():
+def test_a_note_survives_a_closed_pipe(tmp_path):
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w")
-    log = open_here(None, stream=stream)
+    log = open_here(tmp_path, stream=stream)
     for step in (1, 2):
         log.note("hello")
         log.train(train_record(step))
         log.advance(step)
-    log.evaluation(val_record(2), None, NAMES)
+    log.evaluation(val_record(2), None)
     log.close()
     log.note("bye")
     with contextlib.suppress(OSError):
         stream.close()
 
 
-def test_a_note_survives_a_terminal_that_was_closed():
+def test_a_note_survives_a_closed_terminal(tmp_path):
     keyboard, screen = pty.openpty()
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("4H", 24, 100, 0, 0))
     stream = os.fdopen(screen, "w")
-    log = open_here(None, stream=stream)
+    log = open_here(tmp_path, stream=stream)
     log.advance(1)
     os.close(keyboard)
     for step in (2, 3):
@@ -274,26 +286,19 @@ def test_a_note_survives_a_terminal_that_was_closed():
         stream.close()
 
 
-def test_without_a_run_dir_nothing_is_written(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    log = open_log(None, True, 0, 0, 40, "img")
-    log.evaluation(val_record(10), torch.eye(2).long(), NAMES)
-    log.flush()
-    log.close()
-    assert (list(tmp_path.iterdir()), capsys.readouterr().out.count("\n")) == ([], 1)
-
-
-def test_the_silent_log_has_the_methods_of_the_log_with_the_same_arguments():
+def test_the_silent_log_has_the_methods_of_the_log():
     def methods(cls):
-        return {name: inspect.signature(item) for name, item in vars(cls).items() if inspect.isfunction(item) and name[0] != "_"}
+        return {name: inspect.signature(item) for name, item in vars(cls).items()
+                if inspect.isfunction(item) and name[0] != "_"}
 
     assert methods(SilentLog) == methods(Log)
 
 
 def test_the_log_of_another_rank_writes_and_prints_nothing(tmp_path, capsys):
-    log = open_log(tmp_path, False, 0, 0, 40, "img", has_ledger=True)
+    run = SimpleNamespace(path=tmp_path, writes=False)
+    log = open_log(run, task_of(CLASSES), Progress(), 40, has_ledger=True)
     log.train(train_record(1))
-    log.evaluation(val_record(1), torch.eye(2).long(), NAMES)
+    log.evaluation(val_record(1), torch.eye(2).long())
     log.consumed(1, 0, [[1]])
     log.note("hello")
     log.close()

@@ -1,4 +1,4 @@
-"""utils/rundir/restart.py: a start knows what came before it: a finished run, an end that no restart mends, another start of its launch."""
+"""utils/rundir/restart.py: what a start learns of the one before: finished, no use to restart, of the same launch."""
 
 import os
 import socket
@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 @pytest.mark.parametrize("before, now, restarts, expected", [
     (None, [None], 0, True),  # without torchrun
     ("a 7 100", ["a 7 200"], 0, True),  # another torchrun, whatever its --rdzv-id is
-    ("a 7 100", ["a 7 200"], 1, True),  # whose first start ended before it opened the run
+    ("a 7 100", ["a 7 200"], 1, True),  # its first start ended before it opened the run
     ("a 7 100", ["a 7 100"], 1, False),  # torchrun restarted its workers
-    ("a 7 100", ["a 7 100"], 0, False),  # which is no restart where nodes came or went
+    ("a 7 100", ["a 7 100"], 0, False),  # which does not count as a restart if nodes joined or left
     ("a 7 100", ["b 9 300", "a 7 100"], 0, False)])  # and rank 0 may be on the new one
 def test_fresh_acts_at_the_first_start_of_a_launch_only(world, monkeypatch, before, now, restarts, expected):
     monkeypatch.setattr(run_module, "launch_id", lambda: before)
@@ -31,7 +31,7 @@ def test_fresh_acts_at_the_first_start_of_a_launch_only(world, monkeypatch, befo
     assert acts_fresh(config_of("--run-dir=run", "--fresh"), now) == expected
 
 
-def test_a_torchrun_is_known_by_its_host_its_process_and_when_that_began(monkeypatch):
+def test_a_torchrun_is_its_host_its_process_id_and_its_start_time(monkeypatch):
     assert launch_id() is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     host, process, began = launch_id().split()
@@ -40,8 +40,8 @@ def test_a_torchrun_is_known_by_its_host_its_process_and_when_that_began(monkeyp
         assert f" {began} " in file.read()
 
 
-def test_a_launch_of_launch_sh_is_known_by_its_id_whatever_torchrun(world, monkeypatch):
-    """Retries have the same id, also with a new torchrun or with none; the same command typed again has not."""
+def test_a_launch_of_launch_sh_is_known_by_its_id(world, monkeypatch):
+    """Retries have the same id, also with a new torchrun or without one; the same command typed again has another."""
     monkeypatch.setenv("LOCKSTEP_LAUNCH_ID", "one")
     start(world, "--run-dir=run")
     acted = []
@@ -57,7 +57,7 @@ def test_a_launch_of_launch_sh_is_known_by_its_id_whatever_torchrun(world, monke
     (("7", "0"), ("7", "1"), False), (("7", None), ("7", "1"), False),
     (("7", "0"), ("7", "3"), False),  # the starts between them never reached the run
     (("7", "1"), ("7", "1"), True),  # a second srun in the same job
-    (("7", "0"), ("8", "1"), True),  # what is there was another job's: this one never reached it before
+    (("7", "0"), ("8", "1"), True),  # the run was another job's: this one never reached it before
     ((None, None), ("7", "1"), True), (("7", "0"), (None, None), True)])
 def test_fresh_does_not_act_when_slurm_starts_the_job_again(world, monkeypatch, before, now, expected):
     def set_job(number, restarts):
@@ -69,7 +69,7 @@ def test_fresh_does_not_act_when_slurm_starts_the_job_again(world, monkeypatch, 
     set_job(*now)
     assert acts_fresh(config_of("--run-dir=run", "--fresh")) == expected
 
-def test_the_device_that_auto_became_is_known_before_there_is_a_process_group(world):
+def test_the_device_of_a_run_is_known_before_the_process_group_exists(world):
     before = early_device(config_of("--run-dir=run"))
     with open_run(config_of("--run-dir=run"), world, print) as run:
         run.resolve("device", "auto", lambda: "cpu")
@@ -89,7 +89,7 @@ def finished(world):
         run.status("finished", 0)
 
 
-def test_a_finished_run_says_so_and_leaves_with_0(finished, capsys):
+def test_a_finished_run_says_so_and_exits_with_0(finished, capsys):
     with pytest.raises(SystemExit) as left:
         finish_early(config_of("--run-dir=run"))
     text = capsys.readouterr().out
@@ -97,17 +97,17 @@ def test_a_finished_run_says_so_and_leaves_with_0(finished, capsys):
 
 
 @pytest.mark.parametrize("words", [["--fresh"], ["--eval-only"], ["--epochs=40"], ["--data=moved"]])
-def test_a_finished_run_does_not_answer_for_another_wish(finished, words):
+def test_a_finished_run_does_not_answer_another_command(finished, words):
     assert finish_early(config_of("--run-dir=run", *words)) is None
 
 
 @pytest.mark.parametrize("name", ["summary.json", "status.json", "config.yaml"])
-def test_a_damaged_record_of_a_finished_run_is_left_to_who_reports_it(finished, name):
+def test_a_damaged_record_of_a_finished_run_is_reported_later(finished, name):
     Path("run", name).write_text("{")
     assert finish_early(config_of("--run-dir=run")) is None
 
 
-def test_a_run_that_is_not_finished_goes_on(world):
+def test_an_unfinished_run_continues(world):
     start(world, "--run-dir=run")
     assert finish_early(config_of("--run-dir=run")) is None
 
@@ -125,7 +125,7 @@ print("goes on")
 
 
 def restart(world, monkeypatch, exit_code, message, restarts=1, is_same_launch=True, rank="0"):
-    """What a start does that torchrun makes after one that ended so: (code, out, err), and the code that launch.sh would see."""
+    """What a start by torchrun does after one that ended like this: (code, out, err), and the code for launch.sh."""
     if is_same_launch:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
         monkeypatch.setattr(os, "getppid", os.getpid)  # this process is the torchrun of both
@@ -136,30 +136,32 @@ def restart(world, monkeypatch, exit_code, message, restarts=1, is_same_launch=T
     torch_is_not_there.write_text("raise ImportError('no torch here')")
     done = subprocess.run(
         [sys.executable, "-c", RESTART, "--run-dir=run"], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank, "WORLD_SIZE": "2",
-                          "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file), "PYTHONPATH": f".:{ROOT}"})
+        env=os.environ | {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank,
+                          "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file),
+                          "PYTHONPATH": f".:{ROOT}"})
     return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
 
 
 @pytest.mark.parametrize("exit_code, message", [
-    (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"), (75, "SIGUSR1"),
-    (75, "SIGINT"), (75, "--stop-after")])
-def test_a_restart_after_what_no_restart_mends_leaves_with_the_same_code_and_without_torch(world, monkeypatch, exit_code, message):
+    (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"),
+    (75, "SIGUSR1"), (75, "SIGINT"), (75, "--stop-after")])
+def test_a_restart_that_cannot_help_exits_with_the_same_code(world, monkeypatch, exit_code, message):
+    """Before torch is imported."""
     assert restart(world, monkeypatch, exit_code, message) == (
         exit_code, "", f"train.py: no restart: failed, {message}\n", f"{exit_code}\n")
 
 
-def test_of_a_restart_that_is_none_only_rank_0_speaks(world, monkeypatch):
+def test_only_rank_0_says_that_a_restart_cannot_help(world, monkeypatch):
     assert restart(world, monkeypatch, 80, "it diverged", rank="1") == (80, "", "", "80\n")
 
 
 @pytest.mark.parametrize("exit_code, message", [
     (None, ""), (75, "SIGTERM"), (76, "m"), (70, "m"), (74, "m"),
     (75, "stopped (SIGTERM); there was nothing to save")])
-def test_a_restart_after_what_may_be_mended_goes_on(world, monkeypatch, exit_code, message):
+def test_a_restart_that_may_help_continues(world, monkeypatch, exit_code, message):
     assert restart(world, monkeypatch, exit_code, message) == (0, "goes on\n", "", "")
 
 
 @pytest.mark.parametrize("restarts, is_same_launch", [(0, True), (1, False)])
-def test_a_new_launch_goes_on_whatever_the_last_one_came_to(world, monkeypatch, restarts, is_same_launch):
+def test_a_new_launch_continues_however_the_last_one_ended(world, monkeypatch, restarts, is_same_launch):
     assert restart(world, monkeypatch, 80, "it diverged", restarts, is_same_launch) == (0, "goes on\n", "", "")

@@ -1,34 +1,44 @@
-"""utils/rundir/room.py: a disk or a shared memory that is too small is said at the start."""
+"""utils/rundir/room.py: a warning at the start if the disk or the shared memory is too small."""
 
 import os
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from utils.rundir import room
-from utils.rundir.room import warn_of_room
+from utils.rundir.room import Room, warn_of_room
 
 Usage = namedtuple("Usage", "free")
+pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
+
+
+def warnings(needed, world):
+    notes = []
+    warn_of_room(needed, SimpleNamespace(path=Path("run"), note=notes.append), world)
+    return notes
 
 
 @pytest.mark.parametrize("free_gb, shared_gb, workers, parts", [
     (10, 1, 2, []),
-    (1.2, 1, 2, ["warning: ", "run has room for 1.2 GB, and 3 checkpoints, one more and RUN/model may take 1.3: use a smaller --keep"]),
-    (10, 0.05, 2, ["/dev/shm has 0.05 GB free, and 1 x 2 data loading processes may take 0.06: docker run --ipc=host", "--workers 0"]),
+    (1.2, 1, 2, ["warning: ", "run has room for 1.2 GB, and 3 checkpoints, one more and RUN/model may take 1.3:"
+                 " use a smaller --keep"]),
+    (10, 0.05, 2, ["/dev/shm has 0.05 GB free, and 1 x 2 data loading processes may take 0.06:"
+                   " docker run --ipc=host", "--workers 0"]),
     (10, 0.05, 0, [])])
-def test_a_disk_or_a_shared_memory_that_is_small_is_warned_of(world, monkeypatch, free_gb, shared_gb, workers, parts):
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda path: Usage(1e9 * (shared_gb if str(path) == "/dev/shm" else free_gb)))
-    notes = []
-    warn_of_room(Path("run"), int(1e8), 3, int(1e7), workers, world, notes.append)
+def test_a_small_disk_or_shared_memory_gives_a_warning(world, monkeypatch, free_gb, shared_gb, workers, parts):
+    def usage(path):
+        return Usage(1e9 * (shared_gb if str(path) == "/dev/shm" else free_gb))
+
+    monkeypatch.setattr(room.shutil, "disk_usage", usage)
+    notes = warnings(Room(int(1e8), 3, int(1e7), workers), world)
     assert len(notes) == bool(parts)
     assert [part for part in parts if part not in notes[0]] == []
 
 
-def test_checkpoints_that_are_there_count_as_room(world, monkeypatch):
+def test_existing_checkpoints_count_as_room(world, monkeypatch):
     (Path("run") / "checkpoints" / "step-1-g1").mkdir(parents=True)
     os.truncate(os.open(Path("run/checkpoints/step-1-g1/state.pt"), os.O_CREAT | os.O_WRONLY), int(2e8))
     monkeypatch.setattr(room.shutil, "disk_usage", lambda path: Usage(1.2e9))
-    notes = []
-    warn_of_room(Path("run"), int(1e8), 3, 0, 0, world, notes.append)
-    assert notes == []
+    assert warnings(Room(int(1e8), 3, 0, 0), world) == []

@@ -1,34 +1,33 @@
 """utils/rundir/run.py: the same command continues the same run, and no other one."""
 
-import errno
-import fcntl
 import json
 import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 
 from tests.unit.utils.conftest import config_of, refusal, start, status
+from utils import __version__
 from utils.errors import Exit, PeerError, UserError
 from utils.rundir import run as run_module
 from utils.rundir.checkpoint import Progress
 from utils.rundir.run import Run, open_run
 
-ROOT = Path(__file__).parents[4]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 
 
 # --- what is kept
 
 
-def test_config_yaml_holds_operational_settings_too_but_not_how_this_start_ran(world):
+def test_config_yaml_holds_every_setting_but_those_of_one_start(world):
     start(world, "--run-dir=run", "--keep=7", "--fresh")
     kept = yaml.safe_load(Path("run/config.yaml").read_text())
-    assert (kept["keep"], {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node"} & set(kept)) == (7, set())
+    of_one_start = {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node"}
+    assert (kept["keep"], of_one_start & set(kept)) == (7, set())
 
 
 @pytest.mark.parametrize("name", ["auto.json", "status.json", "config.yaml"])
@@ -46,7 +45,7 @@ def test_data_are_compared_by_fingerprint_and_not_by_path(world):
         run.keep_resolved()
     with open_run(config_of("--run-dir=run", "--data=moved"), world, print) as run:
         run.require_same("data", "fingerprint", "the data set")
-        with pytest.raises(UserError, match="the data set changed since run began") as refused:
+        with pytest.raises(UserError, match="the data set changed since run was created") as refused:
             run.require_same("data", "another", "the data set")
     assert refused.value.code == Exit.OTHER_RUN
 
@@ -59,7 +58,7 @@ def test_another_number_of_processes_is_noted_under_ddp_alone(world):
         file = Path(strategy, "status.json")
         file.write_text(json.dumps(json.loads(file.read_text()) | {"processes": 3}))
         notes.append(start(world, *words))
-    assert (len(notes[0]), notes[0][0][:28], notes[1]) == (1, "3 processes before, 1 now: u", [])
+    assert (len(notes[0]), notes[0][0][:25], notes[1]) == (1, "3 processes before, 1 now", [])
 
 
 def test_a_program_that_changed_is_warned_of_once(world):
@@ -67,7 +66,8 @@ def test_a_program_that_changed_is_warned_of_once(world):
     for name in ("auto.json", "status.json"):
         file = Path("run", name)
         file.write_text(json.dumps(json.loads(file.read_text()) | {"code": "as it was"}))
-    assert [start(world, "--run-dir=run"), start(world, "--run-dir=run")] == [["warning: the program changed since run began"], []]
+    notes = [start(world, "--run-dir=run"), start(world, "--run-dir=run")]
+    assert notes == [["warning: the program changed since run was created"], []]
 
 
 # --- auto
@@ -75,14 +75,14 @@ def test_a_program_that_changed_is_warned_of_once(world):
 
 def resolved_in(kept, given, derived="derived"):
     notes = []
-    run = Run(Path("run"), kept, writes=False, note=notes.append, facts={"start": 1, "cores_per_process": 1})
+    run = Run(Path("run"), kept, {"start": 1, "cores_per_process": 1}, notes.append, lock=None)
     return run.resolve("threads", given, lambda: derived), run.kept["threads"], len(notes)
 
 
 @pytest.mark.parametrize("kept, given, expected", [
     ({}, "auto", ("derived", "derived", 0)), ({"threads": 4}, "auto", (4, 4, 0)), ({}, 2, (2, 2, 0)),
     ({"threads": 2}, 2, (2, 2, 0)), ({"threads": 4}, 2, (2, 2, 1))])
-def test_auto_is_resolved_once_and_a_given_value_that_differs_is_taken_with_a_note(kept, given, expected):
+def test_auto_is_resolved_once_and_another_value_is_taken_with_a_note(kept, given, expected):
     assert resolved_in(kept, given) == expected
 
 
@@ -116,93 +116,7 @@ def test_fresh_in_a_new_folder_moves_nothing(world):
     assert start(world, "--run-dir=run", "--fresh") == []
 
 
-# --- lock
-
-
-@pytest.fixture
-def another_process(world):
-    """Hold run/ in a process of its own; `then`: what it does as soon as it is told a line."""
-    start(world, "--run-dir=run")
-    processes = []
-
-    def hold(then="pass"):
-        program = ("import sys, time; from pathlib import Path; from utils.rundir.run import _acquire; run = Path(sys.argv[1]);"
-                   f"lock = _acquire(run); print('held', flush=True); sys.stdin.readline(); {then}")
-        processes.append(subprocess.Popen([sys.executable, "-c", program, Path("run").resolve()], cwd=ROOT,
-                                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0))
-        assert processes[-1].stdout.readline() == b"held\n"
-        return processes[-1]
-    yield hold
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def test_a_run_in_use_is_78_and_names_its_holder(world, another_process):
-    holder = another_process()
-    error = refusal(world, "--run-dir=run")
-    assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
-
-
-def test_a_run_in_use_is_not_moved_by_fresh(world, another_process):
-    another_process()
-    refusal(world, "--run-dir=run", "--fresh")
-    assert not Path(".old").exists()
-
-
-def test_a_start_waits_for_one_that_is_leaving(world, another_process, monkeypatch):
-    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 30)
-    holder, lockf, attempts = another_process(), fcntl.lockf, []
-
-    def lock(file, how):
-        if len(attempts) == 1:  # the first attempt has failed
-            holder.stdin.write(b"\n")
-        attempts.append(how)
-        lockf(file, how)
-    monkeypatch.setattr(run_module.fcntl, "lockf", lock)
-    assert (start(world, "--run-dir=run"), len(attempts) > 1) == ([], True)
-
-
-@pytest.mark.parametrize("words", [[], ["--fresh"]])
-def test_a_start_that_waits_while_another_moves_the_run_aside_waits_for_that_one(world, another_process, monkeypatch, words):
-    monkeypatch.setattr(run_module, "LOCK_WAIT_S", 2)
-    holder = another_process("run.rename(run.with_name('moved')); new = _acquire(run); lock.close(); time.sleep(60)")
-    lockf, first = fcntl.lockf, [True]
-
-    def lock(file, how):
-        if first:  # on the file that is moved aside just now; it waits for it, and has it in the end
-            first.clear()
-            holder.stdin.write(b"\n")
-            how = fcntl.LOCK_EX
-        lockf(file, how)
-    monkeypatch.setattr(run_module.fcntl, "lockf", lock)
-    error = refusal(world, "--run-dir=run", *words)
-    assert (error.code, f"run is in use by process {holder.pid} on " in str(error)) == (Exit.OTHER_RUN, True)
-
-
-def test_a_file_system_without_locks_ends_no_run(world, monkeypatch):
-    def refuse(file, how):
-        raise OSError(errno.ENOSYS, "Function not implemented")  # what Lustre mounted without flock answers
-
-    monkeypatch.setattr(run_module.fcntl, "lockf", refuse)
-    [note] = start(world, "--run-dir=run")
-    assert "without locks (Function not implemented)" in note
-
-
-def test_a_killed_holder_leaves_no_lock(world, another_process):
-    another_process().kill()
-    assert start(world, "--run-dir=run") == []
-
-
-def test_a_run_that_was_left_can_be_opened_by_another_process(world, another_process):
-    another_process()
-
-
-def test_eval_only_takes_no_lock_and_writes_nothing(world, another_process):
-    another_process()
-    before = sorted(Path("run").iterdir()), status()
-    start(world, "--run-dir=run", "--eval-only")
-    assert (sorted(Path("run").iterdir()), status()) == before
+# --- --eval-only
 
 
 def test_eval_only_with_another_defining_value_is_78(world):
@@ -220,7 +134,8 @@ def test_status_counts_the_starts_and_names_the_process(world):
     assert found == {"state": "running", "start": 2, "processes": 1, "pid": os.getpid(), "exit_code": None}
 
 
-@pytest.mark.parametrize("error, code", [(UserError("no", Exit.BAD_DATA), 65), (RuntimeError("a bug"), 70), (OSError(28, "full"), 74)])
+@pytest.mark.parametrize("error, code", [
+    (UserError("no", Exit.BAD_DATA), 65), (RuntimeError("a bug"), 70), (OSError(28, "full"), 74)])
 def test_an_error_is_a_failed_status_with_its_code(world, error, code):
     with pytest.raises(type(error)), open_run(config_of("--run-dir=run"), world, print):
         raise error
@@ -233,21 +148,21 @@ def test_a_stop_by_another_rank_is_a_stopped_status(world):
     assert (status()["state"], status()["exit_code"]) == ("stopped", 75)
 
 
-def test_a_status_that_was_written_stays_after_leaving(world):
+def test_a_status_that_was_written_stays_after_closing(world):
     with open_run(config_of("--run-dir=run"), world, print) as run:
-        run.where = lambda: Progress(step=7, epoch=1)
+        run.follow(SimpleNamespace(progress=Progress(step=7, epoch=1)))
         run.status("stopped", Exit.STOPPED, "SIGTERM")
     assert {name: status()[name] for name in ("state", "exit_code", "step", "epoch", "message")} == {
         "state": "stopped", "exit_code": 75, "step": 7, "epoch": 1, "message": "SIGTERM"}
 
 
 def test_each_start_adds_its_command(world, monkeypatch):
-    for words in (["train.py", "--run-dir=run"], ["train.py", "--run-dir=run", "--workers", "1 "]):
+    commands = [["train.py", "--run-dir=run"], ["train.py", "--run-dir=run", "--workers", "1 "]]
+    for words in commands:
         monkeypatch.setattr(sys, "argv", words)
         start(world, "--run-dir=run")
     lines = Path("run/command.txt").read_text().splitlines()
-    assert [shlex.split(line) for line in lines if line[0] != "#"] == [["train.py", "--run-dir=run"],
-                                                                      ["train.py", "--run-dir=run", "--workers", "1 "]]
+    assert [shlex.split(line) for line in lines if line[0] != "#"] == commands
 
 
 def test_secrets_in_the_environment_are_not_written(world, monkeypatch):
@@ -264,7 +179,9 @@ def test_versions_are_written(world):
     import torch
 
     start(world, "--run-dir=run")
-    assert f"torch {torch.__version__.split('+')[0]}" in Path("run/env.txt").read_text()
+    lines = Path("run/env.txt").read_text().splitlines()
+    assert {f"lockstep {__version__}", f"torch {torch.__version__.split('+')[0]}"} <= set(lines)
+    assert status()["version"] == __version__
 
 
 def test_a_run_dir_that_cannot_be_made_is_73(world):

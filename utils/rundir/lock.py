@@ -1,0 +1,70 @@
+"""The lock of a run directory: one start at a time writes there.
+
+lockf, because data loading processes would inherit a flock. The system releases it however a process ends.
+"""
+
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from utils.errors import Exit, UserError
+
+LOCK_WAIT_S = 15  # a preempted start may need a moment to exit
+# Lustre that is mounted without flock; NFS without its lock daemon
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+class RunLock:
+    """Held from acquire() to close(), or to the end of the process."""
+
+    def __init__(self) -> None:
+        self._file: TextIO | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds it."""
+        return self._file is not None
+
+    def acquire(self, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
+        """Create the run directory if needed, and lock it. Raises UserError (78) if another process keeps the lock."""
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            # open the file; it may be moved away at any moment
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file = (path / ".lock").open("a+")
+
+            # try to lock it
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(file.name)):  # else a --fresh has just moved it
+                    break
+            except (BlockingIOError, FileNotFoundError):
+                if time.monotonic() > deadline:
+                    file.seek(0)
+                    raise UserError(f"{path} is in use by {file.read().strip() or 'another process'}; wait, stop it, or"
+                                    " use another --run-dir", Exit.OTHER_RUN) from None
+                time.sleep(0.1)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                note(f"warning: the file system of {path} has no locks ({error.strerror}): make sure that no second"
+                     " start writes there")
+                break
+            file.close()
+
+        # say who holds it
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
+        file.flush()
+        self._file = file
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._file is not None:
+            self._file.close()
