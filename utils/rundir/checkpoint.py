@@ -23,7 +23,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.room import STATES
-from utils.settings.config import RecordOptions, duration_or_steps
+from utils.settings.config import RecordOptions
 from utils.strategies.base import Strategy
 
 LAST_SAVE_S = 20  # for the save under way, where a failure ends the run; torchrun kills after 30 s
@@ -71,7 +71,7 @@ class Checkpoints:
 
     def __init__(self, path: Path, world: World, config: RecordOptions, start: int, note: Callable[[str], None]):
         self._folder, self._world, self._start = CheckpointFolder(path, config.keep, note), world, start
-        self._every_steps, self._every_s = duration_or_steps("save_every", config.save_every)
+        self._every = config.save_every
         self._saved, self._saved_at = Progress(), time.monotonic()  # (before the first step there is nothing to lose)
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
@@ -84,11 +84,11 @@ class Checkpoints:
 
     def is_due(self, step: int) -> bool:
         """Whether --save-every calls for a checkpoint after optimizer step `step`."""
-        return self._every_steps is not None and step % self._every_steps == 0
+        return step % self._every.steps == 0
 
     def is_due_by_clock(self) -> bool:
         """The same for a duration, by rank 0's clock: ranks must agree before they act."""
-        return self._every_s is not None and self._world.is_main and time.monotonic() - self._saved_at > self._every_s
+        return self._world.is_main and time.monotonic() - self._saved_at > self._every.seconds
 
     def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None], is_evaluated: bool = True) -> None:
         """Start to save, unless nothing happened since the last save. Collective.

@@ -29,9 +29,9 @@ import yaml
 from utils.errors import Exit, UserError, explain
 from utils.files import read_json, sync, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
-from utils.rundir.identity import code_digest, compare, identity, run_path
+from utils.rundir.identity import code_digest, compare, kept_settings, run_path
 from utils.rundir.restart import acts_fresh, launch_id, slurm_starts
-from utils.settings.config import NOT_KEPT, Config, settings
+from utils.settings.config import Config
 from utils.strategies import load_strategy
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to leave
@@ -205,14 +205,11 @@ def _acquire(path: Path, note: Callable[[str], None] = lambda text: None) -> Any
 def _describe(config: Config, path: Path, processes: int) -> None:
     """config.yaml and env.txt until training begins; a line of command.txt at each start."""
     if not (path / "auto.json").exists():
-        values = settings(config) | identity(config)
-        kept = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
-                if name not in NOT_KEPT and value is not None}
         lines = [f"{name} {version}" for name, version in sorted({(d.name, d.version) for d in metadata.distributions()})]
         names = [name for name in sorted(os.environ) if re.match(f"{ENVIRONMENT}|GLOO|OMP|MKL|TORCH|PET|SLURM|LOCKSTEP|XDG|WORLD", name)]
         lines += [f"{name}={'(redacted)' if re.search('TOKEN|KEY|SECRET|PASS', name) else os.environ[name]}" for name in names]
         write_atomically(path / "env.txt", "\n".join([f"python {platform.python_version()}", platform.platform(), *lines, ""]))
-        write_atomically(path / "config.yaml", yaml.safe_dump(kept, sort_keys=False))
+        write_atomically(path / "config.yaml", yaml.safe_dump(kept_settings(config), sort_keys=False))
     with (path / "command.txt").open("a") as file:
         file.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {processes} processes\n{shlex.join(sys.argv)}\n")
 

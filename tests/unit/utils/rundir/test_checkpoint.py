@@ -23,6 +23,7 @@ from utils.rundir import checkpoint_folder
 from utils.rundir.checkpoint import Checkpoints, Progress, TrainState
 from utils.rundir.checkpoint_folder import CHUNK, CheckpointFolder, find_damage
 from utils.settings.config import OptimOptions, RecordOptions
+from utils.settings.option import Interval
 from utils.strategies.ddp import DDP
 
 LIMIT_S = 60  # of whatever another thread does
@@ -597,12 +598,12 @@ def test_an_older_one_is_removed_only_after_the_newer_ones_were_read_back(world,
 
 
 def test_the_steps_between_checkpoints_are_counted_from_the_runs_beginning(checkpoints_of):
-    checkpoints, _ = checkpoints_of(save_every="5")
+    checkpoints, _ = checkpoints_of(save_every=Interval("5"))
     assert ([step for step in range(1, 16) if checkpoints.is_due(step)], checkpoints.is_due_by_clock()) == ([5, 10, 15], False)
 
 
 def test_a_duration_between_checkpoints_goes_by_the_clock(world, checkpoints_of):
-    soon, late = checkpoints_of(save_every="0.000001s")[0], checkpoints_of(save_every="1h")[0]
+    soon, late = (checkpoints_of(save_every=Interval(text))[0] for text in ("0.000001s", "1h"))
     assert (soon.is_due_by_clock(), late.is_due_by_clock(), any(soon.is_due(step) for step in range(1, 9))) == (True, False, False)
 
 
