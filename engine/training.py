@@ -27,7 +27,8 @@ from utils.rundir.log import Log, SilentLog, open_log
 from utils.rundir.room import Room, warn_of_room
 from utils.rundir.run import Run
 from utils.rundir.throughput import Throughput
-from utils.settings.config import Config, duration_or_steps
+from utils.settings.config import Config
+from utils.settings.option import Interval
 from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
@@ -106,8 +107,8 @@ def build_training(
     # length, log
     done = state.progress
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
-    stop_steps, stop_s = duration_or_steps("stop_after", config.run.stop_after or f"{sys.maxsize}")
-    watchdog.stop_after(stop_s or math.inf)
+    stop = config.run.stop_after or Interval(f"{sys.maxsize}")
+    watchdog.stop_after(stop.seconds)
     log = open_log(run, task, done, total_steps, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples,"
              f" {config.model.model}, {precision.name} on {world.world_size} x {world.device.type}; {total_steps} steps"
@@ -116,7 +117,7 @@ def build_training(
     return Training(
         config, world, run, log, task, strategy, precision, state, build_schedule(config.optim, total_steps), feed,
         evaluation, checkpoints, flags, watchdog, bad_samples, attempts, throughput, total_steps,
-        last_step=min(total_steps, done.step + stop_steps) if stop_steps else total_steps)
+        last_step=min(total_steps, done.step + stop.steps))
 
 
 def _plan_that_fits(config: Config, task: Task, strategy: Strategy, attempts: Attempts, is_new: bool, run: Run,

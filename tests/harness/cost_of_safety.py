@@ -29,6 +29,7 @@ from utils.distributed.world import World
 from utils.numerics.precision import Precision
 from utils.rundir.run import open_run
 from utils.settings.command_line import parse_command_line
+from utils.settings.option import Interval
 
 ROUNDS = 12
 
@@ -82,7 +83,7 @@ def main() -> None:
             safe = build_training(config, load_task(config.run.task)(config, run, world), precision, run, watchdog, world)
             unguarded = Unguarded(precision.name, world.device)
             bare = replace(safe, watchdog=NoWatchdog(), flags=NoAgreement(), precision=unguarded,
-                           config=replace(config, record=replace(config.record, save_every="100000")))
+                           config=replace(config, record=replace(config.record, save_every=Interval("100000"))))
             with closing(safe.log):
                 compare(safe, bare, watchdog, world)
     sys.stdout.flush()

@@ -21,7 +21,7 @@ from torch import Tensor
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
-from utils.settings.config import RecordOptions, duration_or_steps
+from utils.settings.config import RecordOptions
 from utils.strategies.base import Strategy
 
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages
@@ -70,7 +70,7 @@ class Checkpoints:
 
     def __init__(self, path: Path, world: World, config: RecordOptions, start: int, note: Callable[[str], None]):
         self._folder, self._world, self._start = CheckpointFolder(path, config.keep, note), world, start
-        self._every_steps, self._every_s = duration_or_steps("save_every", config.save_every)
+        self._every = config.save_every
         self._saved, self._saved_at = Progress(), time.monotonic()  # before the first step there is nothing to save
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
@@ -83,11 +83,11 @@ class Checkpoints:
 
     def is_due(self, step: int) -> bool:
         """Whether --save-every calls for a checkpoint after optimizer step `step`."""
-        return self._every_steps is not None and step % self._every_steps == 0
+        return step % self._every.steps == 0
 
     def is_due_by_clock(self) -> bool:
         """The same for a duration, by rank 0's clock: ranks must agree on it before they act."""
-        return self._every_s is not None and self._world.is_main and time.monotonic() - self._saved_at > self._every_s
+        return self._world.is_main and time.monotonic() - self._saved_at > self._every.seconds
 
     def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None], is_evaluated: bool = True) -> None:
         """Start to save, unless nothing happened since the last save. Collective.

@@ -29,10 +29,10 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, explain
 from utils.files import read_json, sync, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
-from utils.rundir.identity import code_digest, compare, identity, run_path
+from utils.rundir.identity import code_digest, compare, kept_settings, run_path
 from utils.rundir.lock import RunLock
 from utils.rundir.restart import acts_fresh, launch_id, slurm_starts
-from utils.settings.config import NOT_KEPT, Config, settings
+from utils.settings.config import Config
 from utils.strategies import load_strategy
 
 if TYPE_CHECKING:
@@ -217,11 +217,6 @@ def _facts(last: Mapping[str, Any], world: World, launches: list[str | None]) ->
 def _describe(config: Config, path: Path, processes: int) -> None:
     """Write config.yaml and env.txt until training begins, and a line of command.txt at each start."""
     if not (path / "auto.json").exists():
-        # config.yaml
-        values = settings(config) | identity(config)
-        kept = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()
-                if name not in NOT_KEPT and value is not None}
-
         # env.txt: versions, and the environment without secrets
         packages = sorted({(d.name, d.version) for d in metadata.distributions()})
         names = [name for name in sorted(os.environ)
@@ -231,7 +226,7 @@ def _describe(config: Config, path: Path, processes: int) -> None:
                  *(f"{name} {version}" for name, version in packages),
                  *(f"{name}={value}" for name, value in shown.items()), ""]
         write_atomically(path / "env.txt", "\n".join(lines))
-        write_atomically(path / "config.yaml", yaml.safe_dump(kept, sort_keys=False))
+        write_atomically(path / "config.yaml", yaml.safe_dump(kept_settings(config), sort_keys=False))
     with (path / "command.txt").open("a") as file:
         file.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {processes} processes\n{shlex.join(sys.argv)}\n")
 

@@ -8,12 +8,11 @@ Precedence: task defaults < settings of the built-in data < --config FILE < comm
 import argparse
 import difflib
 import io
-import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -21,101 +20,71 @@ from typing import Any
 import tyro
 import yaml
 
+import utils
 from utils.errors import SIGNALS, Exit, UserError, record_exit
-from utils.settings.config import CONFIGS, Config, RunOptions, duration_or_steps, flag, settings
+from utils.settings.config import CONFIGS, Config, RunOptions, facts, flag, settings
 
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
+DEFAULT_TASK = RunOptions().task
+_ABOUT = ("Train a model, on one process or many. The same command continues the same run. Tasks: "
+          f"{', '.join(CONFIGS)}; `--task T --help` lists the settings of task T. `--version` prints the version.")
 
 
 def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> Config:
     """The settings of this start.
 
-    demo_settings: {task: {name: value}}, defaults of the built-in data. Exits (64) on what the user got wrong, 0 after --help;
-    under torchrun the first process of each node alone prints. `--nproc-per-node N` replaces this process by launch.sh.
+    demo_settings: {task: {name: value}}, defaults of the built-in data. `--nproc-per-node N` replaces this process by
+    launch.sh. Exits with 0 after --help and --version; with 64 if a setting is wrong, 66 if a file is missing. Under
+    torchrun only the first process of each node prints.
     """
-    speaks = os.environ.get("LOCAL_RANK", "0") == "0"  # for its own node: files and arguments may differ between nodes
+    prints = os.environ.get("LOCAL_RANK", "0") == "0"  # on every node: files and arguments may differ between nodes
     try:
-        return _parse(list(argv), demo_settings, speaks)
+        return _parse(_without_local_rank(argv), demo_settings, prints)
     except UserError as error:
-        if speaks:
+        if prints:
             print(f"train.py: {error}", file=sys.stderr)
         record_exit(error.code)
         raise SystemExit(int(error.code)) from None
 
 
-def _parse(argv: list[str], demo_settings: Mapping, speaks: bool) -> Config:
-    # torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same.
-    argv = [word for before, word in zip(["", *argv], argv, strict=False)
-            if not re.match(r"--local[-_]rank(=|$)", word) and not re.fullmatch(r"--local[-_]rank", before)]
-    if "LOCAL_RANK" not in os.environ and ("RANK" in os.environ or int(os.environ.get("WORLD_SIZE", 1)) > 1):
-        raise UserError(
-            f"RANK={os.environ.get('RANK')} WORLD_SIZE={os.environ.get('WORLD_SIZE')} without LOCAL_RANK: these are numbers of nodes,"
-            " set by a platform, not of processes; start with ./launch.sh or torchrun --nnodes=... --node-rank=... train.py")
+def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prints: bool) -> Config:
     first = _first_look(argv)
-    if first.eval_only and first.run_dir and not (Path(first.run_dir) / "config.yaml").is_file():
-        raise UserError(f"--eval-only --run-dir {first.run_dir}: there is no config.yaml there, so it is no run directory", Exit.NO_INPUT)
-    if first.eval_only and first.run_dir:
-        first.config = str(Path(first.run_dir) / "config.yaml")
-    file_settings = _read_yaml(first.config) if first.config else {}
-    task = first.task or file_settings.get("task") or "image-classification"
-    if str(task) not in CONFIGS:
-        raise UserError(f"--task {task}: there is no such task{_close(task, CONFIGS)}; there is {', '.join(CONFIGS)}")
-    cls = CONFIGS[task]
-    names = settings(cls())
-    for name in file_settings:
-        if name not in names:
-            raise UserError(f"{first.config}: unknown key {name}{_close(name, names)}; `train.py --task {task} --help` lists the settings")
-    if "fresh" in file_settings:
-        raise UserError(f"{first.config}: fresh is about one start, not about a run: give --fresh on the command line")
-    demo = demo_settings.get(task, {}) if (first.data or file_settings.get("data", "demo")) == "demo" else {}
-    words = _tokens(demo) + _tokens(file_settings) + argv
-    prog = "train.py" if task == RunOptions().task else f"train.py --task {task}"  # an error points to the --help of the task
-    try:
-        with redirect_stderr(sys.stderr if speaks else io.StringIO()):  # console_outputs leaves errors in values out (tyro 1.0)
-            config = tyro.cli(cls, args=words, prog=prog, description=_USAGE, console_outputs=speaks, config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit as stop:  # tyro has said why
-        record_exit(Exit.USAGE if stop.code else Exit.DONE)
-        raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None
-    _check(config)
+    if first.version:
+        if prints:
+            print(f"lockstep {utils.__version__}")
+        raise SystemExit(0)
+    _refuse_numbers_of_nodes()
+
+    # the file, and the task
+    file = _config_file(first)
+    file_settings = _read_yaml(file) if file else {}
+    task = str(first.task or file_settings.get("task") or DEFAULT_TASK)
+    if task not in CONFIGS:
+        raise UserError(f"--task {task}: unknown task{_suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
+    _check_keys(file, file_settings, task)
+
+    # all settings; the later word counts
+    is_demo = (first.data or file_settings.get("data", "demo")) == "demo"
+    defaults = demo_settings.get(task, {}) if is_demo else {}
+    config = _call_tyro(task, [*_as_words(defaults), *_as_words(file_settings), *argv], prints)
+    _check_bounds(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
         _become_launcher(config.run.nproc_per_node, argv)
     return config
 
 
-_USAGE = "Train a model, on one process or many. The same command continues the same run; `--task T --help` lists the settings of task T."
+def _without_local_rank(argv: Sequence[str]) -> list[str]:
+    """torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same."""
+    return [word for before, word in zip(["", *argv], argv, strict=False)
+            if not re.match(r"--local[-_]rank(=|$)", word) and not re.fullmatch(r"--local[-_]rank", before)]
 
 
-def _check(config: Config) -> None:
-    """Rules on single settings. Raises UserError."""
-    at_least = {
-        "epochs": 1, "max_steps": 1, "global_batch_size": 1, "micro_batch_size": 1, "eval_batch_size": 1, "threads": 1,
-        "workers": 0, "log_every": 1, "eval_every": 1, "keep": 1, "image_size": 1, "max_length": 8, "vocab_size": 64,
-        "warmup_steps": 0, "lr": 0, "min_lr": 0, "weight_decay": 0, "max_grad_norm": 0, "nproc_per_node": 1, "momentum": 0,
-        "label_smoothing": 0, "seed": 0, "start_timeout": 1, "step_timeout": 1, "section_timeout": 1, "max_nonfinite": 0}
-    values = settings(config)
-    for name, least in at_least.items():
-        value = values.get(name)
-        if isinstance(value, int | float) and not least <= value < math.inf:
-            raise UserError(f"{flag(name)} {value}: must be a number, at least {least}")
-    for name in ("start_timeout", "step_timeout", "section_timeout", "seed"):
-        most = 2**63 - 1 if name == "seed" else 10**7
-        if values[name] > most:
-            raise UserError(f"{flag(name)} {values[name]}: must be at most {most}")
-    for name in ("val_fraction", "label_smoothing", "momentum", "mask_probability"):
-        if not 0 <= values.get(name, 0) < 1:
-            raise UserError(f"{flag(name)} {values[name]}: must be at least 0 and below 1")
-    if values.get("mask_probability") == 0:
-        raise UserError("--mask-probability 0: must be above 0, or there is nothing to predict")
-    if not all(0 <= value < 1 for value in values["betas"]):
-        raise UserError(f"--betas {values['betas']}: both must be at least 0 and below 1")
-    mean, std = values.get("mean", ()), values.get("std", ())  # of images
-    if not all(0 < value < math.inf for value in std) or not all(map(math.isfinite, mean)):
-        raise UserError(f"--mean {mean} --std {std}: numbers, those of --std above 0")
-    if values["split"] not in ("train", "val", "test"):
-        raise UserError(f"--split {values['split']}: must be train, val or test")
-    for name in ("stop_after", "save_every"):
-        if values[name] is not None:
-            duration_or_steps(name, values[name])
+def _refuse_numbers_of_nodes() -> None:
+    rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if "LOCAL_RANK" not in os.environ and (rank is not None or int(world_size or 1) > 1):
+        raise UserError(
+            f"RANK={rank} WORLD_SIZE={world_size} without LOCAL_RANK: these number nodes, not processes, and come"
+            " from a platform; start with ./launch.sh or torchrun --nnodes=... --node-rank=... train.py")
 
 
 def _first_look(argv: list[str]) -> argparse.Namespace:
@@ -124,10 +93,22 @@ def _first_look(argv: list[str]) -> argparse.Namespace:
     for name in ("task", "data", "config", "run-dir"):
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
     parser.add_argument("--eval-only", "--eval_only", action="store_true")
+    parser.add_argument("--version", action="store_true")
     try:
         return parser.parse_known_args(argv)[0]
     except argparse.ArgumentError as error:
         raise UserError(str(error)) from None
+
+
+def _config_file(first: argparse.Namespace) -> str | None:
+    """--config, or with --eval-only the file in --run-dir."""
+    if not (first.eval_only and first.run_dir):
+        return first.config
+    file = Path(first.run_dir) / "config.yaml"
+    if not file.is_file():
+        raise UserError(f"--eval-only --run-dir {first.run_dir}: this is not a run directory, it has no config.yaml",
+                        Exit.NO_INPUT)
+    return str(file)
 
 
 def _read_yaml(path: str) -> dict[str, Any]:
@@ -138,12 +119,23 @@ def _read_yaml(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config {path}: cannot be read as YAML: {error}") from None
     if content is not None and not isinstance(content, dict):
-        raise UserError(f"--config {path}: must hold `name: value` lines")
+        raise UserError(f"--config {path}: must contain `name: value` lines")
     return {str(name).replace("-", "_"): value for name, value in (content or {}).items()}
 
 
-def _tokens(values: Mapping[str, Any]) -> list[str]:
-    """Settings as command-line words, so that files and command lines are validated alike (in YAML 1.1 `lr: 1e-3` is a string)."""
+def _check_keys(file: str | None, names: Iterable[str], task: str) -> None:
+    """Raise UserError if a setting in `file` is unknown to `task`, or may not stand in a file."""
+    known = facts(CONFIGS[task]())
+    for name in names:
+        if name not in known:
+            raise UserError(f"{file}: unknown key {name}{_suggestion(name, known)};"
+                            f" `train.py --task {task} --help` lists the settings")
+        if not known[name].in_file:
+            raise UserError(f"{file}: {name} is for one launch, not for a run: give {flag(name)} on the command line")
+
+
+def _as_words(values: Mapping[str, Any]) -> list[str]:
+    """Settings as words of a command line: both are checked alike (in YAML 1.1 `lr: 1e-3` is a string)."""
     words = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -155,13 +147,31 @@ def _tokens(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def _call_tyro(task: str, words: list[str], prints: bool) -> Config:
+    prog = "train.py" if task == DEFAULT_TASK else f"train.py --task {task}"  # its errors refer to --help
+    try:
+        with redirect_stderr(sys.stderr if prints else io.StringIO()):  # console_outputs prints wrong values (tyro 1.0)
+            return tyro.cli(CONFIGS[task], args=words, prog=prog, description=_ABOUT, console_outputs=prints,
+                            config=(tyro.conf.OmitArgPrefixes,))
+    except SystemExit as stop:  # tyro has printed why
+        record_exit(Exit.USAGE if stop.code else Exit.DONE)
+        raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None
+
+
+def _check_bounds(config: Config) -> None:
+    known = facts(config)
+    for name, value in settings(config).items():
+        if rule := known[name].broken_rule(value):
+            raise UserError(f"{' '.join(_as_words({name: value}))}: must be {rule}")
+
+
 def _become_launcher(processes: int, argv: list[str]) -> None:
     sys.stdout.flush()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # which the watchdog had blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the watchdog has blocked them
     os.environ |= {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": sys.argv[0]}
     os.execvp("bash", ["bash", str(LAUNCHER), "--nnodes=1", f"--nproc-per-node={processes}", "--", *argv])
 
 
-def _close(word: str, known: Mapping) -> str:
+def _suggestion(word: str, known: Iterable[str]) -> str:
     match = difflib.get_close_matches(str(word), list(known), n=1)
     return f" (did you mean {match[0]}?)" if match else ""

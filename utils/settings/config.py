@@ -1,181 +1,221 @@
 """Every setting of a run on one page.
 
-One frozen dataclass per concern; a task's config gathers them with its own defaults. A setting has one kind (utils/rundir/identity.py
-acts on it): DEFINING settings name the run, TOLERATED ones name it too but may change within it, OPERATIONAL ones do neither.
+One frozen dataclass per concern; a task's config gathers them with its own defaults. A setting is one line: its type,
+its default, its help, and every fact that the program knows about it (utils/settings/option.py says what there is).
 Nothing here imports torch.
 """
 
-import re
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal
 
-import tyro
+from utils.settings.option import NAME_OR_PATH, OPERATIONAL, PATH, TOLERATED, Facts, Interval, option, options
 
-from utils.errors import UserError
-
-DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
 Auto = Literal["auto"]
-
-
-def option(default: Any, text: str, kind: str = DEFINING) -> Any:
-    """A setting: its default, the help text and its kind, written once."""
-    return field(default=default, metadata={"help": text, "kind": kind})
-
-
-def options(cls: type) -> type:
-    """Make `cls` a frozen dataclass whose option() texts reach the command line's help."""
-    cls = dataclass(frozen=True, kw_only=True)(cls)
-    for item in fields(cls):
-        if "help" in item.metadata:
-            cls.__annotations__[item.name] = Annotated[item.type, tyro.conf.arg(help=item.metadata["help"])]
-    return cls
+MAX_TIMEOUT_S, MAX_SEED = 10**7, 2**63 - 1  # longer than any job; what torch's generators take
 
 
 @options
 class RunOptions:
     """The run: what, where, how long"""
 
-    task: str = option("image-classification", "what is trained")
-    run_dir: str = option("", "run directory; default runs/TASK-MODEL-DATA-HASH: the same command continues the same run", OPERATIONAL)
-    config: str | None = option(None, "YAML file of settings; the command line comes first", OPERATIONAL)
-    fresh: bool = option(False, "start over, once per launch; the old run directory is moved to runs/.old/", OPERATIONAL)
-    seed: int = option(0, "reaches initial weights, order, augmentation, masking, dropout")
-    epochs: int = option(30, "passes over the training data; shapes the schedule")
-    max_steps: int | None = option(None, "end after this many optimizer steps, if that comes first; shapes the schedule")
-    stop_after: str | None = option(
-        None, "save and leave with 75 after so many steps, or a duration (30s, 5min, 2h), of this start", OPERATIONAL)
-    eval_only: bool = option(False, "evaluate the run's best checkpoint; one JSON line on standard output", OPERATIONAL)
-    split: str = option("val", "what --eval-only evaluates: train, val or test", OPERATIONAL)
-    nproc_per_node: int | None = option(None, "so many processes, by ./launch.sh", OPERATIONAL)
+    task: str = option("image-classification", "what to train")
+    run_dir: str = option(
+        "", "run directory; default: runs/TASK-MODEL-DATA-HASH, so that the same command continues the same run",
+        OPERATIONAL, kept=False, per_node=True)
+    config: str | None = option(
+        None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True)
+    fresh: bool = option(
+        False, "start over, once per launch; moves the old run directory to runs/.old/",
+        OPERATIONAL, kept=False, in_file=False)
+    seed: int = option(
+        0, "seed of initial weights, order of samples, augmentation, masking and dropout",
+        at_least=0, at_most=MAX_SEED)
+    epochs: int = option(
+        30, "passes over the training data; sets the length of the schedule", at_least=1, ends_run=True)
+    max_steps: int | None = option(
+        None, "end after this many optimizer steps, if that is earlier; sets the length of the schedule",
+        at_least=1, ends_run=True)
+    stop_after: Interval | None = option(
+        None, "stop this launch after N steps or a duration (30s, 5min, 2h): save and exit with 75",
+        OPERATIONAL, kept=False)
+    eval_only: bool = option(
+        False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
+    split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
+    nproc_per_node: int | None = option(
+        None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
 
 
 @options
 class DataOptions:
     """Data"""
 
-    data: str = option("demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; text: train.csv, val.csv, ...), or a file of"
-                       " texts (.csv, .tsv, .jsonl, .txt); demo = the built-in data")
-    val_fraction: float = option(0.1, "share of train held out, per class, where there is no val, valid, validation or test")
+    data: str = option(
+        "demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; text: train.csv, val.csv, ...), or a file of"
+        " texts (.csv, .tsv, .jsonl, .txt); demo = the built-in data",
+        path=PATH, per_node=True, resolved=True)  # nodes and starts compare a fingerprint of the samples
+    val_fraction: float = option(
+        0.1, "share of train that is held out, per class, if there is no val, valid, validation or test",
+        at_least=0, below=1)
     bad_samples: Literal["stop", "skip"] = option(
-        "stop", "an unreadable sample stops the run (65), or has weight 0 and is listed", OPERATIONAL)
-    workers: int | Auto = option("auto", "data loading processes per process; auto = spare cores", OPERATIONAL)
+        "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it and give it weight 0)",
+        OPERATIONAL)
+    workers: int | Auto = option(
+        "auto", "data loading processes per process; auto = spare cores", OPERATIONAL, at_least=0, per_node=True)
 
 
 @options
 class ImageOptions:
     """Images"""
 
-    image_size: int = option(224, "side of the square the model sees, in pixels")
+    image_size: int = option(224, "side of the square that the model sees, in pixels", at_least=1)
     augmentation: Literal["auto", "photo", "small", "shift", "none"] = option(
-        "auto", "photo: random resized crop, flip; small: padded crop, flip; shift: padded crop; auto: photo above 64 px, else small")
+        "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
+        " auto = photo above 64 pixels, else small")
     mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "channel means of the training pixels, in 0..1")
-    std: tuple[float, float, float] = option((0.229, 0.224, 0.225), "channel standard deviations, in 0..1")
-    interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "how images are resized (antialiased)")
+    std: tuple[float, float, float] = option(
+        (0.229, 0.224, 0.225), "channel standard deviations of the training pixels, in 0..1", above=0)
+    interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "how images are resized (with antialiasing)")
 
 
 @options
 class ModelOptions:
     """Model"""
 
-    model: str = option("resnet18", "a torchvision classifier's name, or the model folder of another run")
+    model: str = option(
+        "resnet18", "name of a torchvision classifier, or the model folder of another run", path=NAME_OR_PATH)
     pretrained: bool = option(
-        False, "start from the library's weights for --model NAME, or those in --model FOLDER; a new head where classes differ")
-    weights: str | None = option(None, "file with weights for --model NAME (.pth or .safetensors); implies --pretrained")
+        False, "start from the library's weights of --model NAME, or from those in --model FOLDER; the head is new if"
+        " the classes differ")
+    weights: str | None = option(
+        None, "file with weights of --model NAME (.pth or .safetensors); implies --pretrained", path=NAME_OR_PATH)
 
 
 @options
 class TextOptions:
     """Text"""
 
-    text_column: str = option("auto", "column with the text; A,B = a sentence pair; auto = text, else the only one besides the label")
-    max_length: int = option(128, "tokens in a sample, special ones included")
-    tokenizer: str = option("auto", "a tokenizer's name or folder; auto = that of --model, or one trained on the training texts")
-    vocab_size: int = option(8192, "tokens of a tokenizer that is trained")
+    text_column: str = option(
+        "auto", "column with the text; A,B = a sentence pair; auto = text, else the only column besides the label")
+    max_length: int = option(128, "most tokens in a sample, including special tokens", at_least=8)
+    tokenizer: str = option(
+        "auto", "name or folder of a tokenizer; auto = that of --model, or one trained on the training texts",
+        path=NAME_OR_PATH)
+    vocab_size: int = option(8192, "number of tokens, if a tokenizer is trained", at_least=64)
 
 
 @options
 class LabelOptions:
     """Labels"""
 
-    label_column: str = option("label", "column with the class, in words or numbers")
+    label_column: str = option("label", "column with the class (a word or a number)")
 
 
 @options
 class MaskOptions:
     """Masks"""
 
-    mask_probability: float = option(0.15, "share of a sample's tokens that are predicted; 80 % masked, 10 % random, 10 % as they are")
+    mask_probability: float = option(
+        0.15, "share of tokens to predict: 80 % of them are masked, 10 % are random, 10 % stay as they are",
+        above=0, below=1)
 
 
 @options
 class TextModelOptions:
     """Model"""
 
-    model: str = option("bert-small", "built from scratch: bert-tiny, -mini, -small or -base; else a transformers name, or a model folder")
-    pretrained: bool = option(False, "start from the weights of --model; a new head where the task or the classes differ")
+    model: str = option(
+        "bert-small", "bert-tiny, -mini, -small or -base, built from scratch; or the name of a transformers model; or a"
+        " model folder", path=NAME_OR_PATH)
+    pretrained: bool = option(
+        False, "start from the weights of --model; the head is new if the task or the classes differ")
 
 
 @options
 class BatchOptions:
-    """Batches: ranks share out the micro-batches of a global batch"""
+    """Batches: ranks share the micro-batches of a global batch"""
 
-    global_batch_size: int = option(64, "samples per optimizer step, over all processes")
+    global_batch_size: int = option(64, "samples per optimizer step, over all processes", at_least=1)
     micro_batch_size: int | Auto = option(
-        "auto", "samples per forward and backward; auto = at most 64, under exact an eighth of the global batch", TOLERATED)
-    eval_batch_size: int | Auto = option("auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64", TOLERATED)
+        "auto", "samples per forward and backward pass; auto = at most 64; with --strategy exact an eighth of the"
+        " global batch", TOLERATED, at_least=1, resolved=True)
+    eval_batch_size: int | Auto = option(
+        "auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64",
+        TOLERATED, at_least=1, resolved=True)
 
 
 @options
 class OptimOptions:
     """Optimization"""
 
-    optimizer: Literal["adamw", "adam", "sgd"] = option("adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum")
-    lr: float = option(0.001, "peak learning rate")
-    min_lr: float = option(0.0, "learning rate at the end of the cosine or linear schedule")
-    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "after the warm-up")
-    warmup_steps: int | Auto = option("auto", "optimizer steps of linear warm-up; auto = 5 % of the run")
-    momentum: float = option(0.9, "of SGD")
-    betas: tuple[float, float] = option((0.9, 0.999), "of AdamW and Adam")
-    weight_decay: float = option(0.05, "not on biases and normalisation layers")
-    max_grad_norm: float = option(0.0, "clip the gradient's norm at this; 0 = off")
-    label_smoothing: float = option(0.0, "in the training loss; the evaluation loss is never smoothed")
+    optimizer: Literal["adamw", "adam", "sgd"] = option(
+        "adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum")
+    lr: float = option(0.001, "peak learning rate", at_least=0)
+    min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0)
+    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "learning rate after the warm-up")
+    warmup_steps: int | Auto = option(
+        "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
+    momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
+    betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1)
+    weight_decay: float = option(0.05, "weight decay; none on biases and normalization layers", at_least=0)
+    max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
+    label_smoothing: float = option(
+        0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
 
 
 @options
 class DeviceOptions:
     """Device, precision, processes"""
 
-    device: str = option("auto", "cpu, cuda or another accelerator that torch knows; auto = the accelerator, where there is one", TOLERATED)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option("auto", "auto = bf16 where the hardware computes in it", TOLERATED)
+    device: str = option(
+        "auto", "cpu, cuda or another accelerator that torch knows; auto = the accelerator if there is one, else cpu",
+        TOLERATED, resolved=True)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
+        "auto", "auto = bf16 if the hardware computes in it, else fp32", TOLERATED, resolved=True)
     tf32: Literal["auto", "always", "never"] = option(
-        "auto", "CUDA: float32 products and convolutions in TF32 (three decimals); auto = not with fp32", TOLERATED)
-    strategy: Literal["ddp", "exact"] = option("ddp", "exact: the same bits on any number of processes", TOLERATED)
-    compile: bool = option(False, "torch.compile the model", TOLERATED)
-    deterministic: bool = option(False, "deterministic algorithms, no autotuning; on the CPU always so", TOLERATED)
+        "auto", "CUDA: float32 matrix products and convolutions in TF32 (three decimals); auto = not with fp32",
+        TOLERATED)
+    strategy: Literal["ddp", "exact"] = option(
+        "ddp", "exact = the same bits on any number of processes", TOLERATED)
+    compile: bool = option(False, "compile the model with torch.compile", TOLERATED)
+    deterministic: bool = option(
+        False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED)
     threads: int | Auto = option(
-        "auto", "arithmetic threads per process; auto = cores / processes at the first start, on the CPU under exact 1", TOLERATED)
+        "auto", "CPU threads per process; auto = cores / processes at the first start; 1 with --strategy exact on the"
+        " CPU", TOLERATED, at_least=1, resolved=True)
 
 
 @options
 class RecordOptions:
     """Records and checkpoints"""
 
-    log_every: int = option(10, "optimizer steps between train records", OPERATIONAL)
-    eval_every: int | Literal["epoch"] = option("epoch", "optimizer steps between evaluations; epoch = at each epoch's end", OPERATIONAL)
-    save_every: str = option("1000", "optimizer steps between checkpoints, or a duration (5min)", OPERATIONAL)
-    keep: int = option(3, "newest checkpoints kept; the best one besides, and never fewer than two valid ones", OPERATIONAL)
-    ledger: bool = option(False, "write the samples of every optimizer step into RUN/ledger.jsonl", OPERATIONAL)
+    log_every: int = option(10, "optimizer steps between train records", OPERATIONAL, at_least=1)
+    eval_every: int | Literal["epoch"] = option(
+        "epoch", "optimizer steps between evaluations; epoch = at the end of each epoch", OPERATIONAL, at_least=1)
+    save_every: Interval = option(
+        Interval("1000"), "optimizer steps between checkpoints, or a duration (5min)", OPERATIONAL)
+    keep: int = option(
+        3, "how many of the newest checkpoints to keep, besides the best one; never fewer than two valid ones",
+        OPERATIONAL, at_least=1)
+    ledger: bool = option(
+        False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL)
 
 
 @options
 class FaultOptions:
-    """Faults: seconds after which a process that does not get on leaves with 76, and what is tolerated"""
+    """Fault tolerance: timeouts (exit code 76)"""
 
-    start_timeout: float = option(300, "for the processes to meet, and for the first step", OPERATIONAL)
-    step_timeout: float = option(100, "for a micro-batch with what follows it, and for its data", OPERATIONAL)
+    start_timeout: float = option(
+        300, "seconds for the processes to connect, and for the first step",
+        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
+    step_timeout: float = option(
+        100, "seconds for a micro-batch and what follows it, and for loading its data",
+        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
     section_timeout: float = option(
-        300, "for a batch of an evaluation, a checkpoint (1 s more per 10 MB), what rank 0 does alone", OPERATIONAL)
-    max_nonfinite: int = option(0, "optimizer steps whose gradient may be not finite; they change nothing (one more: 80)", OPERATIONAL)
+        300, "seconds for a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",
+        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
+    max_nonfinite: int = option(
+        0, "optimizer steps that may have a non-finite gradient; they change nothing (one more: exit code 80)",
+        OPERATIONAL, at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +274,6 @@ CONFIGS: dict[str, type] = {
     "text-classification": TextClassificationConfig,
     "masked-lm": MaskedLMConfig,
 }
-NOT_KEPT = ("run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "stop_after")  # say how this start runs, not what
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -242,24 +281,14 @@ def settings(config: Config) -> dict[str, Any]:
     return {item.name: getattr(group, item.name) for group in _groups(config) for item in fields(group)}
 
 
-def kinds(config: Config) -> dict[str, str]:
-    """The kind of every setting, as {name: DEFINING | TOLERATED | OPERATIONAL}."""
-    return {item.name: item.metadata["kind"] for group in _groups(config) for item in fields(group)}
+def facts(config: Config) -> dict[str, Facts]:
+    """What is known about every setting, as {name: Facts}."""
+    return {item.name: item.metadata["facts"] for group in _groups(config) for item in fields(group)}
 
 
 def flag(name: str) -> str:
     """A setting as it is typed: "--lr"."""
     return f"--{name.replace('_', '-')}"
-
-
-def duration_or_steps(name: str, text: str) -> tuple[int | None, float | None]:
-    """(steps, None) for "1000", (None, seconds) for "90s", "5min", "2h". Raises UserError otherwise."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text.strip())
-    if not match or (not match[2] and "." in match[1]) or float(match[1]) <= 0:
-        raise UserError(f"{flag(name)} {text}: give a number of optimizer steps (1000) or a duration (90s, 5min, 2h)")
-    if not match[2]:
-        return int(match[1]), None
-    return None, float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
 
 
 def _groups(config: Config) -> list[Any]:

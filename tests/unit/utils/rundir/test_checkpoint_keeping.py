@@ -11,6 +11,7 @@ from tests.unit.utils.rundir.conftest import build_state, contents, flip, names_
 from utils.errors import Exit, UserError
 from utils.rundir import checkpoint_folder
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage
+from utils.settings.option import Interval
 
 # --- which are kept
 
@@ -111,13 +112,13 @@ def test_an_older_one_is_removed_after_the_newer_ones_were_read_back(world, chec
 
 
 def test_steps_between_checkpoints_are_counted_from_the_runs_beginning(checkpoints_of):
-    checkpoints, _ = checkpoints_of(save_every="5")
+    checkpoints, _ = checkpoints_of(save_every=Interval("5"))
     due = [step for step in range(1, 16) if checkpoints.is_due(step)]
     assert (due, checkpoints.is_due_by_clock()) == ([5, 10, 15], False)
 
 
 def test_a_duration_between_checkpoints_is_measured_by_the_clock(world, checkpoints_of):
-    soon, late = checkpoints_of(save_every="0.000001s")[0], checkpoints_of(save_every="1h")[0]
+    soon, late = (checkpoints_of(save_every=Interval(text))[0] for text in ("0.000001s", "1h"))
     assert (soon.is_due_by_clock(), late.is_due_by_clock()) == (True, False)
     assert not any(soon.is_due(step) for step in range(1, 9))
 

@@ -1,0 +1,48 @@
+"""utils/settings/option.py: what one line of the page of settings may say."""
+
+import copy
+import math
+import pickle
+
+import pytest
+
+from utils.settings.option import Facts, Interval
+
+# --- bounds
+
+
+FROM_0_TO_1 = {"at_least": 0, "below": 1}
+
+
+@pytest.mark.parametrize("bounds, value, rule", [
+    ({"at_least": 1}, 0, "at least 1"), ({"at_least": 1}, 1, ""), ({"above": 0}, 0.0, "above 0"),
+    ({"above": 0}, 1e-9, ""),
+    ({"at_most": 5}, 6, "at most 5"), ({"at_most": 5}, 5, ""), ({"below": 1}, 1.0, "below 1"), ({"below": 1}, 0.9, ""),
+    (FROM_0_TO_1, 1.5, "at least 0 and below 1"), (FROM_0_TO_1, -1, "at least 0 and below 1"), (FROM_0_TO_1, 0, ""),
+    ({"above": 0}, (1.0, 0.0), "above 0"), ({"above": 0}, (1.0, 2.0), ""),
+    ({}, math.nan, "finite"), ({}, (0.0, math.inf), "finite"), ({"at_least": 0}, math.inf, "finite"),
+    ({"at_least": 1}, 10**400, ""), ({"at_least": 1}, "auto", ""), ({"at_least": 1}, None, "")])
+def test_a_rule_is_named_if_a_number_breaks_it(bounds, value, rule):
+    assert Facts("help", **bounds).broken_rule(value) == rule
+
+
+# --- intervals
+
+
+@pytest.mark.parametrize("text, steps, seconds", [
+    ("1000", 1000, math.inf), ("1", 1, math.inf), ("90s", math.inf, 90.0), ("5min", math.inf, 300.0),
+    ("2h", math.inf, 7200.0), ("0.5h", math.inf, 1800.0), ("1.5 min", math.inf, 90.0), (" 7 ", 7, math.inf)])
+def test_an_interval_is_steps_or_with_a_unit_a_duration(text, steps, seconds):
+    interval = Interval(text)
+    assert (interval.steps, interval.seconds, interval) == (steps, seconds, text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "0s", "-5", "1.5", "5 weeks", "min", "1e3", "5m", "s5"])
+def test_any_other_interval_is_refused(text):
+    with pytest.raises(ValueError, match="give a number of optimizer steps"):
+        Interval(text)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda interval: pickle.loads(pickle.dumps(interval))])
+def test_a_copy_of_an_interval_means_the_same(again):
+    assert (again(Interval("5min")).seconds, again(Interval("7")).steps) == (300.0, 7)

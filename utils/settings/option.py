@@ -1,0 +1,91 @@
+"""What one line of the page of settings says, and how tyro reads it.
+
+    lr: float = option(0.001, "peak learning rate", at_least=0)
+
+Nothing here imports torch.
+"""
+
+import math
+import operator
+import re
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Self
+
+import tyro
+
+DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
+PATH, NAME_OR_PATH = "path", "name or path"
+_BOUNDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the program knows about a setting besides its name, its type and its default.
+
+    Everything that treats settings differently asks here; a fact about a setting is written in no other place.
+    """
+
+    help: str
+    kind: str = DEFINING  # DEFINING names the run; TOLERATED too, but it may change within the run; OPERATIONAL neither
+    at_least: float | None = None  # bounds of a number, or of every number of a tuple
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    kept: bool = True  # in config.yaml; False = it is about one launch, not about the run
+    in_file: bool = True  # may stand in a --config file
+    per_node: bool = False  # may differ between the nodes of a run
+    path: str = ""  # made absolute in the run's name and in config.yaml; NAME_OR_PATH = only if it exists
+    resolved: bool = False  # a run compares what the setting became (in auto.json), not the setting
+    ends_run: bool = False  # decides where the run ends
+
+    def broken_rule(self, value: Any) -> str:
+        """The rule that `value` breaks, in words: "at least 0 and below 1". "" if it breaks none."""
+        values = value if isinstance(value, tuple) else (value,)
+        numbers = [number for number in values if isinstance(number, int | float)]
+        if not all(abs(number) < math.inf for number in numbers):  # a NaN is not below it either
+            return "finite"
+        limits = {name: getattr(self, name) for name in _BOUNDS if getattr(self, name) is not None}
+        if all(_BOUNDS[name](number, limit) for number in numbers for name, limit in limits.items()):
+            return ""
+        return " and ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits.items())
+
+
+class Interval(str):
+    """Optimizer steps ("1000") or a duration ("90s", "5min", "2h"): the text that the user typed, and what it means."""
+
+    steps: float  # infinite if it is a duration
+    seconds: float  # infinite if it is a number of steps
+
+    def __new__(cls, text: str) -> Self:
+        """Raises ValueError if `text` is neither."""
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h|)", text.strip())
+        if not match or (not match[2] and "." in match[1]) or float(match[1]) <= 0:
+            raise ValueError(f"{text}: give a number of optimizer steps (1000) or a duration (90s, 5min, 2h)")
+        interval = super().__new__(cls, text)
+        interval.steps = math.inf if match[2] else int(match[1])
+        interval.seconds = float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]] if match[2] else math.inf
+        return interval
+
+
+def option(default: Any, help: str, kind: str = DEFINING, **facts: Any) -> Any:
+    """A setting: its default and its Facts."""
+    return field(default=default, metadata={"facts": Facts(help, kind, **facts)})
+
+
+def options(cls: type) -> type:
+    """Make `cls` a frozen dataclass of settings that tyro can read."""
+    cls = dataclass(frozen=True, kw_only=True)(cls)
+    for item in fields(cls):
+        marks = [tyro.conf.arg(help=item.metadata["facts"].help)]
+        if item.type in (Interval, Interval | None):
+            marks.append(_interval_constructor(is_optional=item.type is not Interval))
+        cls.__annotations__[item.name] = Annotated[item.type, *marks]
+    return cls
+
+
+def _interval_constructor(is_optional: bool) -> tyro.constructors.PrimitiveConstructorSpec:
+    return tyro.constructors.PrimitiveConstructorSpec(  # of `Interval | None` as a whole: one plain message
+        nargs=1, metavar="STEPS|DURATION",
+        instance_from_str=lambda words: None if is_optional and words[0] == "None" else Interval(words[0]),
+        is_instance=lambda value: isinstance(value, Interval) or (is_optional and value is None),
+        str_from_instance=lambda value: [str(value)])
