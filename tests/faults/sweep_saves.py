@@ -36,6 +36,7 @@ from utils.errors import Exit, UserError
 from utils.files import write_atomically
 from utils.rundir.checkpoint import Checkpoints, Progress, TrainState
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.config import RecordOptions
 
@@ -71,7 +72,7 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
         if is_best:
             opened.replace_folder("model", lambda folder: save_model_folder(weights, {"step": step}, folder))
 
-    opened = Run(run, {}, writes=True, note=say_nothing, facts={"start": start, "cores_per_process": 1})
+    opened = Run(run, {}, {"start": start, "cores_per_process": 1}, say_nothing, RunLock())
     strategy = SimpleNamespace(model_state=lambda: weights_of(step, size), optimizer_state=lambda optimizer: weights_of(-step, size))
     best = {"step": step, "metric": "top1", "value": float(step)} if is_best else {}
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best)

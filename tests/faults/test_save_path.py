@@ -17,6 +17,7 @@ import pytest
 from tests.faults.sweep_saves import can_trace, flip, flips, leftovers, save, say_nothing, step_in, step_in_model, unsynced, valid
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -116,7 +117,10 @@ def test_the_message_of_a_full_disk_says_how_much_is_free(small_disk):
 
 
 def test_where_the_status_cannot_be_written_either_the_first_error_is_told(small_disk):
-    with pytest.raises(UserError, match="cannot save"), Run(small_disk, {}, True, say_nothing, {"start": 1, "cores_per_process": 1}):
+    lock = RunLock()
+    lock.acquire(small_disk)
+    run = Run(small_disk, {}, {"start": 1, "cores_per_process": 1}, say_nothing, lock)
+    with pytest.raises(UserError, match="cannot save"), run:
         with (small_disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError):
             while True:
                 file.write(bytes(4096))
