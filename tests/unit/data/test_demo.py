@@ -52,7 +52,7 @@ def test_mean_and_std_are_those_of_the_training_pixels(root):
 
 
 def test_second_unpacking_writes_nothing(root, monkeypatch):
-    monkeypatch.setattr(demo, "_lay_out", lambda root: pytest.fail("unpacked again"))
+    monkeypatch.setattr(demo, "_write_digits", lambda root: pytest.fail("unpacked again"))
     assert unpack_demo("image-classification", root.parents[1]) == root
 
 
@@ -62,7 +62,7 @@ def test_unpacking_that_was_killed_is_not_used(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(demo, "_lay_out", half)
+        patch.setattr(demo, "_write_digits", half)
         unpack_demo("image-classification", tmp_path)
     assert len(list(unpack_demo("image-classification", tmp_path).glob("*/*/*.png"))) == 1797
 

@@ -105,7 +105,7 @@ def test_a_docstring_of_two_packages_is_left_out_and_one_that_a_package_has_twic
 
 def test_a_python_without_the_source_of_a_package_is_66(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_text, "PACKAGES", ("logging", "sys"))
-    with pytest.raises(UserError, match="lacks the source of its package sys") as error:
+    with pytest.raises(UserError, match="package sys, which this Python lacks") as error:
         unpack_demo("text-classification", tmp_path)
     assert (error.value.code, list(tmp_path.rglob("*.csv"))) == (Exit.NO_INPUT, [])
 
