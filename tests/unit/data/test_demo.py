@@ -20,7 +20,8 @@ def root(tmp_path_factory):
     return unpack_demo("image-classification", tmp_path_factory.mktemp("cache"))
 
 
-def test_every_digit_of_the_sheet_is_unpacked_pixel_for_pixel_under_its_label(root):
+def test_every_digit_is_unpacked_under_its_label(root):
+    """Every digit of the sheet is unpacked pixel for pixel under its label."""
     sheet = np.asarray(Image.open(demo.SHEET))
     labels = "".join(line for line in demo.LABELS.read_text().splitlines() if not line.startswith("#"))
     files = sorted(root.glob("*/*/*.png"), key=lambda file: file.stem)
@@ -87,7 +88,8 @@ def test_linear_baseline_is_far_above_chance_and_below_the_network(root):
 
 def test_settings_are_settings_of_the_task():
     config = parse_command_line([], SETTINGS)
-    assert {name: settings(config)[name] for name in SETTINGS["image-classification"]} == SETTINGS["image-classification"]
+    assert {name: settings(config)[name]
+            for name in SETTINGS["image-classification"]} == SETTINGS["image-classification"]
 
 
 def test_importing_needs_no_torch():
