@@ -22,7 +22,8 @@ from torchvision import datasets, transforms
 from transformers import PreTrainedTokenizerFast
 
 from data.tokenizer import SPECIAL, load_tokenizer
-from models.bert import SparsePrediction, build_encoder
+from models.bert import EncoderSpec, SparsePrediction, build_encoder
+from models.tasks import load_task
 from models.vision import build_classifier
 from utils.hardware.cores import available_cores
 from utils.settings.config import TextModelOptions
@@ -90,8 +91,9 @@ def build_model(kind: str, sizes: Sizes, data: Path) -> nn.Module:
     """The model that Lockstep trains in a row; on the CPU."""
     if kind not in TASKS:
         return build_classifier(sizes.image_model, sizes.classes, sizes.side).to(memory_format=torch.channels_last)
-    model = build_encoder(TASKS[kind], TextModelOptions(model=sizes.text_model), None, None,
-                          load_tokenizer(str(data / "tokenizer")), sizes.tokens, ("0", "1") if kind == "text" else ())
+    spec = EncoderSpec(load_task(TASKS[kind]).head, load_tokenizer(str(data / "tokenizer")), sizes.tokens,
+                       ("0", "1") if kind == "text" else ())
+    model = build_encoder(spec, TextModelOptions(model=sizes.text_model), None, None)
     model.sparse = SparsePrediction(model) if kind == "mlm" else None
     return model
 

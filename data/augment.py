@@ -1,12 +1,13 @@
-"""From an EncodedImage to the square the model sees: uint8 [size, size, 3], drawing only from torch's default generator.
+"""From an EncodedImage to the square the model sees: uint8 [size, size, 3].
 
-Sources: torchvision's RandomResizedCrop, Resize and CenterCrop (antialias=True), whose pixels these reproduce on full-size decodes;
-here the box is drawn before decoding, so that large JPEGs are decoded at a fraction of their size.
+Random choices are drawn from torch's default generator alone. The box is drawn before decoding, so that a large JPEG
+is decoded at a fraction of its size.
+Sources: torchvision's RandomResizedCrop, Resize and CenterCrop (antialias=True). Full-size decodes give their pixels.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,21 @@ from torch import Tensor
 
 from data.image_decode import EncodedImage
 
-Transform = Callable[[EncodedImage], Tensor]  # and has .size, the output's side in pixels
 Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
 
-PHOTO_ABOVE = 64  # px: where augmentation "auto" takes images for photos
-RESERVE = 2  # of a reduced decode in evaluation; 1, as in training, softens: mean difference to a full decode 2.4 levels of 255, not 0.9
-MAX_RATIO = 8  # of sides: a longer image is cut to this first, or one of 1 x 20,000 pixels would be resized to gigabytes
+PHOTO_ABOVE = 64  # px: augmentation "auto" treats larger images as photos
+# In evaluation a JPEG is decoded at twice the size needed or more. At once the size, as in training, the result is
+# softer: its mean difference to a full decode is 2.4 levels of 255 instead of 0.9.
+RESERVE = 2
+MAX_RATIO = 8  # of the sides: longer images are cut first, else 1 x 20,000 pixels would be resized to gigabytes
+
+
+class Transform(Protocol):
+    """From an encoded image to uint8 [size, size, 3]."""
+
+    size: int
+
+    def __call__(self, image: EncodedImage) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -31,7 +41,7 @@ class PhotoTrain:
 
     def __call__(self, image: EncodedImage) -> Tensor:
         box = _random_box(image.height, image.width)
-        return _maybe_mirrored(_resized(image, box, self.size, self.size, self.interpolation))
+        return _maybe_mirrored(_resized(image, box, (self.size, self.size), self.interpolation))
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,7 @@ class PhotoEval:
 
 @dataclass(frozen=True)
 class SmallTrain:
-    """The image moved by up to an eighth, zeros where it was; half of them mirrored if `flip`. The usual one of CIFAR."""
+    """The image moved by up to an eighth, the gap zero; half of them mirrored if `flip`. Usual for CIFAR."""
 
     size: int
     interpolation: str = "bilinear"
@@ -63,7 +73,7 @@ class SmallTrain:
 
 @dataclass(frozen=True)
 class SmallEval:
-    """The centre, at the whole shorter side."""
+    """The centre, as large as the shorter side."""
 
     size: int
     interpolation: str = "bilinear"
@@ -73,7 +83,7 @@ class SmallEval:
 
 
 def build_transforms(augmentation: str, image_size: int, interpolation: str) -> tuple[Transform, Transform]:
-    """(for training, for evaluation). augmentation: a value of --augmentation."""
+    """The transforms of training and of evaluation. augmentation: a value of --augmentation."""
     photo = is_photo(augmentation, image_size)
     for_eval = build_eval_transform(image_size, interpolation, photo)
     if augmentation == "none":
@@ -94,39 +104,48 @@ def is_photo(augmentation: str, image_size: int) -> bool:
 
 
 def _random_box(height: int, width: int) -> Box:
-    """Ten tries at 8 to 100 % of the area with a ratio of 3/4 to 4/3, then the largest such box in the centre."""
+    """A box of 8 to 100 % of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
     low, high = 3 / 4, 4 / 3
+
+    # ten tries
     for _ in range(10):
         area = height * width * torch.empty(1).uniform_(0.08, 1).item()
         ratio = torch.empty(1).uniform_(math.log(low), math.log(high)).exp().item()
         h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < h <= height and 0 < w <= width:
             return int(torch.randint(0, height - h + 1, (1,))), int(torch.randint(0, width - w + 1, (1,))), h, w
+
+    # the centre
     h, w = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
     return (height - h) // 2, (width - w) // 2, h, w
 
 
 def _centre(image: EncodedImage, shorter: int, size: int, interpolation: str) -> Tensor:
-    """Resize the shorter side to `shorter` px, cut [size, size, 3] out of the centre."""
+    """Resize the shorter side to `shorter` px, then cut [size, size, 3] out of the centre."""
     height, width = image.height, image.width
     h, w = min(height, MAX_RATIO * width), min(width, MAX_RATIO * height)
     box = ((height - h) // 2, (width - w) // 2, h, w)
-    target_h, target_w = int(shorter * h / min(h, w)), int(shorter * w / min(h, w))
-    resized = _resized(image, box, target_h, target_w, interpolation, RESERVE)
-    top, left = round((target_h - size) / 2), round((target_w - size) / 2)
+    target = int(shorter * h / min(h, w)), int(shorter * w / min(h, w))
+    resized = _resized(image, box, target, interpolation, RESERVE)
+    top, left = round((target[0] - size) / 2), round((target[1] - size) / 2)
     return resized[top:top + size, left:left + size].contiguous()
 
 
-def _resized(image: EncodedImage, box: Box, height: int, width: int, interpolation: str, reserve: float = 1) -> Tensor:
-    """The box, in pixels of the full size, as uint8 [height, width, 3]; decoded at `reserve` times that or more, where there is more."""
+def _resized(
+    image: EncodedImage, box: Box, size: tuple[int, int], interpolation: str, reserve: float = 1
+) -> Tensor:
+    """The box, resized to uint8 [*size, 3]; decoded at `reserve` times that size or more, if the image has it."""
+    # decode and cut; the box counts pixels of the full size
     top, left, h, w = box
-    pixels = image.pixels(at_least=reserve * max(height / h, width / w))
-    down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width  # 1, or that of a reduced decode
+    pixels = image.pixels(at_least=reserve * max(size[0] / h, size[1] / w))
+    down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width  # 1; less after a reduced decode
     y, x = round(top * down), round(left * right)
     crop = pixels[y:max(y + 1, round((top + h) * down)), x:max(x + 1, round((left + w) * right))]
-    # torch's fast path wants channels_last strides, the batch dimension's included: half the time of crop.permute(2, 0, 1)[None].
-    channels_last = crop.contiguous()[None].permute(0, 3, 1, 2)
-    resized = F.interpolate(channels_last, size=(height, width), mode=interpolation, antialias=True)
+
+    # resize. torch's fast path needs channels_last strides, the batch dimension's included: half the time of
+    # crop.permute(2, 0, 1)[None].
+    channels_last = crop.contiguous()[None].permute(0, 3, 1, 2)  # [1, 3, h, w]
+    resized = F.interpolate(channels_last, size=size, mode=interpolation, antialias=True)
     return resized[0].permute(1, 2, 0).contiguous()
 
 

@@ -7,20 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 
+class SampleSet(Protocol):
+    """A map-style data set. A sample is whatever the task's `collate` takes."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, item: tuple[int, int]) -> Any:
+        """Sample `item` = (epoch, index): loading processes live for many epochs and see no changed attribute."""
+
+    def name(self, index: int) -> str:
+        """What a sample is called in messages: a path, for example."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Samples collated for one forward. `sample_weight` is 0 for a sample that must not count (a stand-in, a skipped bad one)."""
+    """Samples collated for one forward."""
 
     inputs: dict[str, Tensor]  # what `forward` needs, [B, ...] or [P]
     labels: Tensor  # int64, [B] or, of predicted tokens, [P]
-    sample_weight: Tensor  # [B] float32, 0 or 1; NaN where the step must be void (BadSamples)
-    index: int = 0  # of the micro-batch in its global batch, or of the batch in its evaluation
-    indices: tuple[int, ...] = ()  # of its samples in their set; none of a stand-in
+    # [B] float32: 1, or 0 for a sample that must not count: a stand-in, or an unreadable one that is skipped.
+    # NaN makes the step void (BadSamples).
+    sample_weight: Tensor
+    index: int = 0  # of this micro-batch in its global batch, or of this batch in its evaluation
+    indices: tuple[int, ...] = ()  # of its samples in the data set; empty for a stand-in
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
 
     def to(self, device: torch.device) -> Batch:
@@ -45,12 +60,12 @@ class Batch:
 class GlobalBatch:
     """What one optimizer step learns from: this rank's micro-batches, and what every rank knows about the whole."""
 
-    micro_batches: Iterator[Batch]  # this rank's, one by one as they are loaded; to go through once
-    share: int  # how many of them; 0 where there are more ranks than micro-batches
-    num_micro_batches: int  # of all ranks, as all that follows
+    micro_batches: Iterator[Batch]  # this rank's, one by one as they are loaded; can be read once
+    share: int  # number of them; 0 where there are more ranks than micro-batches
+    num_micro_batches: int  # of all ranks, like all that follows
     num_samples: int
-    num_tokens: int  # 0 where samples have none
-    normalizer: float  # samples or predicted tokens: what losses are divided by
+    num_tokens: int  # 0 for samples without tokens
+    normalizer: float  # samples or predicted tokens: losses are divided by it
     epoch: int
-    end: tuple[int, int]  # the position after it: epoch, and samples of its order that are done
-    taken: list[tuple[int, tuple[int, ...]]]  # (index, samples) of the micro-batches that this rank has gone through
+    end: tuple[int, int]  # the position after it: epoch, and how many samples of its order are done
+    taken: list[tuple[int, tuple[int, ...]]]  # (index, samples) of this rank's micro-batches that were read so far

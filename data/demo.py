@@ -1,25 +1,30 @@
-"""The built-in data, and the settings that suit them: `--data demo` works without a network.
+"""The built-in data, and the settings that suit it: `--data demo` works without a network.
 
     root = unpack_demo("image-classification", cache)        # root/train/<0..9>/NNNN.png, root/val/<0..9>/NNNN.png
 
-Images: 1,797 handwritten digits, 8 x 8 pixels (source and licence: data/digits.txt). Texts: data/demo_text.py. Nothing here
-imports torch: the command line reads SETTINGS before it does.
+Images: 1,797 handwritten digits, 8 x 8 pixels (source and licence: data/digits.txt). Texts: data/demo_text.py.
+Nothing here imports torch: the command line reads SETTINGS first.
 """
 
 import hashlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from data import demo_text
 from utils.errors import Exit, UserError
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from utils.distributed.world import World
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "image-classification": {
         "image_size": 32,
-        "augmentation": "shift",  # a mirrored digit is another one, or none
+        "augmentation": "shift",  # a mirrored digit is a different one, or no digit
         "mean": (0.287, 0.287, 0.287),
         "std": (0.354, 0.354, 0.354),
         "global_batch_size": 128,
@@ -51,7 +56,7 @@ VAL_EVERY = 5  # each fifth of a class is for validation
 LAYOUT_VERSION = 1
 
 
-def data_root(data: str, task: str, cache: Path, world: Any) -> str:
+def data_root(data: str, task: str, cache: Path, world: "World") -> str:
     """The value of --data; for "demo" the folder of the task's built-in data, unpacked once per node. Collective."""
     if data != "demo":
         return data
@@ -60,11 +65,13 @@ def data_root(data: str, task: str, cache: Path, world: Any) -> str:
 
 
 def unpack_demo(task: str, cache: Path) -> Path:
-    """Lay the built-in data of `task` out as a data folder under `cache`, once; returns its path. Raises UserError (66, 73).
+    """Write the built-in data of `task` as a data folder under `cache`, once; returns its path.
 
-    It appears whole or not at all; of several processes at once, one wins.
+    It appears whole or not at all; of several processes at once, one wins. Raises UserError (64, 66, 73).
     """
-    name, write = _digits() if task == "image-classification" else demo_text.source(task)
+    if task not in SOURCES:
+        raise UserError(f"--task {task} has no built-in data; pass your own with --data")
+    name, write = SOURCES[task]()
     root = Path(cache) / "demo" / name
     if root.is_dir():
         return root
@@ -73,50 +80,60 @@ def unpack_demo(task: str, cache: Path) -> Path:
         write(temporary)
         temporary.rename(root)
     except OSError as error:
-        if not root.is_dir():  # else another process came first, and theirs is the same
-            raise UserError(
-                f"cannot unpack the built-in data to {root}: {error.strerror}; set LOCKSTEP_CACHE to a folder that can be written",
-                Exit.CANNOT_CREATE) from None
+        if not root.is_dir():  # else another process was first, and its data is the same
+            raise UserError(f"cannot unpack the built-in data to {root}: {error.strerror};"
+                            " set LOCKSTEP_CACHE to a writable folder", Exit.CANNOT_CREATE) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return root
 
 
 def linear_baseline(root: Path) -> float:
-    """Validation accuracy (0..1) of ridge regression on the raw pixels, one against all, for the digits under `root`. 0.1 s."""
+    """Validation accuracy (0..1) of ridge regression on raw pixels, one against all, of the digits in `root`."""
     import numpy as np
 
-    pixels, labels = _read_split(root / "train")  # [N, 65], [N]
-    normal = pixels.T @ pixels + np.eye(pixels.shape[1])
-    weights = np.linalg.solve(normal, pixels.T @ np.eye(10)[labels])  # [65, 10]
+    pixels, labels = _read_split(root / "train")                               # [N, 65], [N]
+    normal = pixels.T @ pixels + np.eye(pixels.shape[1])                       # [65, 65]
+    coefficients = np.linalg.solve(normal, pixels.T @ np.eye(10)[labels])      # [65, 10]
     pixels, labels = _read_split(root / "val")
-    return float(((pixels @ weights).argmax(axis=1) == labels).mean())
+    return float(((pixels @ coefficients).argmax(axis=1) == labels).mean())
 
 
 def _digits() -> tuple[str, Callable[[Path], None]]:
     version = hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]
-    return f"digits-{LAYOUT_VERSION}-{version}", _lay_out
+    return f"digits-{LAYOUT_VERSION}-{version}", _write_digits
 
 
-def _lay_out(root: Path) -> None:
+def _write_digits(root: Path) -> None:
     from PIL import Image
 
+    # folders
     lines = LABELS.read_text(encoding="utf-8").splitlines()
     labels = "".join(line for line in lines if not line.startswith("#"))
     for split in ("train", "val"):
         for name in sorted(set(labels)):
             (root / split / name).mkdir(parents=True)
-    seen = dict.fromkeys(labels, 0)
+
+    # images, cut out of the sheet
+    num_seen = dict.fromkeys(labels, 0)
     with Image.open(SHEET) as sheet:
         columns = sheet.width // SIDE
-        for number, name in enumerate(labels):
-            top, left = number // columns * SIDE, number % columns * SIDE
-            seen[name] += 1
-            split = "train" if seen[name] % VAL_EVERY else "val"
-            sheet.crop((left, top, left + SIDE, top + SIDE)).save(root / split / name / f"{number:04d}.png")
+        for index, name in enumerate(labels):
+            top, left = index // columns * SIDE, index % columns * SIDE
+            num_seen[name] += 1
+            split = "train" if num_seen[name] % VAL_EVERY else "val"
+            sheet.crop((left, top, left + SIDE, top + SIDE)).save(root / split / name / f"{index:04d}.png")
 
 
-def _read_split(folder: Path) -> tuple[Any, Any]:
+# What makes the built-in data of a task: the folder's name, and a function that writes its files.
+SOURCES: dict[str, Callable[[], tuple[str, Callable[[Path], None]]]] = {
+    "image-classification": _digits,
+    "text-classification": demo_text.docstrings,
+    "masked-lm": demo_text.topics,
+}
+
+
+def _read_split(folder: Path) -> "tuple[np.ndarray, np.ndarray]":
     """Pixels [N, 65] in 0..1, the last a constant 1, and labels [N]."""
     import numpy as np
     from PIL import Image

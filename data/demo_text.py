@@ -1,8 +1,8 @@
 """The built-in texts, from the Python that runs this: no download, and no copy of them in the project.
 
-text-classification: docstrings of eight packages of the standard library, the package to be told from the text; the packages' names
-are masked. masked-lm: the language reference in pydoc_data.topics, a paragraph a line. A fifth is for validation; which one is a
-function of the text, and texts that occur twice are left out, so that none is on both sides.
+text-classification: docstrings of eight packages of the standard library; the class is the package, and the packages'
+names are masked. masked-lm: the language reference in pydoc_data.topics, one paragraph per line. A fifth is for
+validation, chosen by a hash of the text. Texts that occur twice are left out, so that no text is in both splits.
 """
 
 import ast
@@ -14,49 +14,67 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from utils.errors import Exit, UserError
 
-PACKAGES = ("asyncio", "email", "importlib", "logging", "unittest", "xml", "multiprocessing", "http")
-LAYOUT_VERSION = 1
-SHORTEST = 20  # characters
-VAL_SHARE = 5  # one in so many
-
-
-def source(task: str) -> tuple[str, Callable[[Path], None]]:
-    """The folder's name for `task`, and what writes its files. The texts differ from one version of Python to the next."""
-    name, write = {"text-classification": ("docstrings", _write_docstrings), "masked-lm": ("topics", _write_topics)}[task]
-    return f"{name}-{LAYOUT_VERSION}-python-{platform.python_version()}", write
-
-
-def linear_baseline(train: Any, val: Any) -> float:
-    """Accuracy (0..1) on `val` of ridge regression on TF-IDF of token counts, one against all. Both: TokenTable. A few seconds."""
+if TYPE_CHECKING:
     import numpy as np
 
-    vocabulary = int(train.ids.max()) + 1
+    from data.text import TokenTable
+PACKAGES = ("asyncio", "email", "importlib", "logging", "unittest", "xml", "multiprocessing", "http")
+LAYOUT_VERSION = 1
+VERSION = f"{LAYOUT_VERSION}-python-{platform.python_version()}"  # each version of Python has other texts
+SHORTEST = 20  # characters
+VAL_EVERY = 5  # one text in five is for validation
 
-    def counts(table: Any) -> np.ndarray:  # [N, V]
-        rows = [np.bincount(table.ids[begin:end], minlength=vocabulary)[:vocabulary] for begin, end in table.spans]
-        return np.stack(rows).astype(np.float32)
 
-    train_counts = counts(train)
-    idf = np.log(len(train) / np.maximum(1, (train_counts > 0).sum(axis=0)))
-    train_x, val_x = (np.log1p(matrix) * idf for matrix in (train_counts, counts(val)))
-    train_x, val_x = (matrix / np.maximum(1e-9, np.linalg.norm(matrix, axis=1, keepdims=True)) for matrix in (train_x, val_x))
-    one_hot = np.eye(int(train.labels.max()) + 1, dtype=np.float32)[train.labels]
+def docstrings() -> tuple[str, Callable[[Path], None]]:
+    """The name of the folder of docstrings, and a function that writes its files."""
+    return f"docstrings-{VERSION}", _write_docstrings
+
+
+def topics() -> tuple[str, Callable[[Path], None]]:
+    """The name of the folder of topics, and a function that writes its files."""
+    return f"topics-{VERSION}", _write_topics
+
+
+def linear_baseline(train: "TokenTable", val: "TokenTable") -> float:
+    """Accuracy (0..1) on `val` of ridge regression on TF-IDF of token counts, one against all. A few seconds."""
+    import numpy as np
+
+    # token counts, weighted and normalised
+    vocab_size = int(train.ids.max()) + 1
+    train_counts, val_counts = _counts(train, vocab_size), _counts(val, vocab_size)  # [N, V]
+    idf = np.log(len(train) / np.maximum(1, (train_counts > 0).sum(axis=0)))         # [V]
+    train_x, val_x = (np.log1p(counts) * idf for counts in (train_counts, val_counts))
+    train_x, val_x = (x / np.maximum(1e-9, np.linalg.norm(x, axis=1, keepdims=True)) for x in (train_x, val_x))
+
+    # ridge regression in its dual form: fewer samples than tokens
+    one_hot = np.eye(int(train.labels.max()) + 1, dtype=np.float32)[train.labels]    # [N, C]
     mean = one_hot.mean(axis=0)
     dual = np.linalg.solve(train_x @ train_x.T + np.eye(len(train_x), dtype=np.float32), one_hot - mean)  # [N, C]
     return float(((val_x @ (train_x.T @ dual) + mean).argmax(axis=1) == val.labels).mean())
 
 
+def _counts(table: "TokenTable", vocab_size: int) -> "np.ndarray":
+    """[N, V] float32: how often each token occurs in each sample."""
+    import numpy as np
+
+    rows = [np.bincount(table.ids[begin:end], minlength=vocab_size)[:vocab_size] for begin, end in table.spans]
+    return np.stack(rows).astype(np.float32)
+
+
 def _write_docstrings(root: Path) -> None:
-    rows: dict[str, str] = {}
+    # collect
+    rows: dict[str, str] = {}  # text: its package, or "" if it occurs in two packages
     for package in PACKAGES:
         for text in _docstrings(package):
             masked = re.sub("|".join(PACKAGES), "_", " ".join(text.split()), flags=re.IGNORECASE)
             if len(masked) >= SHORTEST:
-                rows[masked] = package if rows.get(masked, package) == package else ""  # "": it stands in two packages
+                rows[masked] = package if rows.get(masked, package) == package else ""
+
+    # write
     root.mkdir(parents=True)
     for split, is_val in (("train", False), ("val", True)):
         with (root / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
@@ -68,13 +86,15 @@ def _write_docstrings(root: Path) -> None:
 def _docstrings(package: str) -> Iterator[str]:
     """The docstrings in a package's source files, in the order of files and lines; nothing is imported."""
     spec = find_spec(package)
-    files = sorted(Path(spec.origin).parent.rglob("*.py")) if spec and spec.origin and spec.origin.endswith(".py") else []
+    has_source = spec and spec.origin and spec.origin.endswith(".py")
+    files = sorted(Path(spec.origin).parent.rglob("*.py")) if has_source else []
     if not files:
-        raise UserError(f"this Python lacks the source of its package {package}, of which the built-in texts are made; pass your own by"
-                        " --data", Exit.NO_INPUT)
+        raise UserError(f"the built-in texts come from the source of Python's package {package}, which this Python"
+                        " lacks; pass your own with --data", Exit.NO_INPUT)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     for file in files:
         for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+            if isinstance(node, documented) and (text := ast.get_docstring(node)):
                 yield text
 
 
@@ -82,9 +102,10 @@ def _write_topics(root: Path) -> None:
     try:
         topics = import_module("pydoc_data.topics").topics
     except ImportError:
-        raise UserError("this Python has no pydoc_data, of which the built-in texts are made; pass your own by --data",
-                        Exit.NO_INPUT) from None
-    paragraphs = dict.fromkeys(" ".join(text.split()) for name in sorted(topics) for text in topics[name].split("\n\n"))
+        raise UserError("the built-in texts come from Python's pydoc_data, which this Python lacks;"
+                        " pass your own with --data", Exit.NO_INPUT) from None
+    texts = (text for name in sorted(topics) for text in topics[name].split("\n\n"))
+    paragraphs = dict.fromkeys(" ".join(text.split()) for text in texts)
     root.mkdir(parents=True)
     for split, is_val in (("train", False), ("val", True)):
         chosen = [text for text in paragraphs if len(text) >= SHORTEST and _is_val(text) == is_val]
@@ -92,4 +113,4 @@ def _write_topics(root: Path) -> None:
 
 
 def _is_val(text: str) -> bool:
-    return hashlib.sha256(text.encode()).digest()[0] % VAL_SHARE == 0
+    return hashlib.sha256(text.encode()).digest()[0] % VAL_EVERY == 0

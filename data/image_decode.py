@@ -2,9 +2,10 @@
 
     image = EncodedImage("cat.jpg")          # or its bytes; reads the header
     image.height, image.width                # as shown: after EXIF orientation
-    image.pixels(at_least=0.3)               # uint8 [H, W, 3]; a large JPEG comes at 1/2 size
+    image.pixels(at_least=0.3)               # uint8 [H, W, 3]; a large JPEG is decoded at 1/2 size
 
 Any failure is an UnreadableImage, whatever Pillow or libjpeg raised.
+Legend: H, W height and width in pixels.
 """
 
 import io
@@ -21,45 +22,53 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-MAX_PIXELS = 178_956_970  # where Pillow's own default refuses a decompression bomb
+MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 ORIENTATION = 0x0112  # EXIF tag
 
-# Pillow warns, per worker, of large images and of damaged EXIF data; the first are checked here, the second do not matter.
+# Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-# What damaged files have been seen, or reported, to raise inside Pillow and simplejpeg.
-_DECODING_ERRORS = (OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
-                    struct.error, zlib.error, Image.DecompressionBombError)
+# Damaged files were seen, or reported, to raise these inside Pillow and simplejpeg.
+_DECODING_ERRORS = (
+    OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
+    struct.error, zlib.error, Image.DecompressionBombError)
 
 
 class UnreadableImage(ValueError):
-    """The file holds no image that can be trained on; the text is the reason, in a few words."""
+    """The file holds no usable image; the text is the reason, in a few words."""
 
 
 class EncodedImage:
-    """An image whose size is known and whose pixels come when asked for. source: a path, or the file's bytes.
+    """An image whose size is known and whose pixels are decoded on request. source: a path, or the file's bytes.
 
-    Raises UnreadableImage. JPEGs are decoded in pixels(), everything else at once.
+    JPEGs are decoded in pixels(), everything else at once. Raises UnreadableImage.
     """
 
     def __init__(self, source: str | bytes):
+        # read
         with _as_unreadable():
             self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
             if not self._data:
                 raise UnreadableImage("the file is empty")
             image = Image.open(io.BytesIO(self._data), formats=FORMATS)
             if image.height * image.width > MAX_PIXELS:
-                raise UnreadableImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}: a decompression bomb?")
+                raise UnreadableImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}:"
+                                      " possibly a decompression bomb")
             is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
             self._decoded = None if is_jpeg else _decode_with_pillow(image)
+
+        # size. The orientation is read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
         self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
-        self._orientation = _orientation(image)  # after decoding: Pillow turns TIFFs itself then, and reads a late EXIF chunk of PNGs
+        self._orientation = _orientation(image)
         self.height, self.width = self._stored[::-1] if self._orientation >= 5 else self._stored
 
     def pixels(self, at_least: float = 1.0) -> Tensor:
-        """uint8 [H, W, 3], at full size or (JPEG) at the smallest of 1/2, 1/4, 1/8 that is `at_least` of it. Raises UnreadableImage."""
+        """uint8 [H, W, 3], at full size; a JPEG at the smallest of 1/1, 1/2, 1/4, 1/8 that is `at_least` or more.
+
+        Raises UnreadableImage.
+        """
         with _as_unreadable():
             decoded = self._decode_jpeg(at_least) if self._decoded is None else self._decoded
         return _turn(torch.from_numpy(decoded), self._orientation)
@@ -70,17 +79,17 @@ class EncodedImage:
         try:
             return simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width, strict=True)
         except ValueError:
-            # strict also refuses what libjpeg only warns of (stray bytes before a marker: common in photos from the web);
-            # Pillow reads those and refuses truncated files.
+            # strict also refuses files that libjpeg only warns about (stray bytes before a marker, common in photos
+            # from the web). Pillow reads those, and refuses truncated files.
             return _decode_with_pillow(Image.open(io.BytesIO(self._data), formats=FORMATS))
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:
-    """uint8 [H, W, 3]: any mode; 16 bits scaled to 8, transparency over white, the first frame of several."""
+    """uint8 [H, W, 3] of any mode: 16 bits scaled to 8, transparency over white, the first of several frames."""
     if image.mode == "F":
         raise UnreadableImage("floating-point pixels have no agreed range; store 8 or 16 bits")
     if image.mode.startswith("I"):  # I;16, I;16B, ...: convert("RGB") would clip at 255
-        grey = np.asarray(image).astype(np.int64)
+        grey = np.asarray(image).astype(np.int64)                                       # [H, W]
         if grey.min() < 0 or grey.max() > 0xFFFF:
             raise UnreadableImage("integer pixels beyond 16 bits")
         return np.repeat(((grey * 255 + 0x7FFF) // 0xFFFF).astype(np.uint8)[:, :, None], 3, axis=2)
@@ -90,7 +99,7 @@ def _decode_with_pillow(image: Image.Image) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 to 8. Damaged EXIF data is none."""
+    """EXIF orientation, 1 to 8; 1 if the EXIF data is damaged."""
     try:
         value = image.getexif().get(ORIENTATION, 1)
     except _DECODING_ERRORS:

@@ -1,10 +1,10 @@
-"""Loading: one item is one micro-batch, ready to be computed, whatever the global batch: so memory and waits do not grow with it."""
+"""Loading: one item is one micro-batch, so that memory and waits do not grow with the global batch."""
 
 import mmap
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from data.sampler import ElasticDistributedSampler, EvaluationSampler, MicroBatch
+from data.batch import Batch, SampleSet
+from data.sampler import MicroBatch
 from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
@@ -22,21 +23,21 @@ from utils.errors import Exit, UserError, some
 class MicroBatchDataset(Dataset):
     """A view of `samples` whose items are whole micro-batches, so that a worker collates what is computed together."""
 
-    def __init__(self, samples: Any, collate: Callable[[Sequence[Any]], Any], workers: int):
+    def __init__(self, samples: SampleSet, collate: Callable[[Sequence[Any]], Batch], workers: int):
         self._samples, self._collate = samples, collate
-        # 1 + the index of the sample that this process (place 0) or a worker is reading; memory that forked workers share
+        # 1 + the index of the sample that is being read: by this process, then by each worker. Forked workers share it.
         self._reading = memoryview(mmap.mmap(-1, 8 * (workers + 1))).cast("q")
 
-    def __getitem__(self, wanted: MicroBatch) -> Any:
+    def __getitem__(self, wanted: MicroBatch) -> Batch:
         batch = self.collated(wanted.epoch, wanted.indices)
-        if wanted.is_stand_in:  # whoever has the sample itself reports it
+        if wanted.is_stand_in:  # if its sample is bad, the micro-batch that really has it reports that
             return replace(batch, index=wanted.index, sample_weight=torch.zeros_like(batch.sample_weight), bad=())
         return replace(batch, index=wanted.index, indices=wanted.indices)
 
-    def collated(self, epoch: int, indices: Sequence[int]) -> Any:
+    def collated(self, epoch: int, indices: Sequence[int]) -> Batch:
         """Samples as one batch."""
-        worker, samples = get_worker_info(), []
-        place = worker.id + 1 if worker else 0
+        worker = get_worker_info()
+        place, samples = worker.id + 1 if worker else 0, []
         for index in indices:
             self._reading[place] = index + 1
             samples.append(self._samples[epoch, index])
@@ -48,15 +49,16 @@ class MicroBatchDataset(Dataset):
         return self._samples.name(index)
 
     def reading(self) -> str:
-        """What is being read at this moment, for a message; from any thread of the main process."""
-        names = [self.name(place - 1) for place in self._reading.tolist() if place]
+        """What is being read at this moment, for a message. May be called from any thread of the main process."""
+        names = [self.name(index - 1) for index in self._reading.tolist() if index]
         return f" ({some(names)} is being read)" if names else ""
 
 
 def build_loader(
-    samples: Any, collate: Callable, sampler: ElasticDistributedSampler | EvaluationSampler, workers: int, world: World
+    samples: SampleSet, collate: Callable[[Sequence[Any]], Batch], sampler: Iterable[MicroBatch], workers: int,
+    world: World
 ) -> DataLoader:
-    """A DataLoader whose items are Batches. Workers, if any, live for as many iterations as the loader."""
+    """A DataLoader whose items are Batches. Workers, if any, live as long as the loader."""
     _raise_limit_of_open_files()
     return DataLoader(
         MicroBatchDataset(samples, collate, workers),
@@ -65,15 +67,15 @@ def build_loader(
         collate_fn=_as_it_is,
         num_workers=workers,
         persistent_workers=workers > 0,
-        # fork is said explicitly: Python 3.14 changed the default, and workers share the index without a copy.
+        # Forked workers share the index without a copy. Explicit, because Python 3.14 changed the default.
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=_end_with_parent,
-        generator=torch.Generator(),  # its own: making an iterator would draw from torch's otherwise
+        generator=torch.Generator(),  # its own: else making an iterator would draw from torch's default one
         pin_memory=world.device.type != "cpu")
 
 
 def num_workers(given: int | str, world: World) -> int:
-    """Data loading processes per process. auto: the cores that are left over, up to 8; on the CPU, which computes too, up to 1."""
+    """Data loading processes per process. auto: spare cores, at most 8; at most 1 on the CPU, which computes, too."""
     if given != "auto":
         return int(given)
     spare = world.cores - 1
@@ -84,21 +86,25 @@ _TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be 
 
 
 class BadSamples:
-    """What becomes of samples that cannot be read. `skip`: they have weight 0 and are listed in `file`.
+    """What happens to samples that cannot be read.
 
-    `stop`: the step is made void, every rank learns of it (Agreement), and all end together (65).
+    policy "skip": their sample_weight is already 0; they are listed in `file`, without one on standard error.
+    policy "stop": the step is made void, every rank learns of it (Agreement), and all end together (65).
     """
 
     def __init__(self, policy: str, file: Path | None):
         self._policy, self._file = policy, file
         self._listed = set(file.read_text(**_TEXT).splitlines()) if file and file.exists() else set()
-        self.stopped_by: list[str] = []  # "path: reason" of those that this rank met, where the policy is to stop
+        self.stopped_by: list[str] = []  # "path: reason" of those that this rank met, if the policy is to stop
 
-    def check(self, batch: Any) -> Any:
-        """The batch, after acting on its bad samples. One that must stop the run gets a weight that makes the gradient NaN."""
+    def check(self, batch: Batch) -> Batch:
+        """The batch, after acting on its bad samples. If they must stop the run, its weights make the gradient NaN."""
+        # stop
         if batch.bad and self._policy == "stop":
             self.stopped_by += batch.bad
             return replace(batch, sample_weight=torch.full_like(batch.sample_weight, torch.nan))
+
+        # skip, and list what is new
         new = [line for line in batch.bad if line not in self._listed]
         self._listed.update(new)
         if new and self._file:
@@ -113,29 +119,28 @@ class BadSamples:
         return bool(self.stopped_by)
 
     def stop(self, world: World) -> NoReturn:
-        """End the run for the samples that some rank met. Collective. Raises UserError (65) on every rank."""
+        """End the run because some rank met bad samples. Collective. Raises UserError (65) on every rank."""
         found = [line for lines in world.gather(self.stopped_by) for line in lines]  # Collective.
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise UserError(f"cannot read {found[0]}{more}; repair or restore the file, and the same command continues,"
-                        " or go over such samples with --bad-samples skip", Exit.BAD_DATA)
+        raise UserError(f"cannot read {found[0]}{more}; repair or restore the file, and the same command continues;"
+                        " or skip such samples with --bad-samples skip", Exit.BAD_DATA)
 
     def report(self, note: Callable[[str], None]) -> None:
-        """Say how many were skipped, once, at the end."""
-        count = len(set(self._file.read_text(**_TEXT).splitlines())) if self._file and self._file.exists() else 0
-        if count:
-            note(f"{count} unreadable samples were skipped, see {self._file}")
+        """Note how many were skipped, once, at the end."""
+        if self._file and self._file.exists() and (lines := set(self._file.read_text(**_TEXT).splitlines())):
+            note(f"{len(lines)} unreadable samples were skipped, see {self._file}")
 
 
-def _as_it_is(batch: Any) -> Any:
+def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
 def _raise_limit_of_open_files() -> None:
-    """Every tensor that a worker hands over costs a file descriptor until it is freed; shells give 1,024 and allow more."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # where the hard limit is above what the kernel permits
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Each tensor from a worker holds a file descriptor until it is freed; shells give 1,024 and allow more."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # the hard limit may be above what the kernel permits
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def _end_with_parent(worker: int) -> None:
-    end_with_parent(signal.SIGKILL)  # torch's workers look after their parent every 5 s, and not at all while a read hangs
+    end_with_parent(signal.SIGKILL)  # torch's workers check on their parent every 5 s, and not while a read hangs

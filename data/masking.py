@@ -1,13 +1,16 @@
-"""Masked tokens: which tokens of a sample are predicted, and what stands in their place.
+"""Masked tokens: which tokens of a sample are predicted, and what replaces them.
 
-Source: BERT (Devlin et al., 2019): of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay. The number of
-tokens that are chosen depends on the sample's length alone, so that the weight of any batch is known without looking at it.
+Of the chosen tokens 80 % become [MASK], 10 % a random token, 10 % stay. How many are chosen depends on the sample's
+length alone, so that the normalizer of any batch is known without reading it.
+Source: BERT (Devlin et al., 2019).
+Legend: N samples, P predicted tokens of a sample.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from data.text import TextSample, TextSet, TokenTable
 from data.tokenizer import is_special
@@ -15,9 +18,9 @@ from utils.numerics.seed import derive_seed, seeded
 
 
 def num_predicted(num_ordinary: np.ndarray, probability: float) -> np.ndarray:
-    """[n] int64: predicted tokens of samples, max(1, round(probability x num_ordinary)).
+    """[N] int64: predicted tokens of samples, max(1, round(probability x num_ordinary)).
 
-    num_ordinary: [n], their non-special tokens.
+    num_ordinary: [N], their non-special tokens.
     """
     return np.maximum(1, np.rint(probability * num_ordinary)).astype(np.int64)
 
@@ -26,28 +29,31 @@ class MaskedSample(NamedTuple):
     """A sample with some of its tokens replaced."""
 
     text: TextSample
-    positions: np.ndarray  # [p] int64: the predicted tokens' places in it, ascending
-    targets: np.ndarray  # [p] int64: what stood there
+    positions: np.ndarray  # [P] int64: places of the predicted tokens in the sample, ascending
+    targets: np.ndarray  # [P] int64: the tokens that were there
 
 
 class MaskedTextSet(TextSet):
-    """Items are asked for as (epoch, i); masks are a pure function of (seed, epoch, i)."""
+    """A SampleSet; masks are a pure function of (seed, epoch, index)."""
 
-    def __init__(self, table: TokenTable, tokenizer: Any, probability: float, seed: int):
+    def __init__(self, table: TokenTable, tokenizer: PreTrainedTokenizerBase, probability: float, seed: int):
         super().__init__(table)
         self._probability, self._seed, self._mask_id = probability, seed, tokenizer.mask_token_id
         self._is_special = is_special(tokenizer)
         self._ordinary = np.flatnonzero(~self._is_special)
 
     def __getitem__(self, item: tuple[int, int]) -> MaskedSample:
-        epoch, i = map(int, item)
-        text = self.table.sample(i)
-        count = int(num_predicted(self.table.num_ordinary[i], self._probability))
-        with seeded(derive_seed(self._seed, "masking", epoch, i)):
+        # draw
+        epoch, index = map(int, item)
+        text = self.table.sample(index)
+        count = int(num_predicted(self.table.num_ordinary[index], self._probability))
+        with seeded(derive_seed(self._seed, "masking", epoch, index)):
             maskable = np.flatnonzero(~self._is_special[text.ids])
-            positions = np.sort(maskable[torch.randperm(len(maskable))[:count].numpy()])
-            draw = torch.rand(count).numpy()
-            others = self._ordinary[torch.randint(len(self._ordinary), (count,)).numpy()]
+            positions = np.sort(maskable[torch.randperm(len(maskable))[:count].numpy()])          # [P]
+            draw = torch.rand(count).numpy()                                                      # [P]
+            others = self._ordinary[torch.randint(len(self._ordinary), (count,)).numpy()]         # [P]
+
+        # replace
         ids = text.ids.copy()
         ids[positions] = np.where(draw < 0.8, self._mask_id, np.where(draw < 0.9, others, ids[positions]))
         return MaskedSample(text._replace(ids=ids), positions, text.ids[positions])

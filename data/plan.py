@@ -1,7 +1,7 @@
 """How an epoch is cut into global batches and micro-batches. Arithmetic alone: no rank, no number of processes.
 
-The micro-batch is the unit of computation; ranks only share micro-batches out. So a position in an epoch is one number: how
-many samples came before.
+The micro-batch is the unit of computation; ranks only share micro-batches out. So a position in an epoch is one number:
+how many samples came before.
 Legend: N samples, B samples per global batch, M micro-batches per global batch.
 """
 
@@ -14,8 +14,9 @@ from utils.errors import UserError
 class BatchPlan:
     """How an epoch is cut; depends on (N, B, M) alone, never on ranks.
 
-    N = qB + t. t = 0: q batches of B. q = 0: one batch of N. Else q - 1 of B, then two of the ceil and the floor of (B + t) / 2:
-    every sample once, in ceil(N / B) steps, no batch below B / 2. Micro-batch v takes the positions p of its batch with p mod M = v.
+    N = qB + t. t = 0: q batches of B. q = 0: one batch of N. Else q - 1 batches of B, then two of ceil((B + t) / 2) and
+    floor((B + t) / 2) samples. So every sample occurs once, in ceil(N / B) steps, and no batch is smaller than B / 2.
+    Micro-batch v takes the positions p of its batch with p mod M = v.
     """
 
     num_samples: int
@@ -42,13 +43,13 @@ class BatchPlan:
             starts.append(end)
         return starts
 
-    def positions(self, start: int, number: int) -> range:
-        """Positions of micro-batch `number` of the global batch that begins at `start`; empty where there are too few samples."""
-        return range(start + (number - start) % self.num_micro_batches, self.end(start), self.num_micro_batches)
+    def positions(self, start: int, index: int) -> range:
+        """Positions of micro-batch `index` of the global batch that begins at `start`; empty if it has no sample."""
+        return range(start + (index - start) % self.num_micro_batches, self.end(start), self.num_micro_batches)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Samples in the smallest and in the largest micro-batch of an epoch (0 = a stand-in of weight 0 takes its place)."""
+        """Samples in the smallest and in the largest micro-batch of an epoch. 0: a stand-in of weight 0 replaces it."""
         whole, tail = divmod(self.num_samples, self.global_batch_size)
         smallest = largest = min(self.global_batch_size, self.num_samples)
         if whole and tail:
@@ -57,19 +58,27 @@ class BatchPlan:
         return smallest // self.num_micro_batches, -(-largest // self.num_micro_batches)
 
     def check(self, world_size: int, needs_two: bool) -> None:
-        """Raise UserError (64) where ranks would have no work, or (needs_two: BatchNorm) a micro-batch fewer than two samples."""
-        batch, count, samples = self.global_batch_size, self.num_micro_batches, self.num_samples
+        """Raise UserError (64) if a rank would have no work, or a micro-batch fewer samples than BatchNorm needs.
+
+        needs_two: the model has BatchNorm.
+        """
+        # work for every rank
+        batch, count, smallest = self.global_batch_size, self.num_micro_batches, self.sizes[0]
         if world_size > count:
             sizes = self.sizes_for(world_size, needs_two)
             raise UserError(
-                f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for {count} processes,"
-                f" and there are {world_size}; use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
+                f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for"
+                f" {count} processes, and there are {world_size};"
+                f" use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
                 "a larger --global-batch-size, or fewer processes")
-        if needs_two and self.sizes[0] < 2:
+
+        # samples for BatchNorm
+        if needs_two and smallest < 2:
             sizes = self.sizes_for(world_size, needs_two)
             raise UserError(
-                f"--global-batch-size {batch} in {count} micro-batches leaves {self.sizes[0]} samples in one of them ({samples} training"
-                f" samples), and BatchNorm needs two; use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
+                f"--global-batch-size {batch} in {count} micro-batches leaves {smallest} samples in one of them"
+                f" ({self.num_samples} training samples), and BatchNorm needs two;"
+                f" use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
                 "another --global-batch-size, or fewer processes")
 
     def sizes_for(self, world_size: int, needs_two: bool) -> list[int]:
@@ -81,5 +90,5 @@ class BatchPlan:
 
 
 def cut(num_samples: int, global_batch_size: int, micro_batch_size: int) -> BatchPlan:
-    """The plan in which no micro-batch has more than `micro_batch_size` samples: M = ceil(min(B, N) / micro_batch_size)."""
+    """The plan whose micro-batches have at most `micro_batch_size` samples: M = ceil(min(B, N) / micro_batch_size)."""
     return BatchPlan(num_samples, global_batch_size, -(-min(global_batch_size, num_samples) // micro_batch_size))

@@ -1,10 +1,13 @@
-"""Splits and classes: names and order, what is refused, and what is held out of train where there is no val."""
+"""Splits and classes: names and order, what is refused, and how val is held out of train where there is none.
+
+Legend: N samples, C classes.
+"""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,24 +18,51 @@ from utils.numerics.seed import derive_seed
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
 SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
-SURELY_CLASSES = 1000  # however few samples each has
-MOST_WITH_ONE = 0.9  # of more classes: the share of them that may have one sample
+SURELY_CLASSES = 1000  # up to here labels are taken for classes, however few samples each has
+MAX_SINGLE = 0.9  # above: the share of the classes that may have one sample
+
+
+class Table(Protocol):
+    """The samples of a split: a dataclass of arrays."""
+
+    per_sample: ClassVar[tuple[str, ...]]  # names of the arrays with one entry per sample
+    labels: np.ndarray  # [N] integers
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ValSplit:
+    """How val is taken out of train where the data has none."""
+
+    fraction: float  # --val-fraction
+    seed: int
+
+    def folder(self, index: Path) -> Path:
+        """Where the new splits of the data with this index are kept."""
+        return index.with_name(f"{index.name}-val-{self.fraction}-{self.seed}")
 
 
 def require_classes(counts: np.ndarray, place: str, way_out: str) -> None:
-    """Raise UserError (65) where labels are ids, one for each sample or nearly so, rather than classes.
+    """Raise UserError (65) where the labels are not classes but ids: nearly every sample has one of its own.
 
     counts: [C] training samples of each class, held-out ones included. place: what has these labels, for the message.
     """
     num_single = int((counts == 1).sum())
-    if len(counts) > SURELY_CLASSES and num_single > MOST_WITH_ONE * len(counts):
+    if len(counts) > SURELY_CLASSES and num_single > MAX_SINGLE * len(counts):
         raise UserError(f"{place} has {len(counts)} classes, and {num_single} of them have a single training sample, as"
-                        f" ids do; of more than {SURELY_CLASSES} classes at most {MOST_WITH_ONE:.0%} may; {way_out}",
+                        f" ids do; of more than {SURELY_CLASSES} classes at most {MAX_SINGLE:.0%} may; {way_out}",
                         Exit.BAD_DATA)
 
 
+def require_split(name: str, splits: Iterable[str], root: str) -> None:
+    """Raise UserError (66) if --split names a split that the data lacks."""
+    if name not in splits:
+        raise UserError(f"--split {name}: {root} has no such split; it has {', '.join(splits)}", Exit.NO_INPUT)
+
+
 def sort_classes(labels: Iterable[str]) -> list[str]:
-    """Numbers numerically, if all are; words by their characters."""
+    """Numerically if all are numbers, else as words."""
     try:
         return sorted(labels, key=lambda label: (Decimal(label), label))
     except InvalidOperation:
@@ -40,21 +70,21 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def hold_out(
-    splits: dict[str, Any], root: str, fraction: float, seed: int, folder: Path, texts: np.ndarray | None = None
-) -> tuple[dict[str, Any], str]:
+    splits: dict[str, Table], val: ValSplit, root: str, folder: Path, texts: np.ndarray | None = None
+) -> tuple[dict[str, Table], str]:
     """The splits with val taken out of train, and a note for the user. Raises UserError (64, 65).
 
-    Splits are tables, see `select`, with `labels` ([N] integers). root: of the data, for messages. folder: where the
-    new ones are kept; data, fraction and seed decide its name. texts: [N] integers, the text that each sample of train
-    is cut from: whole texts are held out, whatever the labels.
+    root: of the data, for messages. folder: where the new ones are kept. texts: [N] integers, the text that each sample
+    of train is cut from: whole texts are held out, whatever their labels.
     """
-    if fraction <= 0:
-        raise UserError(f"--val-fraction {fraction}: {root} has no val (nor {', '.join(VAL_NAMES[1:])}), so a share of train must be held"
-                        " out; give more than 0, or add val")
+    if val.fraction <= 0:
+        raise UserError(f"--val-fraction {val.fraction}: {root} has no val (nor {', '.join(VAL_NAMES[1:])}), so a share"
+                        " of train must be held out; give more than 0, or add val")
     train = splits["train"]
 
     def choose() -> dict[str, np.ndarray]:
-        held = held_out(train.labels if texts is None else np.zeros(texts.max() + 1, int), fraction, seed)
+        units = train.labels if texts is None else np.zeros(texts.max() + 1, int)  # samples, or texts of one class
+        held = held_out(units, val.fraction, val.seed)
         held = held if texts is None else held[texts]
         if not held.any() or held.all():
             found = "every class has one sample" if texts is None else "there are too few texts"
@@ -64,14 +94,13 @@ def hold_out(
 
     found = select(train, choose, folder)
     counts = f"{len(found['val'])} of the {len(train)} training samples"
-    return splits | found, f"there is no val: {counts} are held out (--val-fraction {fraction})"
+    return splits | found, f"there is no val: {counts} are held out (--val-fraction {val.fraction})"
 
 
-def select(table: Any, choose: Callable[[], dict[str, np.ndarray]], folder: Path) -> dict[str, Any]:
-    """Tables of chosen samples, by name, whose arrays are kept in `folder`, so that the processes of a node share them.
+def select(table: Table, choose: Callable[[], dict[str, np.ndarray]], folder: Path) -> dict[str, Table]:
+    """Tables of chosen samples, by name. Their arrays are kept in `folder`, so that the processes of a node share them.
 
-    table: a dataclass; its `per_sample` names the arrays with an entry per sample, the others stay as they are.
-    choose: gives {name: a mask ([N] bool), or indices in the order wanted}; called where nothing is kept yet.
+    choose: gives {name: a mask ([N] bool), or indices in the order wanted}; called if `folder` is not there yet.
     """
     arrays = kept_arrays(folder, lambda: {f"{name}.{array}": getattr(table, array)[chosen]
                                           for name, chosen in choose().items() for array in table.per_sample})
@@ -80,7 +109,7 @@ def select(table: Any, choose: Callable[[], dict[str, np.ndarray]], folder: Path
 
 
 def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """[N] bool: `fraction` of each class, at least one sample where there are two, never all. A pure function of its arguments.
+    """[N] bool: `fraction` of each class, at least one of two samples, never all. A pure function of its arguments.
 
     labels: [N] integers >= 0.
     """
@@ -88,7 +117,8 @@ def held_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     held = np.zeros(len(labels), dtype=bool)
     by_label, counts = labels.argsort(kind="stable"), np.bincount(labels)
     for start, count in zip(np.cumsum(counts) - counts, counts, strict=True):
-        share = min(max(1, round(count * fraction)), count - 1)
+        num_held = min(max(1, round(count * fraction)), count - 1)
         if count:
-            held[by_label[start + torch.randperm(int(count), generator=generator)[:share].numpy()]] = True
+            chosen = torch.randperm(int(count), generator=generator)[:num_held].numpy()
+            held[by_label[start + chosen]] = True
     return held

@@ -1,18 +1,17 @@
-"""Tokenizers: one that is given, or a WordPiece tokenizer trained on the training texts; kept in the run either way.
+"""Tokenizers: a given one, or a WordPiece tokenizer trained on the training texts. The run keeps it either way.
 
-Training gives the same bytes every time. The library's trainer alone does not (tokenizers 0.23: five runs, five vocabularies):
-it numbers characters in the order of a hash table, and breaks ties between merges by these numbers.
+Training gives the same bytes every time. The library's trainer alone does not (tokenizers 0.23: five runs, five
+vocabularies): it numbers characters in the order of a hash table, and breaks ties between merges by these numbers.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
@@ -20,24 +19,23 @@ from utils.rundir.run import Run
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PREFIX = "##"  # of a token that continues a word
-LONGEST = 512  # tokens that a trained one's `truncation=True` leaves
+MAX_TOKENS = 512  # that `truncation=True` of a trained one leaves
 
 
 def resolve_tokenizer(
-    source: str | None, makes_types: bool, texts: Callable[[], Iterable[str]], vocab_size: int, run: Run, world: World
-) -> Any:
-    """The run's tokenizer: that in the folder `source`, or where it is None one trained on `texts()`. Collective.
+    make: Callable[[], PreTrainedTokenizerBase], has_types: bool, run: Run, world: World
+) -> PreTrainedTokenizerBase:
+    """The run's tokenizer: make() at the run's first start, kept in RUN/tokenizer from then on. Collective.
 
-    makes_types: False where the model takes no token types. Kept in RUN/tokenizer from the run's first start on.
-    Raises UserError: 66 where there is none in `source`, 78 if the kept one changed.
+    has_types: whether the model takes token types. Raises UserError: what make() raises, 78 if the kept one changed.
     """
     folder = run.path / "tokenizer"
 
     def keep() -> str:
         if "tokenizer" not in run.kept:
-            tokenizer = train_tokenizer(texts(), vocab_size) if source is None else load_tokenizer(source)
-            names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or makes_types]
-            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the latter is what is saved
+            tokenizer = make()
+            names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or has_types]
+            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # init_kwargs are saved
             run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
         return folder_digest(folder)
 
@@ -45,61 +43,73 @@ def resolve_tokenizer(
     return world.everywhere(lambda: load_tokenizer(str(folder)))  # Collective.
 
 
-def load_tokenizer(folder: str) -> Any:
-    """A transformers tokenizer from a local folder; its code is the library's, never the folder's. Raises UserError (64, 66)."""
+def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
+    """A transformers tokenizer from a local folder, which never runs code of its own. Raises UserError (64, 66)."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise UserError(f"{folder} holds no tokenizer that can be read ({reason}); name a folder with tokenizer.json by --tokenizer",
-                        Exit.NO_INPUT) from None
-    if is_special(tokenizer).all():  # where there are no files the library makes one up
-        raise UserError(f"{folder} holds no tokenizer; add its tokenizer.json, or name another folder by --tokenizer", Exit.NO_INPUT)
+        raise UserError(f"{folder} holds no tokenizer that can be read ({reason}); give --tokenizer a folder with"
+                        " tokenizer.json", Exit.NO_INPUT) from None
+    if is_special(tokenizer).all():  # without files the library makes an empty one
+        raise UserError(f"{folder} holds no tokenizer; add its tokenizer.json, or give --tokenizer another folder",
+                        Exit.NO_INPUT)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        raise UserError(f"{folder}: the tokenizer must be one of the tokenizers library (tokenizer.json) with a padding token")
+        raise UserError(f"{folder}: the tokenizer must be of the tokenizers library (tokenizer.json) and have a padding"
+                        " token")
     return tokenizer
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A lower-casing WordPiece tokenizer, as BERT's, of at most `vocab_size` tokens. A pure function of its arguments."""
+    """A lower-casing WordPiece tokenizer like BERT's, with at most `vocab_size` tokens. A pure function."""
+    # the alphabet
     texts = list(texts)
     normalizer = normalizers.BertNormalizer(lowercase=True)
-    counts = Counter(character for text in texts for character in normalizer.normalize_str(text) if not character.isspace())
+    counts = Counter(character for text in texts for character in normalizer.normalize_str(text)
+                     if not character.isspace())
     most_frequent = sorted(counts, key=lambda character: (-counts[character], character))[:vocab_size // 4]
     alphabet = sorted(most_frequent)
-    # As special tokens, characters are numbered in the order that is given, at the start and in the middle of a word.
+
+    # the vocabulary. Special tokens are numbered in the order given: so characters are passed as such, at the start and
+    # in the middle of a word.
     numbered = [*SPECIAL, *alphabet, *(PREFIX + character for character in alphabet)]
     trained = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    trained.normalizer, trained.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    trained.normalizer = normalizer
+    trained.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trained.train_from_iterator(texts, trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=numbered, initial_alphabet=alphabet, limit_alphabet=len(alphabet), show_progress=False))
+        vocab_size=vocab_size, special_tokens=numbered, initial_alphabet=alphabet, limit_alphabet=len(alphabet),
+        show_progress=False))
     tokens = [*SPECIAL, *sorted(set(trained.get_vocab()) - set(SPECIAL))]
 
-    tokenizer = Tokenizer(models.WordPiece({token: number for number, token in enumerate(tokens)}, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizers.BertPreTokenizer()
+    # the tokenizer
+    tokenizer = Tokenizer(models.WordPiece({token: index for index, token in enumerate(tokens)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix=PREFIX)
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[("[CLS]", tokens.index("[CLS]")), ("[SEP]", tokens.index("[SEP]"))])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"], model_max_length=LONGEST)
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        mask_token="[MASK]", model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        model_max_length=MAX_TOKENS)
 
 
-def without_ends(tokenizer: Any, texts: Sequence[str], max_length: int) -> list[str]:
-    """The texts without most of what truncation to `max_length` tokens leaves out. For pairs.
+def without_ends(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[str]:
+    """The texts without most of the end that truncation to `max_length` tokens removes. For pairs.
 
-    The library makes every combination of what it leaves out of the two texts of a pair (tokenizers 0.23: 7 GB for 16,000 words in each).
+    The library combines every removed part of one text of a pair with every one of the other (tokenizers 0.23: 7 GB for
+    two texts of 16,000 words).
     """
-    most = 2 * max_length  # well behind the cut: the last word may come apart in another way
-    long = [i for i, text in enumerate(texts) if len(text) > most]  # a shorter one has few tokens more
+    limit = 2 * max_length  # tokens; far behind the cut, since the last word may be divided differently
+    long = [i for i, text in enumerate(texts) if len(text) > limit]  # a shorter one has few tokens
     encoded = tokenizer([texts[i] for i in long], add_special_tokens=False).encodings if long else []
-    cut = {i: texts[i][:one.offsets[most - 1][1]] for i, one in zip(long, encoded, strict=True) if len(one) > most}
+    cut = {i: texts[i][:one.offsets[limit - 1][1]] for i, one in zip(long, encoded, strict=True) if len(one) > limit}
     return [cut.get(i, text) for i, text in enumerate(texts)]
 
 
-def is_special(tokenizer: Any) -> np.ndarray:
-    """[V] bool: which tokens stand for no text. V is one more than the largest id."""
+def is_special(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
+    """[V] bool: which tokens do not stand for text. V is one more than the largest id."""
     flags = np.zeros(max(tokenizer.get_vocab().values()) + 1, dtype=bool)
     flags[tokenizer.all_special_ids] = True
     return flags

@@ -1,12 +1,13 @@
-"""What a trained model says of inputs it has not seen, as CSV or JSONL.
+"""Predictions of a trained model for new inputs, as CSV or JSONL.
 
     python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl] [--batch-size N] [--device DEVICE]
     python -m models.predict runs/flowers photos cat.jpg --output predictions.csv
 
-Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows come in
-the order of the inputs. Model and preprocessing are those of RUN/model, whose task says what an input is: an image file or a
-folder of images (those in it sorted by path); or a table with the text columns of training, a text file, or - for standard
-input, a text a line, a pair as A<tab>B. What cannot be read is named on standard error and has no row; the exit code is 65 then.
+Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows
+are in the order of the inputs. Model and preprocessing are those of RUN/model; its task decides what an input is.
+Images: a file, or a folder (its images sorted by path). Texts: a table with the text columns of training, a text file,
+or - for standard input, one text per line, a pair as A<tab>B. An input that cannot be read is named on standard error
+and has no row; the exit code is 65 then.
 """
 
 import argparse
@@ -23,29 +24,35 @@ from typing import Any, NoReturn, TextIO
 
 from utils.errors import Exit, UserError, explain, some
 
-# torch is imported inside the functions that need it, so that --help and typing errors answer in a moment.
+# torch is imported inside the functions that need it, so that --help and wrong arguments are answered at once.
 
 
 def main(arguments: list[str]) -> int:
     """Predict as the command line says; returns the exit code."""
+    # arguments
     parser = _Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="images: files and folders; texts: .csv, .tsv, .jsonl, .txt or -")
-    parser.add_argument("--format", choices=sorted(FORMATS), help="default: csv, or that of FILE's ending")
-    parser.add_argument("--output", metavar="FILE", help="appears under this name once it is complete (default: standard output)")
+    parser.add_argument("inputs", metavar="INPUT", nargs="+",
+                        help="images: files and folders; texts: .csv, .tsv, .jsonl, .txt or -")
+    parser.add_argument("--format", choices=sorted(FORMATS), help="default: as FILE ends, else csv")
+    parser.add_argument("--output", metavar="FILE",
+                        help="gets this name when it is complete (default: standard output)")
     parser.add_argument("--batch-size", metavar="N", type=_count, default=64,
                         help="inputs classified at once (default: 64)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
     given = parser.parse_args(arguments)
+
+    # work
     try:
         given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
         return predict(given)
     except BrokenPipeError:  # | head: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's last flush would fail once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush would fail
         return 128 + signal.SIGPIPE
     except Exception as error:
-        message, code = explain(error, out_of_memory="use a smaller --batch-size", killed="run it again, with a smaller --batch-size")
+        message, code = explain(error, out_of_memory="use a smaller --batch-size",
+                                killed="run it again, with a smaller --batch-size")
         if code == Exit.INTERNAL:
             traceback.print_exc()
         else:
@@ -54,18 +61,21 @@ def main(arguments: list[str]) -> int:
 
 
 def predict(given: argparse.Namespace) -> Exit:
-    """Write a row per readable input. given: the command line's words by name.
+    """Write one row per readable input. given: the arguments of the command line.
 
-    Raises UserError: 64 where there is no such device, 66 where the model or inputs are missing, 73 for an output that
-    cannot be written.
+    Raises UserError: 64 if there is no such device, 66 if the model or an input is missing, 73 if the output cannot be
+    written.
     """
     from models.tasks import load_task
     from utils.hardware.devices import find_device
     from utils.hardware.vendor import set_tf32
 
+    # model
     set_tf32(False)
     folder, task = find_model(Path(given.run))
     classes, batches = load_task(task).predict(folder, given.inputs, find_device(given.device), given.batch_size)
+
+    # rows
     num_inputs = num_bad = 0
     with _open_output(given.output) as file:
         write_row = FORMATS[given.format](file, classes)
@@ -87,28 +97,34 @@ def find_model(run: Path) -> tuple[Path, str]:
     """The model folder of a run, or `run` if it is one, and its task. Raises UserError (66)."""
     from models.tasks import TASKS
 
+    # folder
     if not run.is_dir():
         raise UserError(f"there is no run directory {run}", Exit.NO_INPUT)
     folder = next((folder for folder in (run / "model", run) if (folder / "config.json").exists()), None)
     if folder is None:
         raise UserError(
-            f"{run} holds no model: train first (a run writes its model after its first evaluation), or name another run;"
-            f" {run} has {some(sorted(os.listdir(run)))}", Exit.NO_INPUT)
+            f"{run} holds no model: train first (a run writes its model after its first evaluation), or name"
+            f" another run; {run} has {some(sorted(os.listdir(run)))}", Exit.NO_INPUT)
+
+    # task
     try:
         task = json.loads((folder / "config.json").read_text())["task"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'} is not that of a run's model ({type(error).__name__}: {error})", Exit.NO_INPUT) from None
+        raise UserError(f"{folder / 'config.json'} is not that of a run's model ({type(error).__name__}: {error})",
+                        Exit.NO_INPUT) from None
     if not isinstance(task, str) or task not in TASKS:
-        raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}", Exit.NO_INPUT)
+        raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}",
+                        Exit.NO_INPUT)
     return folder, task
 
 
 def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
-    plain, quoted = csv.writer(file, lineterminator="\n"), csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
+    plain = csv.writer(file, lineterminator="\n")
+    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     plain.writerow(["input", "prediction", "probability", *classes])
 
     def write(name: str, row: list[float]) -> None:
-        writer = quoted if "\r" in name else plain  # which Python 3.11 would leave without quotes
+        writer = quoted if "\r" in name else plain  # Python 3.11 would not quote it
         writer.writerow([name, classes[_argmax(row)], *(f"{value:.6f}" for value in (max(row), *row))])
 
     return write
@@ -133,21 +149,25 @@ def _argmax(row: list[float]) -> int:
 
 @contextmanager
 def _open_output(name: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name once it is complete. Raises UserError (73)."""
-    text = {"encoding": "utf-8", "errors": "surrogateescape"}  # the latter for file names in another encoding
+    """Standard output, or a file that gets its name when it is complete. Raises UserError (73)."""
+    # standard output
+    text = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be in any encoding
     if name is None:
         sys.stdout.reconfigure(**text)
         yield sys.stdout
         sys.stdout.flush()
         return
-    path = Path(name).resolve()  # a link stays one
+
+    # a file
+    path = Path(name).resolve()  # a link stays a link
     partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     try:
         if path.exists() and not path.is_file():
-            raise FileExistsError(0, "it exists and is no file")
+            raise FileExistsError(0, "it exists and is not a file")
         file = partial.open("w", newline="", **text)
     except OSError as error:
-        raise UserError(f"--output {name}: cannot write it ({error.strerror}); name another file", Exit.CANNOT_CREATE) from None
+        raise UserError(f"--output {name}: cannot write it ({error.strerror}); name another file",
+                        Exit.CANNOT_CREATE) from None
     try:
         with file:
             yield file

@@ -1,11 +1,11 @@
-"""Folders of arrays in a cache: whole or not at all, made by one process while others wait, mapped by all readers.
+"""Folders of arrays in a cache: whole or absent, made by one process while others wait, mapped by all readers.
 
     make_folder(folder, write)                              # write(partial) ends with describe(partial, about, layout)
-    about, arrays = open_arrays(folder)                     # None where there is none, or it is damaged
+    about, arrays = open_arrays(folder)                     # None if there is none, or it is damaged
     arrays = kept_arrays(folder, lambda: {"labels": ...})   # both in one, for arrays that fit into memory
 
-Processes that map one file share its memory, and only what is read is loaded. A folder's name holds all that decides
-what is in it, so it is never replaced, unless it is damaged: another node may have mapped it.
+Processes that map one file share its memory, and load only what they read. A folder's name holds everything that
+decides its content. So a folder is replaced only if it is damaged: another node may have mapped it.
 """
 
 import fcntl
@@ -26,19 +26,19 @@ ABOUT = "about.json"
 
 
 def digest_of(*parts: Any) -> str:
-    """What decides about a folder's content (JSON), as a part of its name."""
+    """A part of a folder's name: the digest of everything (JSON) that decides its content."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
 def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Make `folder` by write(partial), which fills the new folder `partial`, unless it is there and undamaged.
+    """Make `folder` with write(partial), which fills the new folder `partial`; not if it is there and undamaged.
 
-    It reaches the disk before it gets its name. Raises OSError where it cannot be written, and whatever `write` raises.
+    It reaches the disk before it gets its name. Raises OSError if it cannot be written, and whatever `write` raises.
     """
     if open_arrays(folder) is not None:
         return
     with one_at_a_time(folder):
-        if open_arrays(folder) is not None:  # by whoever worked meanwhile
+        if open_arrays(folder) is not None:  # another process made it meanwhile
             return
         partial = folder.with_name(f".{folder.name}.{uuid4().hex}")
         try:
@@ -51,14 +51,14 @@ def make_folder(folder: Path, write: Callable[[Path], None]) -> None:
                 partial.rename(folder)
                 sync(folder.parent)
         except OSError:
-            if open_arrays(folder) is None:  # else another process came first, and its arrays are the same
+            if open_arrays(folder) is None:  # else another process was first, and its arrays are the same
                 raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def kept_arrays(folder: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
-    """The arrays of `folder`; the first process that asks writes make() there. In memory if it cannot be written."""
+    """The arrays of `folder`, where the first process writes make(). Kept in memory if that is impossible."""
 
     def write(partial: Path) -> None:
         arrays = make()
@@ -73,14 +73,14 @@ def kept_arrays(folder: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> M
 
 
 def describe(folder: Path, about: Mapping[str, Any], layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
-    """Write about.json: the JSON values `about`, and of each file the dtype, the shape of an entry, and its bytes."""
+    """Write about.json: the JSON values `about`; and of each file the dtype, the shape of an entry, and the size."""
     arrays = {name: (np.dtype(dtype).str, entry, (folder / name).stat().st_size)
               for name, (dtype, entry) in layout.items()}
     write_checked(folder / ABOUT, {**about, "arrays": arrays})
 
 
 def open_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """`about` and the read-only arrays of a folder; None if there is none, or a file has not the size it was given."""
+    """`about` and the read-only arrays of a folder; None if there is none, or a file has the wrong size."""
     try:
         about, arrays = read_checked(folder / ABOUT), {}
         for name, (dtype, entry, size) in about["arrays"].items():
@@ -95,10 +95,10 @@ def open_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | 
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """For work whose result `path` others can use: while one process works, others wait here, and look again after it.
+    """For work whose result `path` others can use: one process works, the others wait here and then look for `path`.
 
-    Whoever has waited holds no lock: where the first process failed, all meet its error at once, not one after another.
-    A process that dies stops nobody. No locks where the cache cannot be written, or its file system has none (lockf).
+    A process that waited holds no lock: if the first one failed, all fail at once, not one after another. A process
+    that dies blocks nobody. There is no lock if the cache cannot be written or its file system has none (lockf).
     """
     with ExitStack() as stack:
         with suppress(OSError):

@@ -1,6 +1,6 @@
 """Image classification: an ImageFolder, any torchvision classifier, cross-entropy.
 
-Legend: B samples, C classes, H and W pixels.
+Legend: B samples, C classes, H, W height and width in pixels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +14,13 @@ from torch.nn import functional as F
 from data import demo
 from data.augment import build_transforms, is_photo
 from data.batch import Batch
-from data.image_folder import ImageFolder, Sample, build_index, list_images
+from data.image_folder import ImageFolder, Sample, list_images
+from data.image_index import build_index
+from data.splits import ValSplit, require_split
 from models.metrics import classification_metrics
 from models.tasks.base import Output, Prediction, widened
 from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
 from utils.files import cache_path
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig
@@ -32,21 +33,26 @@ class ImageClassification:
     unit, lengths = "img", None
 
     def __init__(self, config: ImageClassificationConfig, run: Run, world: World):
+        # index: the first process of a node scans, the others read what it cached
         self._config, self._world = config, world
         cache = cache_path()
         self._is_demo = config.data.data == "demo"
-        self._root = demo.data_root(config.data.data, config.run.task, cache, world)
-        arguments = (self._root, config.data.val_fraction, config.run.seed, cache)
-        world.on_rank_zero(lambda: len(build_index(*arguments).classes), per_node=True)  # scans; the others read what it cached
+        self._root = demo.data_root(config.data.data, config.run.task, cache, world)  # Collective.
+        arguments = (self._root, ValSplit(config.data.val_fraction, config.run.seed), cache)
+        world.on_rank_zero(lambda: len(build_index(*arguments).classes), per_node=True)  # Collective.
         index = world.everywhere(lambda: build_index(*arguments), takes_long=True)  # Collective.
-        images, self.classes, self.fingerprint = config.images, index.classes, index.fingerprint
-        self.notes = (*index.notes, *world.on_rank_zero(lambda: other_preprocessing(config.model, images)))
+        require_split(config.run.split, index.splits, self._root)
+        self.classes, self.fingerprint = index.classes, index.fingerprint
+
+        # notes
+        images = config.images
+        notes = world.on_rank_zero(lambda: other_preprocessing(config.model, images))  # Collective.
+        self.notes = (*index.notes, *notes)
+
+        # data sets
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
-        split = config.run.split
-        if split not in index.splits:
-            raise UserError(f"--split {split}: {self._root} has no such split; it has {', '.join(index.splits)}", Exit.NO_INPUT)
-        self.eval_set = ImageFolder(index.splits[split], eval_transform, config.run.seed)
+        self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
         self.metrics = classification_metrics(len(self.classes))
         self._mean = 255 * torch.tensor(images.mean).view(1, 3, 1, 1)
         self._std = 255 * torch.tensor(images.std).view(1, 3, 1, 1)
@@ -64,13 +70,14 @@ class ImageClassification:
         return float(len(indices))
 
     def example(self, size: int) -> Batch:
-        """Noise, for a batch of one grey level would leave BatchNorm nothing to divide by."""
-        side = self._config.images.image_size
-        images = torch.randint(256, (size, side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-        return Batch(inputs={"images": images}, labels=torch.arange(size) % len(self.classes), sample_weight=torch.ones(size))
+        """Noise: with one grey level BatchNorm would divide by zero."""
+        side, generator = self._config.images.image_size, torch.Generator().manual_seed(0)
+        images = torch.randint(256, (size, side, side, 3), dtype=torch.uint8, generator=generator)  # [B, H, W, 3]
+        labels = torch.arange(size) % len(self.classes)
+        return Batch(inputs={"images": images}, labels=labels, sample_weight=torch.ones(size))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The torchvision classifier that --model names. Collective. Raises UserError (64) if it does not take --image-size."""
+        """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
         size = self._config.images.image_size
         model, self._architecture = build_model(self._config.model, self.classes, size, initial_weights, self._world)
         self._transforms_input = getattr(model, "transform_input", False)
@@ -78,7 +85,7 @@ class ImageClassification:
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Normalise on the device, then cross-entropy in float32."""
-        images = batch.inputs["images"].permute(0, 3, 1, 2)  # [B, 3, H, W], channels_last in memory
+        images = batch.inputs["images"].permute(0, 3, 1, 2)         # [B, 3, H, W], channels_last in memory
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
@@ -95,7 +102,7 @@ class ImageClassification:
             "interpolation": images.interpolation, "mean": list(images.mean), "std": list(images.std)}, folder)
 
     def baselines(self) -> dict[str, float]:
-        """Always the most frequent class; for the built-in digits a linear model on the pixels too."""
+        """Always the most frequent class; for the built-in digits also a linear model on the pixels."""
         most_frequent = np.bincount(self.train_set.index.labels).argmax()
         baselines = {"always the most frequent class": float((self.eval_set.index.labels == most_frequent).mean())}
         if self._is_demo:
@@ -105,13 +112,14 @@ class ImageClassification:
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict the first validation image; train on own images."""
         return {"predict": f"{python} -m models.predict {run} {self.eval_set.index.path(0)}",
-                "your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*, or just DIR/CLASS/*"}
+                "your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and DIR/val/CLASS/*,"
+                                 " or just DIR/CLASS/*"}
 
     @staticmethod
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
     ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
-        """inputs: image files, and folders, whose images (and those of the folders in them) come sorted by path."""
+        """inputs: image files, and folders; the images in a folder and below are sorted by path."""
         paths = list_images(inputs)
         model, description = load_model_folder(folder)
         batches = classify_images(model, description, paths, device, batch_size)

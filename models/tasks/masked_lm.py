@@ -1,6 +1,6 @@
 """Masked language modelling: predict the tokens that were masked; any encoder of transformers with such a head.
 
-Legend: B samples, T tokens in the longest, P predicted tokens, V vocabulary.
+Legend: B samples, T tokens in the longest of them, P predicted tokens, V vocabulary.
 """
 
 import math
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AutoModelForMaskedLM
 
 from data.batch import Batch
 from data.masking import MaskedSample, MaskedTextSet, num_predicted
@@ -25,20 +26,25 @@ from utils.errors import UserError
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig
 
-MOST_COUNTED, MOST_GUESSED = 10**7, 10**4  # tokens and samples that the baseline looks at
+MAX_COUNTED, MAX_GUESSED = 10**7, 10**4  # tokens and samples that the baseline uses
 
 
 class MaskedLM(TextTask):
     """See models/tasks/base.py. Collective."""
 
     best, best_is_high = "loss", False
+    head = AutoModelForMaskedLM
 
     def __init__(self, config: MaskedLMConfig, run: Run, world: World):
+        # data
         if "," in config.text.text_column:
             raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
         super().__init__(config, run, world, label_column=None, split_long=True)
         if self._tokenizer.mask_token_id is None:
-            raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model and --tokenizer")
+            raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model"
+                            " and --tokenizer")
+
+        # masks
         probability = config.masks.mask_probability
         self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
         self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
@@ -48,7 +54,7 @@ class MaskedLM(TextTask):
         """Padded to the longest; `positions` [P] are places in the flattened [B x T] tokens."""
         inputs = padded([sample.text for sample in samples], self._tokenizer.pad_token_id, self._config.text.max_length)
         width = inputs["input_ids"].shape[1]
-        positions = np.concatenate([row * width + sample.positions for row, sample in enumerate(samples)])
+        positions = np.concatenate([row * width + sample.positions for row, sample in enumerate(samples)])  # [P]
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
                      torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
 
@@ -58,7 +64,7 @@ class MaskedLM(TextTask):
         return float(num_predicted(num_ordinary, self._config.masks.mask_probability).sum())
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The encoder with its language modelling head, computed where tokens are predicted. Collective.
+        """The encoder with its language modelling head, computed for the predicted tokens alone. Collective.
 
         Raises UserError (64, 66).
         """
@@ -72,38 +78,40 @@ class MaskedLM(TextTask):
         logits = widened(self._sparse.logits(model, inputs, batch.inputs["positions"]))  # [P, V]
         smoothing = self._config.optim.label_smoothing if model.training else 0.0
         losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [P]
-        return Output((losses * _token_weights(batch)).sum(), logits)
+        return Output((losses * _token_weight(batch)).sum(), logits)
 
     def baselines(self) -> dict[str, float]:
-        """The loss of always guessing by how frequent tokens are in train (of much data: in a part of it)."""
+        """The loss of guessing by the frequency of tokens in train. Of much data, a part is used."""
         special = is_special(self._tokenizer)
-        counts = 1.0 + np.bincount(self._train.ids[:MOST_COUNTED], minlength=len(special))
+        counts = 1.0 + np.bincount(self._train.ids[:MAX_COUNTED], minlength=len(special))
         shares = counts / counts[~special].sum()
-        chosen = range(0, len(self.eval_set), -(-len(self.eval_set) // MOST_GUESSED))
+        chosen = range(0, len(self.eval_set), -(-len(self.eval_set) // MAX_GUESSED))
         targets = np.concatenate([self.eval_set[0, i].targets for i in chosen])
         return {"guessing by the tokens' frequency": float(-np.log(shares[targets]).mean())}
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Fine-tune it; train on own texts."""
-        return {"fine-tune": f"{python} train.py --task text-classification --data FILE.csv --model {run}/model --pretrained",
-                "your own data": f"{python} train.py --task masked-lm --data FILE.txt    a text a line"}
+        train = f"{python} train.py --task"
+        return {"fine-tune": f"{train} text-classification --data FILE.csv --model {run}/model --pretrained",
+                "your own data": f"{train} masked-lm --data FILE.txt    with one text per line"}
 
     @staticmethod
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
     ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """There are no classes to predict. Raises UserError (64)."""
-        raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task text-classification --model"
-                        f" {folder} --pretrained), or fill masks by transformers.pipeline('fill-mask', model='{folder}')")
+        raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task"
+                        f" text-classification --model {folder} --pretrained), or fill masks with"
+                        f" transformers.pipeline('fill-mask', model='{folder}')")
 
 
-def _token_weights(batch: Batch) -> Tensor:
-    """[P]: the weight of each predicted token's sample."""
+def _token_weight(batch: Batch) -> Tensor:
+    """[P]: the sample_weight of each predicted token's sample."""
     return batch.sample_weight[batch.inputs["positions"] // batch.inputs["input_ids"].shape[1]]
 
 
 def _loss_sums(output: Output, batch: Batch) -> Tensor:
-    return torch.stack([output.loss_sum.double(), _token_weights(batch).double().sum()])
+    return torch.stack([output.loss_sum.double(), _token_weight(batch).double().sum()])
 
 
 def _loss_values(sums: Tensor) -> dict[str, float]:

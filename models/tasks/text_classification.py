@@ -1,4 +1,4 @@
-"""Text classification: a table of texts, or of pairs, with classes; any encoder of transformers; cross-entropy.
+"""Text classification: a table of texts or pairs with classes; any encoder of transformers; cross-entropy.
 
 Legend: B samples, T tokens, C classes.
 """
@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
 from data.demo_text import linear_baseline
-from data.table import Columns, Row, read_rows, require_columns, table_at
+from data.table import Columns, Row, read_rows, require_columns
+from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
@@ -24,7 +26,7 @@ from models.metrics import classification_metrics
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 from utils.rundir.run import Run
 from utils.settings.config import TextClassificationConfig
 
@@ -33,6 +35,7 @@ class TextClassification(TextTask):
     """See models/tasks/base.py. Collective."""
 
     best, best_is_high = "top1", True
+    head = AutoModelForSequenceClassification
 
     def __init__(self, config: TextClassificationConfig, run: Run, world: World):
         super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
@@ -56,7 +59,7 @@ class TextClassification(TextTask):
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def baselines(self) -> dict[str, float]:
-        """Always the most frequent class; for the built-in data a linear model on the tokens' counts too."""
+        """Always the most frequent class; for the built-in data also a linear model on token counts."""
         most_frequent = np.bincount(self._train.labels).argmax()
         baselines = {"always the most frequent class": float((self._eval.labels == most_frequent).mean())}
         if self._config.data.data == "demo":
@@ -65,24 +68,31 @@ class TextClassification(TextTask):
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict; train on own texts."""
-        return {"predict": f"echo 'a text' | {python} -m models.predict {run} -",
-                "your own data": f"{python} train.py --task text-classification --data FILE.csv    with the columns text and label"}
+        own = f"{python} train.py --task text-classification --data FILE.csv    with the columns text and label"
+        return {"predict": f"echo 'a text' | {python} -m models.predict {run} -", "your own data": own}
 
     @staticmethod
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
     ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
-        """inputs: tables with the columns of training, text files, and - for standard input: a text a line, a pair as A<tab>B."""
+        """inputs: tables with the columns of training; text files, and - for standard input, with one text per line.
+
+        A pair is A<tab>B.
+        """
+        # inputs
         paths = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs]
         described = json.loads((folder / "config.json").read_text())
         if missing := {"text_columns", "max_tokens"} - set(described):
-            raise UserError(f"{folder / 'config.json'} is not that of a text run: it lacks {', '.join(sorted(missing))}", Exit.NO_INPUT)
+            raise UserError(f"{folder / 'config.json'} is not that of a text run: it lacks {some(sorted(missing))}",
+                            Exit.NO_INPUT)
         columns = Columns(tuple(described["text_columns"]), None)
         for path in paths:
             require_columns(path, columns)
+
+        # model
         model, tokenizer = load_classifier(folder).to(device), load_tokenizer(str(folder))
-        classes = [model.config.id2label[number] for number in range(model.config.num_labels)]
-        rows = ((path, row) for path in paths for row in read_rows(path, columns, keeps_blank=True))
+        classes = [model.config.id2label[index] for index in range(model.config.num_labels)]
+        rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
         classify = partial(classify_texts, model, tokenizer, described["max_tokens"])
         return classes, _predictions(classify, rows, batch_size)
 
@@ -91,7 +101,9 @@ def _predictions(
     classify: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int
 ) -> Iterator[list[Prediction]]:
     while batch := list(islice(rows, batch_size)):
-        good = [row.texts for _, row in batch if all(map(str.strip, row.texts))]
-        found = iter(classify(good) if good else ())
-        yield [Prediction("\t".join(row.texts), next(found)) if all(map(str.strip, row.texts)) else
-               Prediction("\t".join(row.texts), None, f"{path} line {row.line}: a text is empty") for path, row in batch]
+        is_good = [all(map(str.strip, row.texts)) for _, row in batch]
+        good = [row.texts for (_, row), good in zip(batch, is_good, strict=True) if good]
+        probabilities = iter(classify(good) if good else ())  # of the good ones
+        yield [Prediction("\t".join(row.texts), next(probabilities)) if good else
+               Prediction("\t".join(row.texts), None, f"{path} line {row.line}: a text is empty")
+               for (path, row), good in zip(batch, is_good, strict=True)]

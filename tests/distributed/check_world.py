@@ -30,7 +30,7 @@ from data.sampler import ElasticDistributedSampler
 from engine import arithmetic
 from engine.nonfinite import nonfinite_samples
 from engine.warm_up import warm_up
-from models.bert import find_folder
+from models.hub import find_folder
 from models.tasks import load_task
 from models.tasks.base import Output
 from models.vision import build_classifier

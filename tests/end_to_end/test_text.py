@@ -124,8 +124,8 @@ def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_
 
 def test_text_can_be_deleted_with_its_files_and_two_lines(tmp_path):
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    deleted = {f"models/{name}.py" for name in ("bert", "tasks/text", "tasks/text_classification", "tasks/masked_lm")}
-    deleted |= {f"data/{name}.py" for name in ("text", "table", "tokenizer", "masking")}
+    deleted = {f"models/{name}.py" for name in ("bert", "hub", "tasks/text", "tasks/text_classification", "tasks/masked_lm")}
+    deleted |= {f"data/{name}.py" for name in ("text", "text_index", "table", "table_files", "tokenizer", "masking")}
     for name in set(files) - deleted:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)

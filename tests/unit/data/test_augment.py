@@ -16,7 +16,8 @@ MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationM
 
 def picture(height: int, width: int, format: str = "PNG") -> tuple[EncodedImage, torch.Tensor]:
     """The image as encoded, and its pixels as uint8 [3, height, width]."""
-    noise = np.random.default_rng(height * 10_000 + width).integers(0, 256, (height // 3 + 1, width // 3 + 1, 3), dtype=np.uint8)
+    noise = np.random.default_rng(height * 10_000 + width).integers(0, 256, (height // 3 + 1, width // 3 + 1, 3),
+                                                                    dtype=np.uint8)
     image = Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
     stream = io.BytesIO()
     image.save(stream, format)
@@ -56,7 +57,8 @@ def test_photo_train_is_torchvisions_random_resized_crop_and_flip(shape):
 def test_reduced_decode_has_nearly_the_pixels_of_the_full_one():
     encoded, pixels = picture(1200, 1601, "JPEG")
     theirs = v2.CenterCrop(112)(v2.Resize(128, antialias=True)(pixels)).permute(1, 2, 0).float()
-    # Decoded at 1/4 (libjpeg's box filter), then resized: on noise, the worst case, a fifth of its standard deviation; unshifted.
+    # Decoded at 1/4 (libjpeg's box filter), then resized: on noise, the worst case, a fifth of its standard deviation;
+    # unshifted.
     ours = PhotoEval(112)(encoded).float()
     assert (ours - theirs).abs().mean() < 0.25 * theirs.std()
     assert (ours.roll(1, 0) - theirs).abs().mean() > 0.5 * theirs.std()
@@ -66,7 +68,8 @@ def test_reduced_decode_is_never_smaller_than_the_target(monkeypatch):
     encoded, _ = picture(701, 533, "JPEG")
     sizes = []
     interpolate = torch.nn.functional.interpolate
-    monkeypatch.setattr(augment.F, "interpolate", lambda crop, size, **options: (sizes.append((crop.shape[2:], size)), interpolate(
+    monkeypatch.setattr(augment.F, "interpolate", lambda crop, size,
+                        **options: (sizes.append((crop.shape[2:], size)), interpolate(
         crop, size=size, **options))[1])
     for seed in range(50):
         torch.manual_seed(seed)
@@ -74,7 +77,8 @@ def test_reduced_decode_is_never_smaller_than_the_target(monkeypatch):
         torch.manual_seed(seed)
         PhotoTrain(96)(encoded)
         (height, width), _ = sizes[-1]
-        assert height >= min(95, box[2]) and width >= min(95, box[3])  # a box cut to whole pixels of the reduced image may lose one
+        # a box cut to whole pixels of the reduced image may lose one
+        assert height >= min(95, box[2]) and width >= min(95, box[3])
 
 
 def test_long_images_are_cut_before_they_are_resized():

@@ -20,7 +20,8 @@ def root(tmp_path_factory):
     return unpack_demo("image-classification", tmp_path_factory.mktemp("cache"))
 
 
-def test_every_digit_of_the_sheet_is_unpacked_pixel_for_pixel_under_its_label(root):
+def test_every_digit_is_unpacked_under_its_label(root):
+    """Every digit of the sheet is unpacked pixel for pixel under its label."""
     sheet = np.asarray(Image.open(demo.SHEET))
     labels = "".join(line for line in demo.LABELS.read_text().splitlines() if not line.startswith("#"))
     files = sorted(root.glob("*/*/*.png"), key=lambda file: file.stem)
@@ -52,7 +53,7 @@ def test_mean_and_std_are_those_of_the_training_pixels(root):
 
 
 def test_second_unpacking_writes_nothing(root, monkeypatch):
-    monkeypatch.setattr(demo, "_lay_out", lambda root: pytest.fail("unpacked again"))
+    monkeypatch.setattr(demo, "_write_digits", lambda root: pytest.fail("unpacked again"))
     assert unpack_demo("image-classification", root.parents[1]) == root
 
 
@@ -62,7 +63,7 @@ def test_unpacking_that_was_killed_is_not_used(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(demo, "_lay_out", half)
+        patch.setattr(demo, "_write_digits", half)
         unpack_demo("image-classification", tmp_path)
     assert len(list(unpack_demo("image-classification", tmp_path).glob("*/*/*.png"))) == 1797
 
@@ -87,7 +88,8 @@ def test_linear_baseline_is_far_above_chance_and_below_the_network(root):
 
 def test_settings_are_settings_of_the_task():
     config = parse_command_line([], SETTINGS)
-    assert {name: settings(config)[name] for name in SETTINGS["image-classification"]} == SETTINGS["image-classification"]
+    assert {name: settings(config)[name]
+            for name in SETTINGS["image-classification"]} == SETTINGS["image-classification"]
 
 
 def test_importing_needs_no_torch():

@@ -24,7 +24,8 @@ import pytest
 from data import demo_text
 from data.demo import SETTINGS, unpack_demo
 from data.demo_text import PACKAGES, SHORTEST, linear_baseline
-from data.text import TextSource, TokenTable, open_texts, read_texts, tokenize
+from data.text import TokenTable
+from data.text_index import TextSource, open_texts, read_texts, tokenize
 from data.tokenizer import train_tokenizer
 from utils.errors import Exit, UserError
 from utils.settings.command_line import parse_command_line
@@ -65,7 +66,9 @@ def masked(text):
 # --- docstrings of packages
 
 
-@pytest.mark.parametrize("thing", [asyncio.Queue, Message, Loader, logging.Formatter, unittest.TestCase, ContentHandler, Pool, Cookie])
+@pytest.mark.parametrize("thing",
+                         [asyncio.Queue, Message, Loader, logging.Formatter, unittest.TestCase, ContentHandler, Pool,
+                          Cookie])
 def test_a_docstring_is_there_under_its_package(docstrings, thing):
     text, package = masked(inspect.getdoc(thing)), thing.__module__.split(".")[0]
     assert [label for rows in docstrings.values() for found, label in rows if found == text] == [package]
@@ -82,7 +85,8 @@ def test_every_docstring_that_one_package_alone_has_is_there_once(docstrings):
 
 def test_names_of_packages_and_line_breaks_are_in_no_text(docstrings):
     texts = [text for rows in docstrings.values() for text, _ in rows]
-    assert [text for text in texts if re.search("|".join(PACKAGES), text, re.IGNORECASE) or text != " ".join(text.split())] == []
+    assert [text for text in texts if re.search("|".join(PACKAGES), text, re.IGNORECASE)
+            or text != " ".join(text.split())] == []
 
 
 def test_every_package_has_its_share_of_both_splits(docstrings):
@@ -91,21 +95,25 @@ def test_every_package_has_its_share_of_both_splits(docstrings):
     assert min(val.values()) >= 10 and min(train.values()) >= 100
 
 
-def test_a_docstring_of_two_packages_is_left_out_and_one_that_a_package_has_twice_is_there_once(tmp_path, monkeypatch):
-    for package, own in (("first_one", "only in FIRST_ONE, and twice"), ("second_one", "not here in first_one, only in second_one")):
+def test_a_docstring_occurs_once_and_in_one_package(tmp_path, monkeypatch):
+    """One of two packages is left out; one that a package has twice occurs once."""
+    for package, own in (("first_one", "only in FIRST_ONE, and twice"),
+                         ("second_one", "not here in first_one, only in second_one")):
         (tmp_path / package / "deep").mkdir(parents=True)
         (tmp_path / package / "__init__.py").write_text(f"'{own}'\nraise ImportError('it was imported')\n")
-        (tmp_path / package / "deep/er.py").write_text(f"async def f():\n '{own}'\n class C: 'of {package},   in both \\n of them'\n")
+        (tmp_path / package / "deep/er.py").write_text(f"async def f():\n '{own}'\n class C: 'of {package},   in both"
+                                                       " \\n of them'\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(demo_text, "PACKAGES", ("first_one", "second_one"))
     root = unpack_demo("text-classification", tmp_path)
-    lines = [line for split in ("train", "val") for line in (root / f"{split}.csv").read_text().splitlines() if line != "text,label"]
+    lines = [line for split in ("train", "val") for line in (root / f"{split}.csv").read_text().splitlines()
+             if line != "text,label"]
     assert sorted(lines) == ['"not here in _, only in _",second_one', '"only in _, and twice",first_one']
 
 
 def test_a_python_without_the_source_of_a_package_is_66(tmp_path, monkeypatch):
     monkeypatch.setattr(demo_text, "PACKAGES", ("logging", "sys"))
-    with pytest.raises(UserError, match="lacks the source of its package sys") as error:
+    with pytest.raises(UserError, match="package sys, which this Python lacks") as error:
         unpack_demo("text-classification", tmp_path)
     assert (error.value.code, list(tmp_path.rglob("*.csv"))) == (Exit.NO_INPUT, [])
 
@@ -113,7 +121,8 @@ def test_a_python_without_the_source_of_a_package_is_66(tmp_path, monkeypatch):
 # --- the language reference
 
 
-def test_every_paragraph_of_the_reference_that_is_long_enough_is_there_once_on_a_line(paragraphs):
+def test_every_long_paragraph_of_the_reference_is_one_line(paragraphs):
+    """Every paragraph of the reference that is long enough is there once on a line."""
     expected = {" ".join(text.split()) for topic in topics.values() for text in topic.split("\n\n")}
     found = paragraphs["train"] + paragraphs["val"]
     assert sorted(found) == sorted(text for text in expected if len(text) >= SHORTEST) and len(found) > 1500
@@ -136,11 +145,13 @@ def test_about_a_fifth_is_for_validation(texts, request):
 @pytest.mark.parametrize("task", TASKS)
 def test_two_processes_write_the_same_bytes(task, cache, tmp_path):
     program = f"import sys, pathlib, data.demo; print(data.demo.unpack_demo({task!r}, pathlib.Path(sys.argv[1])))"
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": "5"},
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT,
+                         env=os.environ | {"PYTHONHASHSEED": "5"},
                          capture_output=True, text=True, check=True)
     here, there = unpack_demo(task, cache), Path(run.stdout.strip())
     assert here.relative_to(cache) == there.relative_to(tmp_path)
-    assert {file.name: file.read_bytes() for file in here.iterdir()} == {file.name: file.read_bytes() for file in there.iterdir()}
+    assert {file.name: file.read_bytes() for file in here.iterdir()} == {file.name: file.read_bytes()
+                                                                         for file in there.iterdir()}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -154,12 +165,14 @@ def test_settings_are_settings_of_the_task(task):
 
 def table_of(texts, labels):
     spans = np.cumsum([0, *map(len, texts)])
-    return TokenTable(np.concatenate(texts), np.zeros(0, np.uint8), np.stack([spans[:-1], spans[1:]], axis=1), np.array(labels),
+    return TokenTable(np.concatenate(texts), np.zeros(0, np.uint8), np.stack([spans[:-1], spans[1:]], axis=1),
+                      np.array(labels),
                       np.ones(len(texts)), np.arange(len(texts)), np.diff(spans))
 
 
 def test_the_linear_model_is_far_above_guessing_on_the_docstrings(cache, docstrings):
-    source = TextSource(str(unpack_demo("text-classification", cache)), "text", "label", "", 64, split_long=False, skip_bad=False)
+    source = TextSource(str(unpack_demo("text-classification", cache)), "text", "label", "", 64, split_long=False,
+                        skip_bad=False)
     tokenizer = train_tokenizer(read_texts(source), 4096)
     tokenize(source, tokenizer, cache)
     splits = open_texts(source, cache).splits

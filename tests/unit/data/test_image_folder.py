@@ -20,7 +20,9 @@ from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from data import image_folder
 from data.image_decode import EncodedImage, UnreadableImage
-from data.image_folder import ImageFolder, build_index
+from data.image_folder import ImageFolder
+from data.image_index import build_index
+from data.splits import ValSplit
 from tests.conftest import ROOT
 from utils.errors import Exit, UserError
 
@@ -40,12 +42,13 @@ def paths(index) -> list[str]:
 
 @pytest.fixture
 def index_of(tmp_path):
-    return lambda root, fraction=0.1, seed=0: build_index(str(root), fraction, seed, tmp_path / "cache")
+    return lambda root, fraction=0.1, seed=0: build_index(str(root), ValSplit(fraction, seed), tmp_path / "cache")
 
 
 @pytest.fixture
 def tree(tmp_path):
-    names = ("b/x.png", "b/X.JPG", "b/deep/er/1.png", "b/deep-er/0.png", "a b/ü.png", "a b/2.gif", "C/10.png", "C/9.webp")
+    names = ("b/x.png", "b/X.JPG", "b/deep/er/1.png", "b/deep-er/0.png", "a b/ü.png", "a b/2.gif", "C/10.png",
+             "C/9.webp")
     return write_images(tmp_path / "tree", *(f"{split}/{name}" for split in ("train", "val") for name in names))
 
 
@@ -89,7 +92,8 @@ def test_second_start_reads_the_cache(tree, index_of, monkeypatch):
     monkeypatch.setattr(os, "scandir", lambda path: pytest.fail("scanned again"))
     second = index_of(tree)
     assert (second.classes, second.fingerprint, second.notes) == (first.classes, first.fingerprint, first.notes)
-    assert {name: paths(split) for name, split in second.splits.items()} == {name: paths(split) for name, split in first.splits.items()}
+    assert {name: paths(split) for name, split in second.splits.items()} == {name: paths(split) for name,
+                                                                             split in first.splits.items()}
 
 
 @pytest.mark.parametrize("name", ["train/b/deep/er/2.png", "val/C/new.png", "train/C/new/folder/1.png"])
@@ -155,9 +159,10 @@ def test_one_process_scans_while_another_waits_and_finds_the_index(tree, tmp_pat
     (file,) = (tmp_path / "cache").glob("*.json")
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").mkdir()
-    program = ("import os, sys\nfrom pathlib import Path\nfrom data.image_folder import build_index\n"
+    program = ("import os, sys\nfrom pathlib import Path\nfrom data.image_index import build_index\nfrom data.splits"
+               " import ValSplit\n"
                "os.scandir = lambda path: sys.exit('scanned too')\n"
-               "print(len(build_index(sys.argv[1], 0.1, 0, Path(sys.argv[2])).splits['train']))")
+               "print(len(build_index(sys.argv[1], ValSplit(0.1, 0), Path(sys.argv[2])).splits['train']))")
     with file.with_name(f".{file.name}.lock").open("w") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)
         other = subprocess.Popen([sys.executable, "-c", program, tree, tmp_path / "cache"], cwd=ROOT, text=True,
@@ -169,14 +174,15 @@ def test_one_process_scans_while_another_waits_and_finds_the_index(tree, tmp_pat
 
 
 def test_cache_that_cannot_be_written_does_not_matter(tree):
-    assert len(build_index(str(tree), 0.1, 0, Path("/proc/nowhere")).splits["train"]) == 8
+    assert len(build_index(str(tree), ValSplit(0.1, 0), Path("/proc/nowhere")).splits["train"]) == 8
 
 
 @pytest.mark.parametrize(("others", "val", "test"), [
     (("valid", "test"), "valid", "test"), (("test",), "test", None), (("val", "validation"), "val", None),
     (("validation",), "validation", None)])
 def test_val_is_the_first_folder_that_exists(tmp_path, index_of, others, val, test):
-    root = write_images(tmp_path / "d", *(f"{split}/{name}/{split}.png" for split in ("train", *others) for name in "ab"))
+    root = write_images(tmp_path / "d",
+                        *(f"{split}/{name}/{split}.png" for split in ("train", *others) for name in "ab"))
     index = index_of(root)
     assert {split: Path(index.splits[split].path(0)).stem for split in index.splits} == {
         "train": "train", "val": val, **({"test": test} if test else {})}
@@ -196,7 +202,8 @@ def test_test_folder_without_classes_is_left_out_with_a_note(tmp_path, index_of)
 
 def test_held_out_share_is_stratified_disjoint_and_seeded(tmp_path, index_of):
     counts = {"one": 1, "two": 2, "ten": 10, "many": 40}
-    root = write_images(tmp_path / "d", *(f"train/{name}/{i}.png" for name, count in counts.items() for i in range(count)))
+    root = write_images(tmp_path / "d",
+                        *(f"train/{name}/{i}.png" for name, count in counts.items() for i in range(count)))
     index, again, other = index_of(root, 0.2), index_of(root, 0.2), index_of(root, 0.2, seed=1)
     train, val = index.splits["train"], index.splits["val"]
     held = dict(zip(index.classes, np.bincount(val.labels, minlength=4).tolist(), strict=True))
@@ -268,7 +275,8 @@ def test_a_folder_for_each_image_is_refused_before_training(tmp_path, index_of):
 
 def test_missing_folder_a_file_and_no_share_to_hold_out_have_their_codes(tmp_path, index_of):
     write_images(tmp_path, "d/train/a/1.png", "d/train/b/1.png", "file.png")
-    for root, fraction, code in (("missing", 0.1, Exit.NO_INPUT), ("file.png", 0.1, Exit.BAD_DATA), ("d", 0.0, Exit.USAGE)):
+    for root, fraction, code in (("missing", 0.1, Exit.NO_INPUT), ("file.png", 0.1, Exit.BAD_DATA),
+                                 ("d", 0.0, Exit.USAGE)):
         with pytest.raises(UserError) as error:
             index_of(tmp_path / root, fraction)
         assert error.value.code == code
@@ -289,7 +297,8 @@ WHITE = np.full((20, 30, 3), 255, dtype=np.uint8)
 @pytest.mark.parametrize(("data", "expected"), [
     (encoded(SMALL, "PNG"), as_rgb(SMALL)),
     (encoded(SMALL, "JPEG"), as_rgb(Image.open(io.BytesIO(encoded(SMALL, "JPEG"))))),
-    (encoded(SMALL, "JPEG", progressive=True), as_rgb(Image.open(io.BytesIO(encoded(SMALL, "JPEG", progressive=True))))),
+    (encoded(SMALL, "JPEG", progressive=True),
+     as_rgb(Image.open(io.BytesIO(encoded(SMALL, "JPEG", progressive=True))))),
     (encoded(SMALL.convert("L"), "JPEG"), as_rgb(Image.open(io.BytesIO(encoded(SMALL.convert("L"), "JPEG"))))),
     (encoded(SMALL.convert("CMYK"), "JPEG", quality=100), as_rgb(SMALL)),
     (encoded(SMALL.convert("CMYK"), "TIFF"), as_rgb(SMALL)),
@@ -313,7 +322,8 @@ def test_every_mode_is_decoded_to_its_colours(data, expected):
     pixels = image.pixels()
     assert (image.height, image.width) == (20, 30) and pixels.dtype == torch.uint8
     # CMYK goes through a lossy JPEG here; everything else is exact.
-    assert np.abs(pixels.numpy().astype(int) - expected).max() <= (12 if data[:2] == b"\xff\xd8" and b"Adobe" in data else 0)
+    assert np.abs(pixels.numpy().astype(int) - expected).max() <= (12 if data[:2] == b"\xff\xd8" and b"Adobe" in data
+                                                                   else 0)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
@@ -337,16 +347,20 @@ def test_reduced_decode_keeps_what_is_asked_for(at_least, orientation):
     pixels = image.pixels(at_least)
     factor = 2.0 ** max(-3, np.ceil(np.log2(at_least)))
     assert pixels.shape == (np.ceil(image.height * factor), np.ceil(image.width * factor), 3)
-    full = torch.nn.functional.interpolate(image.pixels()[None].permute(0, 3, 1, 2), pixels.shape[:2], mode="bilinear", antialias=True)
+    full = torch.nn.functional.interpolate(image.pixels()[None].permute(0, 3, 1, 2), pixels.shape[:2], mode="bilinear",
+                                           antialias=True)
     # Red and green are ramps: the same picture, unshifted.
     assert (full[0].permute(1, 2, 0)[4:-4, 4:-4, :2].float() - pixels[4:-4, 4:-4, :2].float()).abs().mean() < 4
 
 
 GOOD_PNG, GOOD_JPEG = encoded(photo(64, 64), "PNG"), encoded(photo(64, 64), "JPEG")
 BAD = {
-    "truncated.jpg": GOOD_JPEG[:len(GOOD_JPEG) // 2], "without_end.jpg": GOOD_JPEG[:-2], "truncated.png": GOOD_PNG[:len(GOOD_PNG) // 2],
-    "empty.jpg": b"", "text.jpg": b"this is no image\n" * 9, "header.png": GOOD_PNG[:8] + b"\0\0\0\1XXXX" + GOOD_PNG[16:],
-    "length.png": GOOD_PNG[:8] + b"\xff" * 4 + GOOD_PNG[12:], "bomb.png": encoded(Image.new("1", (15_000, 15_000)), "PNG"),
+    "truncated.jpg": GOOD_JPEG[:len(GOOD_JPEG) // 2], "without_end.jpg": GOOD_JPEG[:-2],
+    "truncated.png": GOOD_PNG[:len(GOOD_PNG) // 2],
+    "empty.jpg": b"", "text.jpg": b"this is no image\n" * 9,
+    "header.png": GOOD_PNG[:8] + b"\0\0\0\1XXXX" + GOOD_PNG[16:],
+    "length.png": GOOD_PNG[:8] + b"\xff" * 4 + GOOD_PNG[12:],
+    "bomb.png": encoded(Image.new("1", (15_000, 15_000)), "PNG"),
     "float.tif": encoded(Image.new("F", (4, 4)), "TIFF"), "int32.tif": encoded(Image.new("I", (4, 4), 70_000), "TIFF"),
 }
 
@@ -380,8 +394,10 @@ def test_damaged_files_raise_nothing_else():
     generator = random.Random(0)
     exif = Image.Exif()
     exif[0x0112] = 6
-    files = [encoded(SMALL, "JPEG", exif=exif), encoded(SMALL.convert("CMYK"), "JPEG"), encoded(SMALL, "PNG", exif=exif),
-             encoded(PALETTE, "PNG", transparency=3), encoded(PALETTE, "GIF"), encoded(SMALL, "WEBP"), encoded(SMALL, "BMP"),
+    files = [encoded(SMALL, "JPEG", exif=exif), encoded(SMALL.convert("CMYK"), "JPEG"),
+             encoded(SMALL, "PNG", exif=exif),
+             encoded(PALETTE, "PNG", transparency=3), encoded(PALETTE, "GIF"), encoded(SMALL, "WEBP"),
+             encoded(SMALL, "BMP"),
              encoded(SMALL, "PPM"), encoded(GREY16, "PNG"), encoded(SMALL, "TIFF", exif=exif)]
     outcomes = set()
     for data in files * 60:
@@ -419,7 +435,8 @@ def test_augmentation_is_a_function_of_seed_epoch_and_index(tree, index_of):
     index = index_of(write_images(tree, "train/C/9.webp")).splits["train"]
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    first, other_epoch, other_index = (ImageFolder(index, Noise(), seed=7)[item].image for item in ((3, 1), (4, 1), (3, 2)))
+    first, other_epoch, other_index = (ImageFolder(index, Noise(), seed=7)[item].image
+                                       for item in ((3, 1), (4, 1), (3, 2)))
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     assert torch.equal(ImageFolder(index, Noise(), seed=7)[3, 1].image, first)

@@ -19,10 +19,12 @@ from torch.utils.data import Dataset
 from data import demo
 from data.augment import build_transforms
 from data.batch import Batch
-from data.image_folder import ImageFolder, build_index
+from data.image_folder import ImageFolder
+from data.image_index import build_index
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan, cut
 from data.sampler import ElasticDistributedSampler, EvaluationSampler
+from data.splits import ValSplit
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 
@@ -71,17 +73,19 @@ def items_of(samples, plan, epochs=(0,), workers=0, rank=0, world_size=1, collat
 
 
 def as_values(items):
-    return [[(b.index, b.labels.tolist(), b.weight.tolist(), b.bad, {k: v.tolist() for k, v in b.inputs.items()}) for b in share]
+    return [[(b.index, b.labels.tolist(), b.sample_weight.tolist(), b.bad, {k: v.tolist() for k, v in b.inputs.items()})
+             for b in share]
             for share in items]
 
 
 def image_batches(tmp_path, workers):
-    index = build_index(str(demo.unpack_demo("image-classification", tmp_path)), 0.1, 0, tmp_path)
+    index = build_index(str(demo.unpack_demo("image-classification", tmp_path)), ValSplit(0.1, 0), tmp_path)
     train_transform, _ = build_transforms("photo", 32, "bilinear")  # a random crop and flip per sample
     samples = ImageFolder(index.splits["train"], train_transform, seed=0)
 
     def collate_images(items):
-        return Batch({"images": torch.stack([item.image for item in items])}, torch.tensor([item.label for item in items]),
+        return Batch({"images": torch.stack([item.image for item in items])},
+                     torch.tensor([item.label for item in items]),
                      torch.ones(len(items)))
 
     return items_of(samples, cut(70, 32, 8), epochs=(0, 1), workers=workers, collate=collate_images)
@@ -92,18 +96,22 @@ def test_workers_give_the_same_augmented_images_as_the_process_itself(tmp_path):
 
 
 def test_persistent_workers_see_the_epoch():
-    epochs = [share[0].inputs["epochs"].unique().tolist() for share in items_of(Numbers(), cut(8, 4, 4), epochs=(0, 1, 5), workers=2)]
+    epochs = [share[0].inputs["epochs"].unique().tolist()
+              for share in items_of(Numbers(), cut(8, 4, 4), epochs=(0, 1, 5), workers=2)]
     assert epochs == [[0], [0], [1], [1], [5], [5]]
 
 
 def test_items_are_a_ranks_shares_of_the_global_batches():
-    ranks = [items_of(Numbers(), cut(22, 8, 2), rank=rank, world_size=3) for rank in range(3)]  # four micro-batches in each of three
-    assert [[[batch.index for batch in share] for share in items] for items in ranks] == [[[0, 3]] * 3, [[1]] * 3, [[2]] * 3]
+    # four micro-batches in each of three
+    ranks = [items_of(Numbers(), cut(22, 8, 2), rank=rank, world_size=3) for rank in range(3)]
+    assert [[[batch.index for batch in share] for share in items] for items in ranks] == [[[0, 3]] * 3, [[1]] * 3,
+                                                                                          [[2]] * 3]
 
 
 def test_a_stand_in_has_weight_zero():
     [share] = items_of(Numbers(), BatchPlan(3, 8, num_micro_batches=5))
-    assert [(len(batch.labels), batch.sample_weight.sum().item()) for batch in share] == [(1, 1), (1, 1), (1, 1), (1, 0), (1, 0)]
+    assert [(len(batch.labels), batch.sample_weight.sum().item()) for batch in share] == [(1, 1), (1, 1), (1, 1),
+                                                                                          (1, 0), (1, 0)]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -114,10 +122,12 @@ def test_a_batch_names_its_samples_and_a_stand_in_none(workers):
 
 def test_a_batch_names_its_samples_in_the_order_of_its_rows():
     items = items_of(Numbers(), cut(22, 8, 4), epochs=(0, 1))
-    assert [list(batch.indices) for share in items for batch in share] == [batch.labels.tolist() for share in items for batch in share]
+    assert [list(batch.indices) for share in items for batch in share] == [batch.labels.tolist() for share in items
+                                                                           for batch in share]
 
 
-def test_the_weights_of_an_evaluation_over_all_ranks_are_those_of_the_samples():
+def test_all_ranks_together_weigh_each_evaluated_sample_once():
+    """Summed over ranks, the weights of an evaluation are those of the samples; stand-ins have weight 0."""
     loaders = [build_loader(Numbers(), collate, EvaluationSampler(10, 4, rank, 2), 0, world_of(2)) for rank in range(2)]
     assert [[batch.sample_weight.sum().item() for batch in loader] for loader in loaders] == [[4, 2], [4, 0]]
 
@@ -201,7 +211,7 @@ def test_an_unreadable_sample_stops_the_run_with_65_and_its_path(tmp_path):
 
 
 def test_an_unreadable_sample_makes_the_gradient_of_its_batch_nan(tmp_path):
-    weight = BadSamples("stop", None).check(bad_share({3})).weight
+    weight = BadSamples("stop", None).check(bad_share({3})).sample_weight
     assert weight.isnan().all()
 
 
@@ -265,15 +275,18 @@ watchdog = Watchdog()
 watchdog.save_on_stop()  # the process itself goes on
 threading.Thread(target=storm, daemon=True).start()
 for _ in range(4):
-    loader = build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 2, SimpleNamespace(device=torch.device("cpu")))
+    world = SimpleNamespace(device=torch.device("cpu"))
+    loader = build_loader(Numbers(), collate, EvaluationSampler(9, 2, 0, 1), 2, world)
     print([int(number) for batch in loader for number in batch.labels], flush=True)
 print(watchdog.reason, flush=True)
 os._exit(0)  # as train.py leaves
 """
 
 
-def test_workers_live_through_signals_to_the_process_group_from_their_first_moment():
-    done = subprocess.run([sys.executable, "-c", STORM], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+def test_workers_survive_signals_to_the_process_group():
+    """From their first moment on."""
+    done = subprocess.run([sys.executable, "-c", STORM], cwd=ROOT,
+                          env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
                           capture_output=True, text=True, start_new_session=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, f"{list(range(9))}\n" * 4 + "SIGTERM\n"), done.stderr
 
@@ -311,7 +324,8 @@ def becomes(answer, expected):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_what_is_being_read_can_be_asked_of_the_process_and_its_workers(tmp_path, workers):
-    loader = build_loader(Pipes(tmp_path), collate, EvaluationSampler(4, 2, 0, 1), workers, world_of())  # batches of 0, 1 and of 2, 3
+    # batches of 0, 1 and of 2, 3
+    loader = build_loader(Pipes(tmp_path), collate, EvaluationSampler(4, 2, 0, 1), workers, world_of())
     reading, batches = loader.dataset.reading, []
     names = ["0, 2", "1, 2", "2", "3"] if workers == 2 else ["0", "1", "2", "3"]
     expected, seen = ["", *(f" ({name} is being read)" for name in names), ""], [reading()]
@@ -357,7 +371,8 @@ def test_workers_end_with_their_killed_parent_even_in_the_middle_of_a_read(tmp_p
                                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
     said, ends = process.stdout.readline(), []
     process.kill()
-    rest = Thread(target=lambda: ends.append(process.stdout.read()), daemon=True)  # ends when the last worker, which could write, does
+    # ends when the last worker, which could write, does
+    rest = Thread(target=lambda: ends.append(process.stdout.read()), daemon=True)
     rest.start()
     rest.join(4)  # torch's workers look after their parent every 5 s, and not at all in a read
     for index in range(2):  # whoever lives may go

@@ -1,4 +1,7 @@
-"""data/masking.py: masks depend on (seed, epoch, sample) alone, keep BERT's proportions, and never touch special tokens."""
+"""data/masking.py.
+
+Masks depend on (seed, epoch, sample) alone, keep BERT's proportions, and never touch special tokens.
+"""
 
 import random
 from collections import Counter
@@ -59,7 +62,8 @@ def test_so_many_tokens_are_predicted_as_the_sample_has_ordinary_ones(length, se
     for probability in (0.001, 0.15, 0.5, 0.85, 1.0):
         expected = [max(1, round(probability * int(ordinary))) for ordinary in table.num_ordinary]
         assert num_predicted(table.num_ordinary, probability).tolist() == expected
-        assert [(len(one.positions), len(one.targets)) for one in masked(table, probability)] == [(count, count) for count in expected]
+        assert [(len(one.positions), len(one.targets)) for one in masked(table, probability)] == [(count, count)
+                                                                                                  for count in expected]
 
 
 @given(st.integers(1, 60), st.integers(0, 9), st.sampled_from([0.15, 0.5, 1.0]))
@@ -94,20 +98,26 @@ def test_all_of_a_sample_can_be_predicted():
         assert np.array_equal(one.positions, np.flatnonzero(np.isin(table.sample(i).ids, ORDINARY)))
 
 
-def test_of_the_predicted_tokens_80_percent_are_masked_10_random_and_10_stay(many):
+def test_80_percent_are_masked_10_random_and_10_stay(many):
+    """Of the predicted tokens 80 percent are masked 10 random and 10 stay."""
     inputs = np.concatenate([one.text.ids[one.positions] for one in many[1]])
     targets = np.concatenate([one.targets for one in many[1]])
     lucky = 0.1 / len(ORDINARY)  # random tokens that are the original
-    shares = np.array([(inputs == MASK).mean(), ((inputs != MASK) & (inputs != targets)).mean(), (inputs == targets).mean()])
+    shares = np.array([(inputs == MASK).mean(), ((inputs != MASK) & (inputs != targets)).mean(),
+                       (inputs == targets).mean()])
     expected = np.array([0.8, 0.1 - lucky, 0.1 + lucky])
-    assert len(inputs) == 50_000 and (abs(shares - expected) < 5 * np.sqrt(expected * (1 - expected) / len(inputs))).all()  # 5 sigma
+    # 5 sigma
+    deviation = np.sqrt(expected * (1 - expected) / len(inputs))
+    assert len(inputs) == 50_000 and (abs(shares - expected) < 5 * deviation).all()
 
 
 def test_random_tokens_are_any_ordinary_ones_alike_and_never_special(many):
-    counts = Counter(token for one in many[1] for token, target in zip(one.text.ids[one.positions], one.targets, strict=True)
+    counts = Counter(token for one in many[1] for token,
+                     target in zip(one.text.ids[one.positions], one.targets, strict=True)
                      if token not in (MASK, target))
     mean = sum(counts.values()) / len(ORDINARY)
-    assert set(counts) == set(ORDINARY) and max(abs(count - mean) for count in counts.values()) < 5 * mean**0.5  # 5 sigma
+    # 5 sigma
+    assert set(counts) == set(ORDINARY) and max(abs(count - mean) for count in counts.values()) < 5 * mean**0.5
 
 
 def test_every_position_is_chosen_alike():
@@ -117,7 +127,8 @@ def test_every_position_is_chosen_alike():
     assert counts[[0, 21]].sum() == 0 and (abs(counts[1:21] - 300) < 5 * (300 * 0.85)**0.5).all()  # 5 sigma
 
 
-def test_the_same_seed_epoch_and_sample_give_the_same_masks_whatever_was_drawn_before():
+def test_masks_depend_on_seed_epoch_and_sample_alone():
+    """The same seed epoch and sample give the same masks whatever was drawn before."""
     table, found = some_samples(8, 40), []
     for state in (0, 1):
         torch.manual_seed(state)
@@ -134,7 +145,8 @@ def test_another_seed_epoch_or_sample_gives_other_masks():
     assert len(found) == 8
 
 
-def test_the_masks_of_a_sample_do_not_depend_on_the_order_in_which_they_are_asked_for():
+def test_masks_do_not_depend_on_the_order_of_loading():
+    """The masks of a sample do not depend on the order in which they are asked for."""
     data, order = MaskedTextSet(some_samples(8, 40), TOKENIZER, 0.15, 0), [5, 0, 7, 5, 1]
     assert as_lists(data[0, i] for i in order) == [as_lists(data[0, i] for i in range(8))[i] for i in order]
 
@@ -151,5 +163,6 @@ def test_torch_draws_on_as_if_nothing_had_been_masked():
 def test_workers_give_the_same_masks_as_none(workers):
     data = MaskedTextSet(some_samples(24, 40), TOKENIZER, 0.15, 0)
     items = [(epoch, i) for epoch in (0, 1) for i in range(24)]
-    loader = DataLoader(data, batch_size=4, sampler=items, num_workers=workers, collate_fn=list, multiprocessing_context="fork", timeout=60)
+    loader = DataLoader(data, batch_size=4, sampler=items, num_workers=workers, collate_fn=list,
+                        multiprocessing_context="fork", timeout=60)
     assert as_lists(one for batch in loader for one in batch) == as_lists(data[item] for item in items)

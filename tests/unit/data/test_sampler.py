@@ -56,7 +56,8 @@ def global_steps(plan, world_size, **position):
 
 
 def step_sizes(plan):
-    return [sum(len(micro.indices) for micro in step.values() if not micro.is_stand_in) for step in global_steps(plan, 1)]
+    return [sum(len(micro.indices) for micro in step.values() if not micro.is_stand_in)
+            for step in global_steps(plan, 1)]
 
 
 def starts_of(plan):
@@ -98,7 +99,8 @@ def test_the_tail_is_halved_over_the_last_two_batches(plan):
 
 @given(plans())
 def test_sizes_are_those_of_the_smallest_and_the_largest_micro_batch(plan):
-    counts = [0 if micro.is_stand_in else len(micro.indices) for step in global_steps(plan, 1) for micro in step.values()]
+    counts = [0 if micro.is_stand_in else len(micro.indices) for step in global_steps(plan, 1)
+              for micro in step.values()]
     assert plan.sizes == (min(counts), max(counts))
 
 
@@ -107,7 +109,8 @@ def test_a_micro_batch_takes_the_positions_that_are_its_number_modulo_m(plan_and
     plan, world_size = plan_and_world_size
     order, count = epoch_order(0, 0, plan.num_samples).tolist(), plan.num_micro_batches
     expected = [{v: order[a:plan.end(a)][(v - a) % count::count] for v in range(count)} for a in starts_of(plan)]
-    taken = [{v: [] if micro.is_stand_in else list(micro.indices) for v, micro in step.items()} for step in global_steps(plan, world_size)]
+    taken = [{v: [] if micro.is_stand_in else list(micro.indices) for v, micro in step.items()}
+             for step in global_steps(plan, world_size)]
     assert taken == expected
 
 
@@ -118,10 +121,12 @@ def test_no_micro_batch_depends_on_the_number_of_processes(plan_and_world_size):
 
 
 @given(plans_and_world_sizes())
-def test_rank_r_computes_micro_batches_r_and_every_wth_after_it_in_every_step(plan_and_world_size):
+def test_rank_r_has_micro_batches_r_and_every_wth_after_it(plan_and_world_size):
+    """Rank r computes micro batches r and every wth after it in every step."""
     plan, world_size = plan_and_world_size
     shares = [[[micro.index for micro in share] for share in steps] for steps in steps_by_rank(plan, world_size)]
-    assert shares == [[list(range(r, plan.num_micro_batches, world_size))] * plan.steps_per_epoch for r in range(world_size)]
+    assert shares == [[list(range(r, plan.num_micro_batches, world_size))] * plan.steps_per_epoch
+                      for r in range(world_size)]
 
 
 @given(plans_and_world_sizes(count=2), st.data())
@@ -169,9 +174,11 @@ def test_a_micro_batch_without_samples_is_one_stand_in(plan_and_world_size):
     assert wrong == []
 
 
-@pytest.mark.parametrize("num_samples, world_size, batch", [(96, 1, 32), (96, 2, 32), (96, 3, 24), (96, 4, 20), (90, 3, 32), (8, 8, 8)])
+@pytest.mark.parametrize("num_samples, world_size, batch",
+                         [(96, 1, 32), (96, 2, 32), (96, 3, 24), (96, 4, 20), (90, 3, 32), (8, 8, 8)])
 @pytest.mark.parametrize("seed, epoch", [(0, 0), (7, 3)])
-def test_a_micro_batch_per_rank_gives_the_order_of_torchs_distributed_sampler(num_samples, world_size, batch, seed, epoch):
+def test_one_micro_batch_per_rank_gives_torchs_own_order(num_samples, world_size, batch, seed, epoch):
+    """The order of torch's DistributedSampler, sample for sample."""
     plan = BatchPlan(num_samples, batch, num_micro_batches=world_size)
     expected = []
     for rank in range(world_size):
@@ -183,7 +190,8 @@ def test_a_micro_batch_per_rank_gives_the_order_of_torchs_distributed_sampler(nu
 
 
 @pytest.mark.parametrize("world_size, micro_batches", [(1, 3), (2, 4), (2, 8), (3, 6), (4, 12)])
-def test_several_micro_batches_per_rank_are_the_samples_of_torchs_distributed_sampler_in_each_step(world_size, micro_batches):
+def test_several_micro_batches_per_rank_have_torchs_samples(world_size, micro_batches):
+    """In each step they have the samples of torch's DistributedSampler."""
     plan = BatchPlan(96, 24, micro_batches)
     expected = []
     for rank in range(world_size):
@@ -233,7 +241,8 @@ def batch_lengths(plan, lengths, **position):
 
 
 @given(plans_and_lengths(), st.integers(0, 2**62))
-def test_an_order_by_lengths_is_a_permutation_and_leaves_the_one_it_is_made_of(plan_and_lengths, seed):
+def test_an_order_by_lengths_is_a_permutation(plan_and_lengths, seed):
+    """It leaves the order that it is made from unchanged."""
     plan, lengths = plan_and_lengths
     order = epoch_order(0, 0, plan.num_samples)
     result = bucketed(order, lengths, plan, seed)
@@ -244,7 +253,8 @@ def test_an_order_by_lengths_is_a_permutation_and_leaves_the_one_it_is_made_of(p
 @given(plans_and_lengths(), st.integers(0, 99), st.integers(0, 9))
 def test_an_order_by_lengths_is_a_pure_function_of_seed_epoch_and_lengths(plan_and_lengths, seed, epoch):
     plan, lengths = plan_and_lengths
-    fresh, used = ElasticDistributedSampler(plan, 0, 1, seed, lengths), ElasticDistributedSampler(plan, 0, 1, seed, lengths.clone().int())
+    fresh, used = ElasticDistributedSampler(plan, 0, 1, seed, lengths), ElasticDistributedSampler(plan, 0, 1, seed,
+                                                                                                  lengths.clone().int())
     torch.manual_seed(seed)
     for each in range(epoch + 1):  # one gets there epoch by epoch and draws in between, the other begins there
         used.set_position(each)
@@ -255,7 +265,8 @@ def test_an_order_by_lengths_is_a_pure_function_of_seed_epoch_and_lengths(plan_a
 
 def test_each_seed_epoch_and_set_of_lengths_has_its_own_order():
     plan, lengths = cut(400, 8, 8), skewed_lengths(400)
-    orders = [order_of(plan, lengths), order_of(plan, lengths, epoch=1), order_of(plan, lengths, seed=1), order_of(plan, lengths.flip(0))]
+    orders = [order_of(plan, lengths), order_of(plan, lengths, epoch=1), order_of(plan, lengths, seed=1),
+              order_of(plan, lengths.flip(0))]
     assert len({tuple(order) for order in orders}) == 4
 
 
@@ -263,7 +274,8 @@ def test_each_seed_epoch_and_set_of_lengths_has_its_own_order():
 def test_samples_stay_within_their_window_of_batches(plan_and_lengths):
     plan, lengths = plan_and_lengths
     plain, starts = epoch_order(0, 0, plan.num_samples).tolist(), starts_of(plan)
-    windows = [slice(starts[i], plan.end(starts[min(i + WINDOW, len(starts)) - 1])) for i in range(0, len(starts), WINDOW)]
+    windows = [slice(starts[i], plan.end(starts[min(i + WINDOW, len(starts)) - 1]))
+               for i in range(0, len(starts), WINDOW)]
     order = order_of(plan, lengths)
     assert [sorted(order[window]) for window in windows] == [sorted(plain[window]) for window in windows]
 
@@ -272,14 +284,16 @@ def test_samples_stay_within_their_window_of_batches(plan_and_lengths):
 def test_within_a_window_no_two_batches_overlap_in_length(plan_and_lengths):
     plan, lengths = plan_and_lengths
     batches = batch_lengths(plan, lengths)
-    windows = [sorted((min(batch), max(batch)) for batch in batches[i:i + WINDOW]) for i in range(0, len(batches), WINDOW)]
+    windows = [sorted((min(batch), max(batch)) for batch in batches[i:i + WINDOW])
+               for i in range(0, len(batches), WINDOW)]
     assert [(a, b) for window in windows for a, b in pairwise(window) if a[1] > b[0]] == []
 
 
 def test_lengths_within_a_batch_differ_by_a_tenth_of_what_they_would():
     plan, lengths = cut(5000, 32, 8), skewed_lengths(5000)  # 157 batches: three windows, and one of seven batches
     plain = lengths[epoch_order(0, 0, 5000)]
-    without = sum(int(plain[start:plan.end(start)].max() - plain[start:plan.end(start)].min()) for start in starts_of(plan))
+    without = sum(int(plain[start:plan.end(start)].max() - plain[start:plan.end(start)].min())
+                  for start in starts_of(plan))
     spread = sum(max(batch) - min(batch) for batch in batch_lengths(plan, lengths))
     assert spread < without / 10  # a window has 50 batches, so that all but its longest ones are of nearly one length
 
@@ -291,11 +305,13 @@ def test_the_longest_batch_comes_anywhere_in_an_epoch(num_samples):
     for epoch in range(100):
         means = [sum(batch) / len(batch) for batch in batch_lengths(plan, lengths, epoch=epoch)]
         places.append(means.index(max(means)))
-    assert set(places) == set(range(plan.steps_per_epoch))  # by chance one of 11 is missing in 1 of 1000 seeds; this one is fixed
+    # by chance one of 11 is missing in 1 of 1000 seeds; this one is fixed
+    assert set(places) == set(range(plan.steps_per_epoch))
 
 
 @given(plans_and_lengths(), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
-def test_over_1_to_4_ranks_every_sample_comes_once_per_epoch_in_batches_by_length(plan_and_lengths, world_size, seed, epoch):
+def test_batches_by_length_have_every_sample_once_over_1_to_4_ranks(plan_and_lengths, world_size, seed, epoch):
+    """Over 1 to 4 ranks every sample comes once per epoch in batches by length."""
     plan, lengths = plan_and_lengths
     ranks = steps_by_rank(plan, world_size, seed, epoch, lengths=lengths)
     taken = [i for steps in ranks for share in steps for micro in share if not micro.is_stand_in for i in micro.indices]
@@ -303,7 +319,8 @@ def test_over_1_to_4_ranks_every_sample_comes_once_per_epoch_in_batches_by_lengt
 
 
 @given(plans_and_lengths(), st.integers(1, 4), st.integers(1, 4), st.data())
-def test_batches_by_length_continue_from_any_step_on_another_number_of_processes(plan_and_lengths, before, after, data):
+def test_batches_by_length_continue_on_other_numbers_of_processes(plan_and_lengths, before, after, data):
+    """Batches by length continue from any step on another number of processes."""
     plan, lengths = plan_and_lengths
     step = data.draw(st.integers(0, plan.steps_per_epoch - 1))
     begun = global_steps(plan, before, epoch=1, lengths=lengths)[:step]
@@ -317,7 +334,8 @@ def test_tokens_of_a_batch_are_the_sum_of_its_lengths_on_every_rank(plan_and_len
     samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths) for rank in range(world_size)]
     expected = [sum(int(lengths[i]) for micro in step.values() if not micro.is_stand_in for i in micro.indices)
                 for step in global_steps(plan, 1, epoch=2, lengths=lengths)]
-    assert [[sampler.num_tokens(sampler.indices(2, start)) for start in starts_of(plan)] for sampler in samplers] == [expected] * world_size
+    assert [[sampler.num_tokens(sampler.indices(2, start)) for start in starts_of(plan)]
+            for sampler in samplers] == [expected] * world_size
 
 
 def test_samples_without_lengths_have_no_tokens():
@@ -339,11 +357,13 @@ def refusal(plan, world_size, needs_two):
 def working_sizes(plan, world_size, needs_two):
     """Every --micro-batch-size with which the same batches would not be refused."""
     sizes = range(1, plan.global_batch_size + 1)
-    return [size for size in sizes if refusal(cut(plan.num_samples, plan.global_batch_size, size), world_size, needs_two) is None]
+    return [size for size in sizes
+            if refusal(cut(plan.num_samples, plan.global_batch_size, size), world_size, needs_two) is None]
 
 
 @given(plans(), st.integers(1, 80), st.booleans())
-def test_more_processes_than_micro_batches_are_refused_with_a_size_that_works(plan, more, needs_two):
+def test_more_processes_than_micro_batches_are_refused(plan, more, needs_two):
+    """The message names a size that works."""
     world_size = plan.num_micro_batches + more
     with pytest.raises(UserError) as refused:
         plan.check(world_size, needs_two)
@@ -360,14 +380,16 @@ def test_no_size_is_suggested_where_there_are_fewer_samples_than_processes():
 
 
 def test_the_refusal_of_too_many_processes_names_the_numbers():
-    with pytest.raises(UserError, match=r"--global-batch-size 128 makes 4 micro-batches of up to 32 samples: work for 4 processes,"
+    with pytest.raises(UserError,
+                       match=r"--global-batch-size 128 makes 4 micro-batches of up to 32 samples: work for 4 processes,"
                        r" and there are 6; use --micro-batch-size 25 or smaller") as refused:
         cut(1437, 128, 32).check(6, needs_two=False)
     assert refused.value.code == Exit.USAGE
 
 
 @given(plans_and_world_sizes())
-def test_batch_norm_with_fewer_than_two_samples_is_refused_with_the_smallest_size_that_works(plan_and_world_size):
+def test_batch_norm_with_fewer_than_two_samples_is_refused(plan_and_world_size):
+    """The message names the smallest size that works."""
     plan, world_size = plan_and_world_size
 
     message = refusal(plan, world_size, needs_two=True)
@@ -387,7 +409,8 @@ def test_batch_norm_does_not_trouble_a_plan_with_two_samples_everywhere():
 
 
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
-def test_every_sample_is_evaluated_once_over_all_ranks_in_batches_that_no_number_of_processes_changes(num_samples, batch, world_size):
+def test_every_sample_is_evaluated_once_in_the_same_batches(num_samples, batch, world_size):
+    """Every sample is evaluated once over all ranks in batches that no number of processes changes."""
     taken = [micro for rank in range(world_size) for micro in EvaluationSampler(num_samples, batch, rank, world_size)]
     real = sorted((micro.index, micro.indices) for micro in taken if not micro.is_stand_in)
     whole = range(0, num_samples, batch)
@@ -395,11 +418,13 @@ def test_every_sample_is_evaluated_once_over_all_ranks_in_batches_that_no_number
 
 
 @given(st.integers(1, 200), st.integers(1, 70), st.integers(1, 9))
-def test_every_rank_evaluates_as_many_batches_and_surplus_ones_are_stand_ins(num_samples, batch, world_size):
+def test_every_rank_evaluates_the_same_number_of_batches(num_samples, batch, world_size):
+    """Surplus batches are stand-ins."""
     ranks = [EvaluationSampler(num_samples, batch, rank, world_size) for rank in range(world_size)]
     batches = -(-num_samples // batch)
     rounds = -(-batches // world_size)
-    surplus = SimpleNamespace(found=sum(micro.is_stand_in for rank in ranks for micro in rank), expected=rounds * world_size - batches)
+    surplus = SimpleNamespace(found=sum(micro.is_stand_in for rank in ranks for micro in rank),
+                              expected=rounds * world_size - batches)
     assert ([len(list(rank)) for rank in ranks], surplus.found) == ([rounds] * world_size, surplus.expected)
 
 

@@ -75,8 +75,9 @@ def test_four_processes_share_one_image_index(tmp_path):
         folder = tmp_path / "photos" / "train" / f"class{number % 10}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}").symlink_to(tmp_path / "pool")
-    share, one = copies(tmp_path / "cache", tmp_path / "photos", "from data.image_folder import build_index",
-                        "tables()", "return list(build_index(root, 0.1, 0, cache).splits.values())")
+    share, one = copies(tmp_path / "cache", tmp_path / "photos",
+                        "from data.image_index import build_index\nfrom data.splits import ValSplit",
+                        "tables()", "return list(build_index(root, ValSplit(0.1, 0), cache).splits.values())")
     assert one > 20e6 and 1 <= share < 1.3
 
 
@@ -85,9 +86,11 @@ def test_four_processes_share_one_text_table(tmp_path):
         csv.writer(file).writerows([("text", "label"), *(("so red a hill", number % 10) for number in range(60_000))])
     share, one = copies(
         tmp_path / "cache", tmp_path / "texts.csv",
-        "from data.text import TextSource, tokenize\nfrom data.tokenizer import train_tokenizer\n"
+        "from data.splits import ValSplit\nfrom data.text_index import TextSource, tokenize\nfrom data.tokenizer"
+        " import train_tokenizer\n"
         "from models.tasks.text import _open_splits\n"
         "source = TextSource(sys.argv[2], 'text', 'label', '', 8, split_long=False, skip_bad=False)\n",
         "tokenize(source, train_tokenizer(['so red a hill'] * 9, 100), cache)\n    tables()",
-        "index, evaluated = _open_splits(source, cache, 0.4, 0)\n    return [*index.splits.values(), evaluated]")
+        "index, evaluated = _open_splits(source, ValSplit(0.4, 0), cache)\n    return [*index.splits.values(),"
+        " evaluated]")
     assert one > 3e6 and 1 <= share < 1.3

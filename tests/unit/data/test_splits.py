@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.splits import held_out, hold_out, require_classes, select
+from data.splits import ValSplit, held_out, hold_out, require_classes, select
 from data.text import TokenTable
 from utils.errors import Exit, UserError
 
@@ -39,12 +39,14 @@ def test_each_class_gives_at_least_one_where_it_has_two_and_never_all(labels, fr
 def test_the_share_of_each_class_is_the_fraction_to_the_nearest_sample(labels, fraction, seed):
     held = held_out(labels, fraction, seed)
     sizes = {label: int((labels == label).sum()) for label in np.unique(labels)}
-    off = {label: held[labels == label].sum() - size * fraction for label, size in sizes.items() if 1 <= size * fraction <= size - 1}
+    off = {label: held[labels == label].sum() - size * fraction for label,
+           size in sizes.items() if 1 <= size * fraction <= size - 1}
     assert [label for label, difference in off.items() if abs(difference) > 0.5 + 1e-9] == []
 
 
 @given(LABELS, FRACTIONS, st.randoms(use_true_random=False))
-def test_the_order_of_labels_does_not_change_how_many_of_a_class_are_held_out(labels, fraction, shuffler):
+def test_the_order_of_labels_does_not_change_what_is_held_out(labels, fraction, shuffler):
+    """The order of labels does not change how many of a class are held out."""
     order = list(range(len(labels)))
     shuffler.shuffle(order)
     shuffled = labels[order]
@@ -53,7 +55,8 @@ def test_the_order_of_labels_does_not_change_how_many_of_a_class_are_held_out(la
 
 
 @pytest.mark.parametrize("count, fraction, expected", [
-    (1, 0.1, 0), (1, 0.9, 0), (2, 0.1, 1), (2, 0.9, 1), (3, 0.999, 2), (10, 0.1, 1), (100, 0.1, 10), (1000, 0.25, 250), (10, 0.99, 9)])
+    (1, 0.1, 0), (1, 0.9, 0), (2, 0.1, 1), (2, 0.9, 1), (3, 0.999, 2), (10, 0.1, 1), (100, 0.1, 10), (1000, 0.25, 250),
+    (10, 0.99, 9)])
 def test_so_many_of_a_class_are_held_out(count, fraction, expected):
     assert held_out(np.zeros(count, dtype=np.int64), fraction, 0).sum() == expected
 
@@ -75,7 +78,8 @@ def test_a_label_without_samples_does_not_matter():
 def table_of(labels):
     """Sample i is the token i alone."""
     places = np.arange(len(labels))
-    return TokenTable(places.astype(np.uint16), np.zeros(0, np.uint8), np.stack([places, places + 1], axis=1), np.array(labels), places,
+    return TokenTable(places.astype(np.uint16), np.zeros(0, np.uint8), np.stack([places, places + 1], axis=1),
+                      np.array(labels), places,
                       places, np.ones(len(labels), np.int32))
 
 
@@ -86,39 +90,43 @@ def tokens(table):
 def test_val_is_taken_out_of_train_and_other_splits_stay(tmp_path):
     labels = np.array([0, 1, 0, 1, 1, 0, 0, 1, 2, 0])
     given = {"train": table_of(labels), "test": table_of([0, 1])}
-    splits, _ = hold_out(given, "reviews", 0.4, 3, tmp_path / "new")
+    splits, _ = hold_out(given, ValSplit(0.4, 3), "reviews", tmp_path / "new")
     held = held_out(labels, 0.4, 3)
-    assert (tokens(splits["train"]), tokens(splits["val"])) == (np.flatnonzero(~held).tolist(), np.flatnonzero(held).tolist())
-    assert (splits["train"].labels.tolist(), splits["val"].labels.tolist()) == (labels[~held].tolist(), labels[held].tolist())
+    assert (tokens(splits["train"]), tokens(splits["val"])) == (np.flatnonzero(~held).tolist(),
+                                                                np.flatnonzero(held).tolist())
+    assert (splits["train"].labels.tolist(), splits["val"].labels.tolist()) == (labels[~held].tolist(),
+                                                                                labels[held].tolist())
     assert splits["test"] is given["test"] and set(given) == {"train", "test"} and len(given["train"]) == 10
 
 
 def test_what_is_held_out_is_noted(tmp_path):
-    assert hold_out({"train": table_of([0] * 10 + [1] * 30)}, "reviews", 0.2, 0, tmp_path / "new")[1] == (
+    assert hold_out({"train": table_of([0] * 10 + [1] * 30)}, ValSplit(0.2, 0), "reviews", tmp_path / "new")[1] == (
         "there is no val: 8 of the 40 training samples are held out (--val-fraction 0.2)")
 
 
 @pytest.mark.parametrize("labels, fraction, code, message", [
-    ([0, 0, 1, 1], 0.0, Exit.USAGE, "--val-fraction 0.0: reviews has no val (nor valid, validation, test), so a share of train must be held"
+    ([0, 0, 1, 1], 0.0, Exit.USAGE,
+     "--val-fraction 0.0: reviews has no val (nor valid, validation, test), so a share of train must be held"
      " out; give more than 0, or add val"),
-    ([2, 0, 1], 0.5, Exit.BAD_DATA, "--data reviews: every class has one sample, so none can be held out for validation; add samples, or"
+    ([2, 0, 1], 0.5, Exit.BAD_DATA,
+     "--data reviews: every class has one sample, so none can be held out for validation; add samples, or"
      " val")])
 def test_where_none_can_be_held_out_the_way_out_is_named(labels, fraction, code, message, tmp_path):
     with pytest.raises(UserError) as error:
-        hold_out({"train": table_of(labels)}, "reviews", fraction, 0, tmp_path / "new")
+        hold_out({"train": table_of(labels)}, ValSplit(fraction, 0), "reviews", tmp_path / "new")
     assert (error.value.code, str(error.value)) == (code, message)
 
 
 def test_the_pieces_of_a_text_are_held_out_together(tmp_path):
     texts = np.repeat(np.arange(20), 3)  # three of each
-    splits, _ = hold_out({"train": table_of([0] * 60)}, "corpus.txt", 0.2, 0, tmp_path / "new", texts)
+    splits, _ = hold_out({"train": table_of([0] * 60)}, ValSplit(0.2, 0), "corpus.txt", tmp_path / "new", texts)
     held = splits["val"].num_ordinary // 3  # the text that a sample is cut from: table_of numbers the samples there
     assert len(set(held)) == 4 and len(held) == 12 and not set(held) & set(splits["train"].num_ordinary // 3)
 
 
 def test_one_text_alone_cannot_be_held_out(tmp_path):
     with pytest.raises(UserError, match="there are too few texts, so none can be held out") as error:
-        hold_out({"train": table_of([0] * 9)}, "corpus.txt", 0.2, 0, tmp_path / "new", np.zeros(9, int))
+        hold_out({"train": table_of([0] * 9)}, ValSplit(0.2, 0), "corpus.txt", tmp_path / "new", np.zeros(9, int))
     assert error.value.code == 65
 
 

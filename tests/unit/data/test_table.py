@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.table import MAX_FIELD, MAX_LINE, SUFFIXES, Columns, Row, choose_columns, find_tables, read_rows
+from data.table import MAX_FIELD, MAX_LINE, Columns, Row, choose_columns, read_rows
+from data.table_files import SUFFIXES, find_tables
 from utils.errors import Exit, UserError
 
 LABELLED, PLAIN, PAIR = Columns(("text",), "label"), Columns(("text",), None), Columns(("a", "b"), "label")
@@ -81,8 +82,10 @@ def test_splits_are_files_or_folders(write, tmp_path, names):
     assert found(tmp_path) == ({"train": [names[0]], "val": [names[1]]}, [])
 
 
-def test_a_folder_gives_its_tables_in_path_order_without_hidden_and_other_files(write, tmp_path):
-    for name in ("train/b.csv", "train/a/2.tsv", "train/a/10.jsonl", "train/README.md", "train/.c.csv", "train/labels.json"):
+def test_a_folder_gives_its_tables_in_path_order(write, tmp_path):
+    """A folder gives its tables in path order without hidden and other files."""
+    for name in ("train/b.csv", "train/a/2.tsv", "train/a/10.jsonl", "train/README.md", "train/.c.csv",
+                 "train/labels.json"):
         write(name)
     assert found(tmp_path) == ({"train": ["train/a/10.jsonl", "train/a/2.tsv", "train/b.csv"]}, [])
 
@@ -105,7 +108,8 @@ def test_a_folder_named_like_a_table_is_no_table(write, tmp_path, folder):
 def test_val_may_have_another_name_which_is_noted(write, tmp_path, val, form):
     write("train.csv")
     write(form.format(val))
-    assert found(tmp_path) == ({"train": ["train.csv"], "val": [form.format(val)]}, [f"validation uses {val}, for there is no val"])
+    assert found(tmp_path) == ({"train": ["train.csv"], "val": [form.format(val)]},
+                               [f"there is no val, so {val} is used for validation"])
 
 
 def test_the_first_name_of_val_that_exists_is_taken(write, tmp_path):
@@ -157,7 +161,8 @@ def test_an_empty_train_folder_does_not_hide_the_file(write, tmp_path):
 def test_loose_files_are_all_for_training_with_a_note(write, tmp_path):
     for name in ("b.csv", "a.csv", "README.md", ".hidden.csv"):
         write(name)
-    assert found(tmp_path) == ({"train": ["a.csv", "b.csv"]}, ["there is no train, so all 2 files of texts in --data are read"])
+    assert found(tmp_path) == ({"train": ["a.csv", "b.csv"]},
+                               ["there is no train, so all 2 files of texts in --data are read"])
 
 
 def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
@@ -175,20 +180,23 @@ def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_pa
 
 
 def test_a_path_that_is_not_there_is_66(tmp_path):
-    assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT, f"--data {tmp_path}/gone: there is no such file or folder")
+    assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT,
+                                                            f"--data {tmp_path}/gone: there is no such file or folder")
 
 
 @pytest.mark.parametrize("name", ["reviews.parquet", "reviews", "reviews.csv.gz"])
 def test_a_file_with_another_ending_is_refused_with_those_there_are(write, name):
     file = write(name, "text,label\na,b\n")
-    assert refusal(find_tables, str(file)) == (Exit.BAD_DATA, f"{file}: a file of texts ends in .csv, .tsv, .jsonl, .txt")
+    assert refusal(find_tables, str(file)) == (Exit.BAD_DATA,
+                                               f"{file}: a file of texts ends in .csv, .tsv, .jsonl, .txt")
 
 
 # --- which columns
 
 
 def header_of(suffix, names):
-    return {".csv": ",".join(names) + "\n", ".tsv": "\t".join(names) + "\n", ".jsonl": json.dumps(dict.fromkeys(names, "x"))}[suffix]
+    return {".csv": ",".join(names) + "\n", ".tsv": "\t".join(names) + "\n",
+            ".jsonl": json.dumps(dict.fromkeys(names, "x"))}[suffix]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
@@ -214,14 +222,18 @@ def test_the_column_with_the_labels_is_never_the_text_of_auto(write, suffix):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 @pytest.mark.parametrize("names, text_column, label_column, rule", [
-    (["text", "stars"], "auto", "label", "there is no column label; it has text, stars; name the one with the classes by --label-column"),
+    (["text", "stars"], "auto", "label",
+     "there is no column label; it has text, stars; name the column with the classes with --label-column"),
     (["text", "label"], "body", "label", "there is no column body; it has text, label; see --text-column"),
     (["text", "label"], "text,body", "label", "there is no column body; it has text, label; see --text-column"),
     (["text", "label"], "Text", None, "there is no column Text; it has text, label; see --text-column"),
-    (["a", "b", "label"], "auto", "label", "which column is the text? it has a, b, label; name it by --text-column, or two (A,B) for a"
+    (["a", "b", "label"], "auto", "label",
+     "which column is the text? it has a, b, label; name it with --text-column, or two (A,B) for a"
      " sentence pair"),
-    (["label"], "auto", "label", "which column is the text? it has label; name it by --text-column, or two (A,B) for a sentence pair")])
-def test_columns_that_are_not_there_are_refused_with_those_that_are(write, suffix, names, text_column, label_column, rule):
+    (["label"], "auto", "label",
+     "which column is the text? it has label; name it with --text-column, or two (A,B) for a sentence pair")])
+def test_columns_that_are_not_there_are_refused_with_those_that_are(write, suffix, names, text_column, label_column,
+                                                                    rule):
     path = write(f"t{suffix}", header_of(suffix, names))
     assert refusal(choose_columns, path, text_column, label_column) == (Exit.BAD_DATA, f"{path}: {rule}")
 
@@ -240,7 +252,8 @@ def test_the_label_is_no_text_and_a_column_is_no_pair_with_itself(write, columns
 def test_a_text_file_has_one_column_and_no_labels(write):
     path = write("t.txt", "a, b\n")
     code, message = refusal(choose_columns, path, "auto", "label")
-    assert (choose_columns(path, "auto", None), code, f"{path}: a .txt file has no labels" in message) == (PLAIN, Exit.BAD_DATA, True)
+    assert (choose_columns(path, "auto", None), code, f"{path}: a .txt file has no labels" in message) == (PLAIN,
+        Exit.BAD_DATA, True)
 
 
 def test_names_of_columns_are_stripped_and_may_stand_in_quotes(write):
@@ -266,13 +279,15 @@ def test_a_header_alone_has_no_rows(write, name):
     assert texts(write(name, SMALL[name].splitlines()[0])) == []
 
 
-@pytest.mark.parametrize("name, content", [("t.csv", "text,label, text\na,b,c\n"), ("t.tsv", "\n\ntext\tlabel\ttext\na\tb\tc\n")])
+@pytest.mark.parametrize("name, content",
+                         [("t.csv", "text,label, text\na,b,c\n"), ("t.tsv", "\n\ntext\tlabel\ttext\na\tb\tc\n")])
 def test_two_columns_of_one_name_are_refused_when_chosen_and_when_read(write, name, content):
     path = write(name, content)
     code, message = refusal(choose_columns, path, "auto", "label")
     line, rule = refused_row(path)
     assert (code, message) == (Exit.BAD_DATA, f"{path} line {line}: {rule}")
-    assert (line, rule) == (3 if name == "t.tsv" else 1, "two columns have the same name, of text, label, text")
+    assert (line, rule) == (3 if name == "t.tsv" else 1,
+                            "two columns have the same name; the columns are text, label, text")
 
 
 # --- rows as they stand
@@ -289,19 +304,23 @@ def test_every_format_gives_texts_labels_and_lines(write, name):
 
 
 @pytest.mark.parametrize("change", [
-    lambda content: content.replace("\n", "\r\n"), lambda content: "\ufeff" + content, lambda content: content.rstrip("\n"),
-    lambda content: "\ufeff" + content.replace("\n", "\r\n").rstrip("\r\n"), lambda content: content.replace("\n", "\n\n\r\n"),
+    lambda content: content.replace("\n", "\r\n"), lambda content: "\ufeff" + content,
+    lambda content: content.rstrip("\n"),
+    lambda content: "\ufeff" + content.replace("\n", "\r\n").rstrip("\r\n"),
+    lambda content: content.replace("\n", "\n\n\r\n"),
     lambda content: "\r\n\n" + content],
     ids=["crlf", "byte order mark", "no end of the last line", "all of these", "blank lines", "blank lines first"])
 @pytest.mark.parametrize("name", SMALL)
 def test_ends_of_lines_a_byte_order_mark_and_blank_lines_do_not_matter(write, name, change):
     plain, changed = write(name, SMALL[name]), write(f"changed/{name}", change(SMALL[name]))
-    assert [row[:2] for row in read_rows(changed, columns_of(changed))] == [row[:2] for row in read_rows(plain, columns_of(plain))]
+    assert [row[:2] for row in read_rows(changed, columns_of(changed))] == [row[:2]
+        for row in read_rows(plain, columns_of(plain))]
 
 
 def test_csv_fields_in_quotes_keep_commas_quotes_and_line_breaks(write):
     path = write("t.csv", 'text,label\r\n"a, ""b"" and\r\nc\n\nd",x\r\n"","y"\r\n e ,z\r\n')
-    assert list(read_rows(path, LABELLED)) == [Row(('a, "b" and\r\nc\n\nd',), "x", 2), Row(("",), "y", 6), Row((" e ",), "z", 7)]
+    assert list(read_rows(path, LABELLED)) == [Row(('a, "b" and\r\nc\n\nd',), "x", 2), Row(("",), "y", 6),
+                                               Row((" e ",), "z", 7)]
 
 
 def test_a_quote_in_tsv_is_an_ordinary_character_and_a_line_a_row(write):
@@ -314,14 +333,16 @@ def test_a_tsv_line_of_tabs_is_a_row_of_empty_fields(write):
 
 
 @pytest.mark.parametrize("name, content", [("t.csv", "label,text\r\nx,a \r\n"), ("t.tsv", "label\ttext\r\nx\ta \r\n")])
-def test_a_text_at_the_end_of_a_line_keeps_its_blanks_and_not_the_carriage_return(write, name, content):
+def test_a_text_at_the_end_of_a_line_keeps_its_blanks(write, name, content):
+    """A text at the end of a line keeps its blanks and not the carriage return."""
     assert texts(write(name, content)) == [("a ",)]
 
 
 @pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1c", "\x1e", "\x85", "\u2028", "\u2029", "\ufeff"])
 @pytest.mark.parametrize("name", SMALL)
 def test_only_a_line_feed_ends_a_line(write, name, character):
-    in_file = json.dumps(character)[1:-1] if name == "t.jsonl" and character < " " else character  # JSON wants control characters escaped
+    # JSON wants control characters escaped
+    in_file = json.dumps(character)[1:-1] if name == "t.jsonl" and character < " " else character
     path = write(name, SMALL[name].replace("ein Wort", f"ein{in_file}Wort"))
     assert texts(path) == [(f"ein{character}Wort",), ("ü",)]
 
@@ -348,7 +369,8 @@ def test_labels_are_stripped(write, name, content):
     assert labels(write(name, content)) == ["x", "x", "x y"]
 
 
-@pytest.mark.parametrize("value, label", [("3", "3"), ("-1", "-1"), ("0.5", "0.5"), ("true", "true"), ("false", "false"), ('"3"', "3")])
+@pytest.mark.parametrize("value, label",
+                         [("3", "3"), ("-1", "-1"), ("0.5", "0.5"), ("true", "true"), ("false", "false"), ('"3"', "3")])
 def test_a_label_in_jsonl_may_be_a_number_or_a_truth_value(write, value, label):
     assert labels(write("t.jsonl", f'{{"text": "a", "label": {value}}}')) == [label]
 
@@ -384,7 +406,8 @@ def test_one_column_of_csv_may_hold_empty_texts(tmp_path_factory, rows):
 def test_whatever_json_writes_is_read_again(tmp_path_factory, rows, ensure_ascii):
     path = tmp_path_factory.getbasetemp() / "written.jsonl"
     objects = [dict(zip(("a", "b", "label"), row, strict=True)) for row in rows]
-    path.write_text("".join(json.dumps(each, ensure_ascii=ensure_ascii) + "\n" for each in objects), encoding="utf-8", newline="")
+    path.write_text("".join(json.dumps(each, ensure_ascii=ensure_ascii) + "\n" for each in objects), encoding="utf-8",
+                    newline="")
     assert [(*row.texts, row.label) for row in read_rows(path, PAIR)] == rows
 
 
@@ -416,7 +439,7 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
     ("t.csv", 'text,label\na,x\n"b,y\nc,z\n', 3, "unexpected end of data"),
     ("t.csv", 'text,label\na,x\n"b" c,y\nc,z\n', 3, "',' expected after '\"'"),
     ("t.csv", '"text,label\na,x\n', 1, "unexpected end of data"),
-    ("t.csv", "text,label\na,x\rb,y\rc,z\r", 2, "a carriage return stands outside quotes"),
+    ("t.csv", "text,label\na,x\rb,y\rc,z\r", 2, "there is a carriage return outside quotes"),
     ("t.jsonl", '{"text": "a", "label": "x"}\n\n["b", "y"]\n', 3, "must be an object"),
     ("t.jsonl", '{"text": "a", "label": "x"}\n"b"\n', 2, "must be an object"),
     ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "label"}\n', 2, "is not JSON: "),
@@ -424,12 +447,12 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
     ("t.jsonl", '{"text": "a",\n"label": "x"}\n', 1, "is not JSON: "),
     ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "Label": "y"}\n', 2, "has no label; it has text, Label"),
     ("t.jsonl", '{"text": "a", "label": "x"}\n{}\n', 2, "has no text, label; it has nothing"),
-    ("t.jsonl", '{"text": 3, "label": "x"}\n', 1, "text must be a text, and is 3"),
-    ("t.jsonl", '{"text": null, "label": "x"}\n', 1, "text must be a text, and is null"),
-    ("t.jsonl", '{"text": ["a"], "label": "x"}\n', 1, 'text must be a text, and is ["a"]'),
-    ("t.jsonl", '{"text": "a", "label": null}\n', 1, "label must be a word or a number, and is null"),
-    ("t.jsonl", '{"text": "a", "label": [1]}\n', 1, "label must be a word or a number, and is [1]"),
-    ("t.jsonl", '{"text": "a", "label": {"b": 1}}\n', 1, 'label must be a word or a number, and is {"b": 1}'),
+    ("t.jsonl", '{"text": 3, "label": "x"}\n', 1, "text must be a text, not 3"),
+    ("t.jsonl", '{"text": null, "label": "x"}\n', 1, "text must be a text, not null"),
+    ("t.jsonl", '{"text": ["a"], "label": "x"}\n', 1, 'text must be a text, not ["a"]'),
+    ("t.jsonl", '{"text": "a", "label": null}\n', 1, "label must be a word or a number, not null"),
+    ("t.jsonl", '{"text": "a", "label": [1]}\n', 1, "label must be a word or a number, not [1]"),
+    ("t.jsonl", '{"text": "a", "label": {"b": 1}}\n', 1, 'label must be a word or a number, not {"b": 1}'),
 ])
 def test_what_breaks_a_rule_is_refused_with_its_line(write, name, content, line, rule):
     found_line, found_rule = refused_row(write(name, content))
@@ -463,7 +486,8 @@ def test_bytes_that_are_not_utf8_are_refused_with_line_and_byte(write, name, mar
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_a_byte_in_the_first_line_is_named_with_or_without_a_byte_order_mark(write, mark):
+def test_a_wrong_byte_in_the_first_line_is_named(write, mark):
+    """A byte in the first line is named with or without a byte order mark."""
     path = write("t.txt", mark + b"caf\xe9\n")
     assert refused_row(path) == (1, "byte 0xe9 is not UTF-8; convert the file (iconv -t UTF-8)")
 
@@ -477,7 +501,8 @@ def test_utf16_is_refused_in_its_first_line(write, name, encoding):
 @pytest.mark.parametrize("name", SMALL)
 def test_a_nul_character_is_refused_with_its_line(write, name):
     line = 1 + SMALL[name][:SMALL[name].index("ü")].count("\n")
-    assert refused_row(write(name, SMALL[name].replace("ü", "\0"))) == (line, "holds a NUL character, so it is no text; remove it")
+    assert refused_row(write(name, SMALL[name].replace("ü", "\0"))) == (line,
+        "holds a NUL character, so it is not text; remove it")
 
 
 @pytest.mark.parametrize("name, rule", [

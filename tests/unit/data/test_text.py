@@ -1,4 +1,7 @@
-"""data/text.py: the token ids on disk are those of the tokenizer, each text's whole, and appear all or not at all."""
+"""data/text_index.py, data/text.py.
+
+The token ids on disk are those of the tokenizer, each text's whole, and appear all or not at all.
+"""
 
 import csv
 import os
@@ -14,11 +17,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from data.text import ROWS_AT_ONCE, TextSample, TextSet, TextSource, open_texts, padded, read_texts, tokenize
+from data.text import TextSample, TextSet, padded
+from data.text_index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, tokenize
 from data.tokenizer import is_special, load_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
 
-WORDS = ("an", "apple", "bent", "close", "down", "every", "fine", "green", "hill", "just", "kept", "low", "near", "our", "path", "quite",
+WORDS = ("an", "apple", "bent", "close", "down", "every", "fine", "green", "hill", "just", "kept", "low", "near", "our",
+         "path", "quite",
          "red", "so", "tall", "until", "very", "wide")
 SMALL = [("an apple", "x"), ("red hill", "y"), ("so tall", "x")]  # four tokens each
 PAIR = {"text_column": "a,b"}
@@ -49,7 +54,8 @@ def write(tmp_path):
         file = tmp_path / root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("w", encoding="utf-8", newline="") as stream:
-            csv.writer(stream).writerows([header, *rows]) if file.suffix == ".csv" else stream.writelines(row + "\n" for row in rows)
+            csv.writer(stream).writerows([header, *rows]) if file.suffix == ".csv" else stream.writelines(row + "\n"
+                for row in rows)
         return tmp_path / root
     return write
 
@@ -69,7 +75,8 @@ def source_of(root, **changes):
 
 
 def samples(table):
-    return [(sample.ids.tolist(), sample.types.tolist(), sample.label) for sample in map(table.sample, range(len(table)))]
+    return [(sample.ids.tolist(), sample.types.tolist(), sample.label)
+            for sample in map(table.sample, range(len(table)))]
 
 
 def ids(table):
@@ -102,7 +109,8 @@ def test_pairs_are_tokenized_as_pairs_in_the_order_named(write, opened, tokenize
     rows = [(b, number % 2, a) for number, (a, b) in enumerate(zip(texts, more, strict=True))]
     index = opened(write("train.csv", rows, ("b", "label", "a")), **PAIR)
     direct = tokenizer(texts, more, truncation=True, max_length=12)
-    assert samples(index.splits["train"]) == list(zip(direct.input_ids, direct.token_type_ids, np.arange(300) % 2, strict=True))
+    assert samples(index.splits["train"]) == list(zip(direct.input_ids, direct.token_type_ids, np.arange(300) % 2,
+                                                      strict=True))
     assert index.text_columns == ("a", "b")
 
 
@@ -122,7 +130,8 @@ def test_a_longer_text_is_noted_with_what_becomes_of_it(write, opened):
     assert opened(root, max_length=42).notes == ()
 
 
-def test_a_text_of_unknown_characters_is_a_sample_with_a_label_and_none_to_predict(write, opened):
+def test_a_text_of_unknown_characters_is_a_sample_only_with_a_label(write, opened):
+    """A text of unknown characters is a sample with a label and none to predict."""
     root = write("train.csv", [("☃ ☃", "x"), ("☃ red", "y")])
     assert [len(opened(root, label_column=column).splits["train"]) for column in ("label", None)] == [2, 1]
 
@@ -144,7 +153,8 @@ def test_numbers_of_tokens_may_have_gaps(write, opened):
     sparse = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
     sparse.pre_tokenizer = pre_tokenizers.Whitespace()
     table = opened(write("train.csv", [("red hill so", "x"), ("hill", "y")]),
-                   PreTrainedTokenizerFast(tokenizer_object=sparse, pad_token="[PAD]", unk_token="[UNK]")).splits["train"]
+                   PreTrainedTokenizerFast(tokenizer_object=sparse, pad_token="[PAD]",
+                                           unk_token="[UNK]")).splits["train"]
     assert (ids(table), table.num_ordinary.tolist()) == ([[70_000, 65_000, 1], [65_000]], [2, 1])
 
 
@@ -172,7 +182,8 @@ def test_texts_to_train_a_tokenizer_on_are_those_of_train_in_order(write):
 
 @pytest.mark.parametrize("found, classes", [
     (["pos", "neg", "Pos"], ("Pos", "neg", "pos")), (["10", "9", "100"], ("9", "10", "100")),
-    (["1.5", "10", "-1", "9", "0"], ("-1", "0", "1.5", "9", "10")), (["10", "9", "x"], ("10", "9", "x")), (["1.0", "1"], ("1", "1.0")),
+    (["1.5", "10", "-1", "9", "0"], ("-1", "0", "1.5", "9", "10")), (["10", "9", "x"], ("10", "9", "x")),
+    (["1.0", "1"], ("1", "1.0")),
     (["09007199254740993", "9007199254740992"], ("9007199254740992", "09007199254740993")),  # one and the same as float
     (["2", "nan", "1"], ("1", "2", "nan"))])
 def test_classes_are_sorted_as_numbers_if_all_are_and_else_as_words(write, opened, found, classes):
@@ -194,10 +205,11 @@ def test_a_label_that_train_lacks_is_refused_with_those_there_are(write, opened,
         root = write(f"{name}.csv", [("so tall", "10"), ("red\nhill", "9"), ("so", "8" if name == split else "9")])
     assert refusal(opened, root, split=split) == (
         Exit.BAD_DATA, f"{root}/{split}.csv line 5: the label 8 does not occur in train, which has 9, 10;"
-        " mend or remove the row, or pass --bad-samples skip")
+        " correct or remove the row, or pass --bad-samples skip")
 
 
-def test_test_is_read_for_its_evaluation_only_and_leaves_the_fingerprint_as_it_is(write, opened):
+def test_test_is_read_only_for_its_evaluation(write, opened):
+    """It does not change the fingerprint."""
     write("test.csv", [("so", "-1")])
     write("val.csv", [("so", "a")])
     root = write("train.csv", [("so", "a"), ("red", "b")])
@@ -215,7 +227,8 @@ def test_the_tokenizer_never_sees_a_long_pair_whole(write, opened, tokenizer, mo
         return call(self, *texts, **options)
 
     monkeypatch.setattr(type(tokenizer), "__call__", noted)
-    opened(write("train.csv", [(" ".join(WORDS * 40), " ".join(WORDS * 40), label) for label in "xy"], ("a", "b", "label")), **PAIR)
+    opened(write("train.csv", [(" ".join(WORDS * 40), " ".join(WORDS * 40), label) for label in "xy"],
+                 ("a", "b", "label")), **PAIR)
     assert len(seen) == 4 and max(seen) < 200
 
 
@@ -257,9 +270,10 @@ def test_a_column_of_ids_is_refused_before_a_text_is_tokenized(write, opened):
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_an_empty_text_or_label_is_refused_with_its_line(write, opened, split, row, problem):
     for name in ("train", "val"):
-        root = write(f"{name}.csv", [("a\nb", "c", "x"), row if name == split else ("a", "b", "y"), ("a", "b", "y")], ("a", "b", "label"))
+        root = write(f"{name}.csv", [("a\nb", "c", "x"), row if name == split else ("a", "b", "y"), ("a", "b", "y")],
+                     ("a", "b", "label"))
     assert refusal(opened, root, **PAIR) == (
-        Exit.BAD_DATA, f"{root}/{split}.csv line 4: {problem}; mend or remove the row, or pass --bad-samples skip")
+        Exit.BAD_DATA, f"{root}/{split}.csv line 4: {problem}; correct or remove the row, or pass --bad-samples skip")
 
 
 def test_bad_rows_that_are_skipped_are_as_if_they_were_not_there(write, opened):
@@ -267,7 +281,7 @@ def test_bad_rows_that_are_skipped_are_as_if_they_were_not_there(write, opened):
         write("train.csv", {"bad": [("", "left out")], "good": [], "mended": [("an", "x")]}[root] + SMALL, root=root)
         folder = write("val.csv", SMALL + ([("so", "new"), ("red", "")] if root == "bad" else []), root=root).parent
     bad, good, mended = (opened(folder / root, skip_bad=True) for root in ("bad", "good", "mended"))
-    assert bad.notes == (f"left out 3 samples ({folder}/bad/train.csv line 2: text is empty, for one)",)
+    assert bad.notes == (f"left out 3 samples, for example {folder}/bad/train.csv line 2: text is empty",)
     assert (bad.classes, bad.fingerprint) == (good.classes, good.fingerprint) and good.fingerprint != mended.fingerprint
     assert [samples(table) for table in bad.splits.values()] == [samples(table) for table in good.splits.values()]
 
@@ -308,8 +322,10 @@ def test_what_was_removed_before_it_could_be_read_is_named(write, opened, tmp_pa
 
 
 def test_the_fingerprint_is_that_of_the_content_wherever_it_lies(write, opened):
-    others = [[*SMALL[:2], ("so low", "x")], [*SMALL[:2], ("so tall", "y")], [SMALL[0], ("red hill", "z"), SMALL[2]], SMALL[:2]]
-    found = [opened(write("train.csv", rows, root=str(number))).fingerprint for number, rows in enumerate([SMALL, SMALL, *others])]
+    others = [[*SMALL[:2], ("so low", "x")], [*SMALL[:2], ("so tall", "y")], [SMALL[0], ("red hill", "z"), SMALL[2]],
+              SMALL[:2]]
+    found = [opened(write("train.csv", rows, root=str(number))).fingerprint for number,
+             rows in enumerate([SMALL, SMALL, *others])]
     assert found[0] == found[1] and len(set(found)) == 5
 
 
@@ -334,12 +350,14 @@ def test_changed_files_are_read_anew(write, opened, tmp_path, change):
     again = opened(root)
     entries = len(list((tmp_path / "cache").iterdir()))
     fresh = opened(root.rename(tmp_path / "elsewhere"))
-    assert {name: samples(table) for name, table in again.splits.items()} == {name: samples(table) for name, table in fresh.splits.items()}
+    assert {name: samples(table) for name, table in again.splits.items()} == {name: samples(table) for name,
+                                                                              table in fresh.splits.items()}
     assert entries == 2
 
 
 @pytest.mark.parametrize("changes", [
-    {"max_length": 8}, {"tokenizer": "def"}, {"label_column": None}, {"split_long": True}, {"skip_bad": True}, {"text_column": "text"}])
+    {"max_length": 8}, {"tokenizer": "def"}, {"label_column": None}, {"split_long": True}, {"skip_bad": True},
+    {"text_column": "text"}])
 def test_other_settings_have_entries_of_their_own(write, opened, tmp_path, changes):
     root = write("train.csv", SMALL)
     opened(root)
@@ -404,7 +422,8 @@ def test_lengths_are_those_of_the_samples(write, opened):
 def test_items_are_the_samples_in_every_epoch(write, opened):
     table = opened(write("train.csv", SMALL)).splits["train"]
     items = TextSet(table)
-    found = [[(item.ids.tolist(), item.types.tolist(), item.label) for item in (items[epoch, i] for i in range(len(items)))]
+    found = [[(item.ids.tolist(), item.types.tolist(), item.label)
+              for item in (items[epoch, i] for i in range(len(items)))]
              for epoch in (0, 1)]
     assert found == [samples(table)] * 2 and items[0, torch.tensor(1)].ids.dtype == np.int64
 

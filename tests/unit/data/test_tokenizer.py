@@ -18,7 +18,8 @@ from utils.rundir.run import Run
 ROOT = Path(__file__).parents[3]
 TEXTS = [text for name in sorted(topics)[:40] for text in topics[name].split("\n\n")]
 MANY = [chr(0x1200 + number) for number in range(72)]  # letters without case and accents, in no other text here
-TIES = ["".join(MANY[(start + step) % 72] for step in (0, 5, 11, 30, 31)) for start in range(72)]  # no character or pair is more frequent
+# no character or pair is more frequent
+TIES = ["".join(MANY[(start + step) % 72] for step in (0, 5, 11, 30, 31)) for start in range(72)]
 TRAIN = """
 import sys
 from tests.unit.data.test_tokenizer import TEXTS, TIES, train_tokenizer
@@ -41,11 +42,19 @@ def folder(tmp_path, trained):
 
 @pytest.fixture
 def start(tmp_path, world):
-    """Settles the tokenizer of one run directory, as each start of the run does with what was kept: (tokenizer, kept)."""
+    """Settles the tokenizer of one run directory, as each start of the run does with what was kept.
+
+    (tokenizer, kept).
+    """
     def start(source, texts, kept=None):
         (tmp_path / "run").mkdir(exist_ok=True)
-        run = Run(tmp_path / "run", dict(kept or {}), writes=True, note=print, facts={"start": 1, "cores_per_process": 1})
-        return resolve_tokenizer(source, True, texts, 1000, run, world), run.kept
+        run = Run(tmp_path / "run", dict(kept or {}), writes=True, note=print,
+                  facts={"start": 1, "cores_per_process": 1})
+
+        def make():
+            return load_tokenizer(source) if source else train_tokenizer(texts(), 1000)
+
+        return resolve_tokenizer(make, True, run, world), run.kept
     return start
 
 
@@ -77,7 +86,8 @@ def refusal(work, *arguments):
 
 def test_training_gives_the_same_bytes_in_every_process(tmp_path, trained):
     starts = [subprocess.Popen([sys.executable, "-c", TRAIN, str(tmp_path / seed)], cwd=ROOT,
-                               env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"}) for seed in ("1", "2")]
+                               env=os.environ | {"PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"})
+                               for seed in ("1", "2")]
     assert [process.wait() for process in starts] == [0, 0]
     trained.save_pretrained(tmp_path / "here/texts")
     train_tokenizer(TIES, 200).save_pretrained(tmp_path / "here/ties")
@@ -85,7 +95,8 @@ def test_training_gives_the_same_bytes_in_every_process(tmp_path, trained):
         assert content(tmp_path / "1" / name) == content(tmp_path / "2" / name) == content(tmp_path / "here" / name)
 
 
-@pytest.mark.parametrize("texts, vocab_size", [(TEXTS, 1000), (TIES, 200), (TIES, 400)], ids=["texts", "ties", "ties and no cut"])
+@pytest.mark.parametrize("texts, vocab_size", [(TEXTS, 1000), (TIES, 200), (TIES, 400)],
+                         ids=["texts", "ties", "ties and no cut"])
 def test_the_order_of_the_texts_does_not_matter(texts, vocab_size):
     shuffled = [random.Random(seed).sample(texts, len(texts)) for seed in range(4)]
     assert len({definition(train_tokenizer(iter(each), vocab_size)) for each in [texts, *shuffled]}) == 1
@@ -102,7 +113,8 @@ def test_as_many_tokens_as_asked_for_are_trained_where_the_texts_give_them(vocab
 
 
 @pytest.mark.parametrize("vocab_size", [64, 100, 200])
-def test_an_alphabet_that_does_not_fit_is_cut_to_its_most_frequent_characters(vocab_size):
+def test_a_large_alphabet_is_cut_to_its_frequent_characters(vocab_size):
+    """An alphabet of more than a quarter of the vocabulary keeps its most frequent characters."""
     texts = [character * 3 + MANY[0] for number, character in enumerate(MANY) for _ in range(2 + number * 2)]
     counts = Counter("".join(texts))
     tokenizer = train_tokenizer(texts, vocab_size)
@@ -112,7 +124,8 @@ def test_an_alphabet_that_does_not_fit_is_cut_to_its_most_frequent_characters(vo
 
 def test_a_word_with_a_character_cut_from_the_alphabet_is_unknown():
     tokenizer = train_tokenizer([*TEXTS, "".join(MANY)], 64)
-    assert tokenizer(f"the {MANY[0]}he the").tokens()[1:-1] == [*tokenizer.tokenize("the"), "[UNK]", *tokenizer.tokenize("the")]
+    assert tokenizer(f"the {MANY[0]}he the").tokens()[1:-1] == [*tokenizer.tokenize("the"), "[UNK]",
+                                                                *tokenizer.tokenize("the")]
 
 
 def test_few_texts_give_fewer_tokens_and_none_gives_the_special_ones():
@@ -127,11 +140,13 @@ def test_case_and_accents_do_not_matter(trained):
 def test_one_text_has_type_0_and_of_a_pair_the_second_with_its_end_1(trained):
     one, pair = trained("the"), trained("the", "class of")
     assert (one.tokens(), one.token_type_ids) == (["[CLS]", "the", "[SEP]"], [0, 0, 0])
-    assert (pair.tokens(), pair.token_type_ids) == (["[CLS]", "the", "[SEP]", "class", "of", "[SEP]"], [0, 0, 0, 1, 1, 1])
+    assert (pair.tokens(), pair.token_type_ids) == (["[CLS]", "the", "[SEP]", "class", "of", "[SEP]"],
+                                                    [0, 0, 0, 1, 1, 1])
 
 
 def test_texts_are_decoded_again(trained):
-    assert trained.decode(trained("inheritance (of classes)").input_ids, skip_special_tokens=True) == "inheritance ( of classes )"
+    assert trained.decode(trained("inheritance (of classes)").input_ids,
+                          skip_special_tokens=True) == "inheritance ( of classes )"
 
 
 # --- loading
@@ -139,14 +154,16 @@ def test_texts_are_decoded_again(trained):
 
 def test_a_loaded_tokenizer_is_the_saved_one(trained, folder):
     loaded = load_tokenizer(str(folder))
-    facts = [(definition(each), dict(each(TEXTS[:20], TEXTS[20:40])), each.model_input_names, each.all_special_ids, each.mask_token_id)
+    facts = [(definition(each), dict(each(TEXTS[:20], TEXTS[20:40])), each.model_input_names, each.all_special_ids,
+              each.mask_token_id)
              for each in (trained, loaded)]
     assert facts[0] == facts[1]
 
 
 @pytest.mark.parametrize("spoil", [
     lambda folder: [file.unlink() for file in folder.iterdir()], lambda folder: (folder / "tokenizer.json").unlink(),
-    lambda folder: (folder / "tokenizer.json").write_text("{"), lambda folder: (folder / "tokenizer.json").write_text("{}"),
+    lambda folder: (folder / "tokenizer.json").write_text("{"),
+    lambda folder: (folder / "tokenizer.json").write_text("{}"),
     lambda folder: folder.rename(folder.with_name("moved"))],
     ids=["an empty folder", "no tokenizer.json", "a torn one", "an empty one", "no folder"])
 def test_a_folder_without_tokenizer_is_66(folder, spoil):
@@ -159,11 +176,13 @@ def test_a_tokenizer_without_padding_token_is_refused(folder):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
     assert refusal(load_tokenizer, str(folder)) == (
-        Exit.USAGE, f"{folder}: the tokenizer must be one of the tokenizers library (tokenizer.json) with a padding token")
+        Exit.USAGE, f"{folder}: the tokenizer must be of the tokenizers library (tokenizer.json) and have a padding"
+        " token")
 
 
 def test_code_in_the_folder_is_never_run(folder):
-    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nfrom transformers import PreTrainedTokenizerFast as Own\n")
+    (folder / "own.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\nfrom transformers import"
+                                   " PreTrainedTokenizerFast as Own\n")
     config = json.loads((folder / "tokenizer_config.json").read_text())
     own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
     (folder / "tokenizer_config.json").write_text(json.dumps(config | own))
@@ -187,7 +206,8 @@ def test_a_given_tokenizer_is_kept_without_reading_texts(start, folder, trained,
     assert definition(tokenizer) == definition(load_tokenizer(str(tmp_path / "run/tokenizer"))) == definition(trained)
 
 
-def test_later_starts_use_the_kept_tokenizer_without_reading_texts_or_writing(start, tmp_path, folder):
+def test_later_starts_use_the_kept_tokenizer(start, tmp_path, folder):
+    """Later starts use the kept tokenizer without reading texts or writing."""
     first, kept = start(None, lambda: TEXTS)
     times = {file: file.stat().st_mtime_ns for file in tmp_path.joinpath("run").rglob("*")}
     for source in (None, str(folder), "gone"):
@@ -196,7 +216,8 @@ def test_later_starts_use_the_kept_tokenizer_without_reading_texts_or_writing(st
     assert {file: file.stat().st_mtime_ns for file in tmp_path.joinpath("run").rglob("*")} == times
 
 
-def test_a_first_start_that_was_killed_before_it_kept_anything_is_made_up_for(start, tmp_path, trained):
+def test_a_first_start_that_was_killed_is_repeated(start, tmp_path, trained):
+    """Killed before it kept anything."""
     start(None, lambda: TEXTS[:50])
     tokenizer, _ = start(None, lambda: TEXTS)
     assert definition(tokenizer) == definition(trained)

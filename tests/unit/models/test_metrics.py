@@ -11,7 +11,8 @@ from utils.errors import Exit, UserError
 
 
 def batch_of(labels, weight=None):
-    return SimpleNamespace(labels=torch.tensor(labels), sample_weight=torch.tensor(weight if weight is not None else [1.0] * len(labels)))
+    return SimpleNamespace(labels=torch.tensor(labels),
+                           sample_weight=torch.tensor(weight if weight is not None else [1.0] * len(labels)))
 
 
 def output_of(predictions, num_classes, loss_sum=0.0):
@@ -27,11 +28,13 @@ def values_of(world, num_classes, *batches):
 
 
 ONE_SAMPLE = SimpleNamespace(sample_weight=torch.ones(1))
-FLOATS = Metric(lambda output, batch: torch.tensor([output], dtype=torch.float64), lambda sums: {"sum": float(sums[0])}, is_count=False)
+FLOATS = Metric(lambda output, batch: torch.tensor([output], dtype=torch.float64), lambda sums: {"sum": float(sums[0])},
+                is_count=False)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
-def test_float_sums_are_added_in_batch_order_whatever_the_order_of_computing(world, order):
+def test_float_sums_are_added_in_batch_order(world, order):
+    """Float sums are added in batch order whatever the order of computing."""
     values = [1e16, 1.0, -1e16, 1.0]  # another order gives another sum
     totals = Totals([FLOATS], num_batches=4)
     for number in order:
@@ -73,7 +76,8 @@ def test_samples_of_weight_zero_leave_all_sums(world):
 
 
 def test_the_loss_is_the_mean_over_the_weight(world):
-    batches = [(0, output_of([0, 0], 2, 3.0), batch_of([0, 0])), (1, output_of([0, 0], 2, 0.5), batch_of([0, 0], [1.0, 0.0]))]
+    batches = [(0, output_of([0, 0], 2, 3.0), batch_of([0, 0])),
+               (1, output_of([0, 0], 2, 0.5), batch_of([0, 0], [1.0, 0.0]))]
     assert values_of(world, 2, *batches)["loss"] == 3.5 / 3
 
 
@@ -85,10 +89,12 @@ def test_macro_f1_is_the_mean_over_classes_as_by_hand(world):
     true, predicted = [0, 0, 0, 1, 1, 2], [0, 0, 1, 1, 2, 2]
     # class 0: precision 2/2, recall 2/3, F1 4/5; class 1: 1/2, 1/2, F1 1/2; class 2: 1/2, 1/1, F1 2/3
     macro_f1 = values_of(world, 3, (0, output_of(predicted, 3), batch_of(true)))["macro_f1"]
-    assert macro_f1 == pytest.approx((4 / 5 + 1 / 2 + 2 / 3) / 3, abs=1e-15)  # one rounding of each of a few float64 operations
+    # one rounding of each of a few float64 operations
+    assert macro_f1 == pytest.approx((4 / 5 + 1 / 2 + 2 / 3) / 3, abs=1e-15)
 
 
-def test_a_class_that_neither_occurs_nor_is_predicted_does_not_lower_macro_f1(world):
+def test_an_absent_class_does_not_lower_macro_f1(world):
+    """A class that neither occurs nor is predicted does not lower macro f1."""
     assert values_of(world, 9, (0, output_of([0, 1], 9), batch_of([0, 1])))["macro_f1"] == 1.0
 
 

@@ -86,7 +86,8 @@ def test_probabilities_are_those_of_plain_torchvision(photo, run, tmp_path, caps
     model = torchvision.models.get_model("resnet18", num_classes=len(CLASSES))
     model.load_state_dict(load_file(folder / "model.safetensors"))
     transform = v2.Compose([
-        v2.Resize(round(32 * 256 / 224) if photo else 32, antialias=True), v2.CenterCrop(32), v2.ToDtype(torch.float32, scale=True),
+        v2.Resize(round(32 * 256 / 224) if photo else 32, antialias=True), v2.CenterCrop(32),
+        v2.ToDtype(torch.float32, scale=True),
         v2.Normalize(DESCRIPTION["mean"], DESCRIPTION["std"])])
     images = torch.stack([transform(v2.functional.pil_to_tensor(Image.open(path))) for path in paths])
     theirs = model.eval()(images).softmax(1)
@@ -112,7 +113,8 @@ def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsy
     several = rows_of(capsys.readouterr().out)
     assert [row["input"] for row in several] == paths
     for ours, theirs in zip(several, one, strict=True):  # another batch size is another order of sums
-        assert [float(ours[name]) for name in CLASSES] == pytest.approx([float(theirs[name]) for name in CLASSES], abs=1e-5)
+        assert [float(ours[name]) for name in CLASSES] == pytest.approx([float(theirs[name]) for name in CLASSES],
+                                                                        abs=1e-5)
 
 
 class Counted(list):
@@ -159,7 +161,8 @@ def test_unreadable_images_are_named_and_the_others_written(run, tmp_path, capsy
     assert f"{bad}: " in captured.err and f"{text}: not an image" in captured.err and "2 of 4" in captured.err
 
 
-def test_missing_input_and_folder_without_images_are_66_and_say_what_is_there(run, tmp_path, capsys):
+def test_missing_input_and_folder_without_images_are_66(run, tmp_path, capsys):
+    """The message says what is there."""
     image = write_image(tmp_path / "image.png")
     assert predict.main([str(run), image, str(tmp_path / "gone.png")]) == Exit.NO_INPUT
     captured = capsys.readouterr()
@@ -178,7 +181,8 @@ def test_run_without_a_model_is_66_and_says_to_train_first(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("content", "code"), [
-    ("{", Exit.NO_INPUT), ("[]", Exit.NO_INPUT), ('{"model_type": "bert"}', Exit.NO_INPUT), ('{"architecture": "resnet18"}', Exit.NO_INPUT),
+    ("{", Exit.NO_INPUT), ("[]", Exit.NO_INPUT), ('{"model_type": "bert"}', Exit.NO_INPUT),
+    ('{"architecture": "resnet18"}', Exit.NO_INPUT),
     (json.dumps(DESCRIPTION | {"architecture": "squeezenet1_1"}), Exit.BAD_DATA),
     (json.dumps(DESCRIPTION | {"classes": ["a"]}), Exit.BAD_DATA)])
 def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run, tmp_path, capsys):
@@ -190,7 +194,8 @@ def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run,
 
 
 @pytest.mark.parametrize("content", [
-    json.dumps({name: value for name, value in DESCRIPTION.items() if name != "task"}), '["task"]', '"task"', "null", "", '{"task":'])
+    json.dumps({name: value for name, value in DESCRIPTION.items() if name != "task"}), '["task"]', '"task"', "null",
+    "", '{"task":'])
 def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     (tmp_path / "config.json").write_text(content)
@@ -198,13 +203,15 @@ def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run,
     assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json is not that of a run's model (")
 
 
-@pytest.mark.parametrize("task", ["image-segmentation", "", None, 3, ["image-classification"], {}])  # the last two fail today
+# the last two fail today
+@pytest.mark.parametrize("task", ["image-segmentation", "", None, 3, ["image-classification"], {}])
 def test_task_that_there_is_not_is_66_with_those_that_there_are(task, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION | {"task": task}))
     assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
     message = capsys.readouterr().err
-    assert f"{tmp_path}/config.json: there is no task {task}" in message and ", ".join(TASKS) in message and "Traceback" not in message
+    assert f"{tmp_path}/config.json: there is no task {task}" in message and ", ".join(TASKS) in message
+    assert "Traceback" not in message
 
 
 def test_jsonl_says_of_each_input_what_csv_says(run, tmp_path, capsys):
@@ -225,7 +232,8 @@ def test_format_is_the_one_given_or_that_of_the_outputs_ending(name, words, expe
     predict.main([str(run), *images, "--format", expected])
     printed = capsys.readouterr().out
     predict.main([str(run), *images, "--output", str(tmp_path / name), *words])
-    assert (tmp_path / name).read_text() == printed and printed.startswith({"csv": "input,", "jsonl": '{"input": '}[expected])
+    assert (tmp_path / name).read_text() == printed and printed.startswith({"csv": "input,",
+                                                                            "jsonl": '{"input": '}[expected])
 
 
 def test_unreadable_images_have_no_line_in_jsonl(run, tmp_path, capsys):
@@ -281,6 +289,7 @@ def test_closed_pipe_ends_it_without_a_word(run, tmp_path):
 
 
 def test_help_and_typing_errors_answer_before_torch_is_imported(run):
-    for arguments, code in ((["--help"], Exit.DONE), ([str(run)], Exit.USAGE), ([str(run), "a.png", "--ouput", "b"], Exit.USAGE)):
+    for arguments, code in ((["--help"], Exit.DONE), ([str(run)], Exit.USAGE),
+                            ([str(run), "a.png", "--ouput", "b"], Exit.USAGE)):
         _, errors = (process := command("-X", "importtime", "-m", "models.predict", *arguments)).communicate()
         assert process.returncode == code and "numpy" not in errors and " torch" not in errors

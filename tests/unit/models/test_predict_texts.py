@@ -1,4 +1,7 @@
-"""models.predict on texts: the probabilities of transformers' own pipeline, a row per text, whatever file it stands in."""
+"""models.predict on texts.
+
+The probabilities of transformers' own pipeline, a row per text, whatever file it stands in.
+"""
 
 import csv
 import io
@@ -62,7 +65,8 @@ def own_run(tmp_path):
 
 def write_table(path: Path, rows, header=("text",)) -> str:
     if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(dict(zip(header, row, strict=True)), ensure_ascii=False) + "\n" for row in rows))
+        path.write_text("".join(json.dumps(dict(zip(header, row, strict=True)), ensure_ascii=False) + "\n"
+                                for row in rows))
     elif path.suffix == ".csv":
         with path.open("w", newline="") as file:
             csv.writer(file).writerows([header, *rows])
@@ -86,13 +90,15 @@ def probabilities(rows) -> np.ndarray:
 
 def pipeline_probabilities(run: Path, inputs: list) -> np.ndarray:
     """[B, C] of transformers, one input at a time."""
-    pipeline = transformers.pipeline("text-classification", str(run / "model"), top_k=None, truncation=True, max_length=MAX_TOKENS)
+    pipeline = transformers.pipeline("text-classification", str(run / "model"), top_k=None, truncation=True,
+                                     max_length=MAX_TOKENS)
     told = [{one["label"]: one["score"] for one in np.ravel(pipeline(one)).tolist()} for one in inputs]
     return np.array([[scores[name] for name in CLASSES] for scores in told])
 
 
 def piped(run: Path, text: str, *words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "models.predict", str(run), "-", *words], input=text, cwd=ROOT, text=True,
+    return subprocess.run([sys.executable, "-m", "models.predict", str(run), "-", *words], input=text, cwd=ROOT,
+                          text=True,
                           capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
@@ -131,13 +137,15 @@ def test_long_texts_are_cut_off_where_training_cut_them_off(run, tmp_path, capsy
 def test_every_format_of_texts_gives_the_same_rows(run, tmp_path, capsys):
     printed = {}
     for suffix in (".csv", ".tsv", ".jsonl", ".txt"):
-        assert predict.main([str(run), write_table(tmp_path / f"texts{suffix}", [[text] for text in TEXTS])]) == Exit.DONE
+        assert predict.main([str(run),
+                             write_table(tmp_path / f"texts{suffix}", [[text] for text in TEXTS])]) == Exit.DONE
         printed[suffix] = capsys.readouterr().out
     assert inputs_of(printed[".csv"]) == TEXTS and len(set(printed.values())) == 1
 
 
 def test_rows_of_several_files_come_in_the_order_in_which_these_are_named(run, tmp_path, capsys):
-    paths = [write_table(tmp_path / name, [[text] for text in texts]) for name, texts in (("b.txt", TEXTS[:70]), ("a.jsonl", TEXTS[70:90]))]
+    paths = [write_table(tmp_path / name, [[text] for text in texts]) for name,
+             texts in (("b.txt", TEXTS[:70]), ("a.jsonl", TEXTS[70:90]))]
     predict.main([str(run), *paths, paths[1]])
     assert inputs_of(capsys.readouterr().out) == [*TEXTS[:90], *TEXTS[70:90]]
 
@@ -151,7 +159,8 @@ def test_standard_input_is_a_text_a_line(run):
 def test_standard_input_of_a_pair_model_has_a_tab_in_each_line(pair_run, tmp_path, capsys):
     lines = [f"{text}\t{more}" for text, more in PAIRS[:5]]
     done = piped(pair_run, "\n".join([*lines, "without a tab"]))
-    assert done.returncode == Exit.BAD_DATA and "line 6: 1 texts; a sentence pair is two, with a tab in between" in done.stderr
+    assert done.returncode == Exit.BAD_DATA
+    assert "line 6: 1 texts; a sentence pair is two texts with a tab between them" in done.stderr
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
     assert predict.main([str(pair_run), str(tmp_path / "pairs.txt")]) == Exit.DONE
     assert inputs_of(capsys.readouterr().out) == lines
@@ -161,7 +170,8 @@ def test_standard_input_of_a_pair_model_has_a_tab_in_each_line(pair_run, tmp_pat
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 @pytest.mark.parametrize("text", ODD)
 def test_odd_characters_come_out_as_they_went_in_and_in_one_field(text, form, suffix, run, tmp_path, capsys):
-    predict.main([str(run), write_table(tmp_path / f"texts{suffix}", [["before"], [text], ["after"]]), "--output", str(tmp_path / "out"),
+    predict.main([str(run), write_table(tmp_path / f"texts{suffix}", [["before"], [text], ["after"]]), "--output",
+                  str(tmp_path / "out"),
                   "--format", form])
     written = (tmp_path / "out").read_bytes().decode()
     rows = [json.loads(line) for line in written.split("\n")[:-1]] if form == "jsonl" else rows_of(written)
@@ -169,14 +179,16 @@ def test_odd_characters_come_out_as_they_went_in_and_in_one_field(text, form, su
     assert len({len(row) for row in rows}) == 1
 
 
-def test_an_empty_text_is_named_with_file_and_line_and_the_others_are_written(run, tmp_path, capsys):
+def test_an_empty_text_is_named_and_the_others_are_written(run, tmp_path, capsys):
+    """An empty text is named with file and line and the others are written."""
     texts = [*TEXTS[:70], "", "two\nlines", "  ", "last"]
     path = write_table(tmp_path / "texts.csv", [[text, "x"] for text in texts], ("text", "label"))
     assert predict.main([str(run), path]) == Exit.BAD_DATA
     captured = capsys.readouterr()
     assert inputs_of(captured.out) == [text for text in texts if text.strip()]
     assert captured.err.splitlines() == [
-        f"predict: cannot read {path} line 72: a text is empty", f"predict: cannot read {path} line 75: a text is empty",
+        f"predict: cannot read {path} line 72: a text is empty",
+        f"predict: cannot read {path} line 75: a text is empty",
         "predict: 2 of 74 inputs could not be read and have no row"]
 
 
@@ -192,13 +204,15 @@ def test_a_missing_column_is_65_and_says_which_there_are(suffix, pair_run, tmp_p
     path = write_table(tmp_path / f"texts{suffix}", [("a", "b")], ("text", "title"))
     assert predict.main([str(pair_run), path, "--output", str(tmp_path / "out.csv")]) == Exit.BAD_DATA
     message = capsys.readouterr().err
-    assert path in message and "there is no column more; it has text, title" in message and not (tmp_path / "out.csv").exists()
+    assert path in message and "there is no column more; it has text, title" in message
+    assert not (tmp_path / "out.csv").exists()
 
 
 @pytest.mark.parametrize("name", ["gone.csv", "folder"])
 def test_a_missing_input_is_66_before_anything_is_written(name, run, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
-    assert predict.main([str(run), write_table(tmp_path / "texts.txt", [["a text"]]), str(tmp_path / name)]) == Exit.NO_INPUT
+    assert predict.main([str(run), write_table(tmp_path / "texts.txt", [["a text"]]),
+                         str(tmp_path / name)]) == Exit.NO_INPUT
     captured = capsys.readouterr()
     assert name in captured.err and captured.out == ""
 
@@ -214,19 +228,23 @@ def test_a_language_model_is_64_and_says_what_it_is_for(own_run, capsys):
 
 def without_a_weight(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
-    save_file({name: weight for name, weight in weights.items() if name != "classifier.weight"}, folder / "model.safetensors")
+    save_file({name: weight for name, weight in weights.items() if name != "classifier.weight"},
+              folder / "model.safetensors")
 
 
 def without_our_keys(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({name: value for name, value in config.items() if name != "max_tokens"}))
+    (folder / "config.json").write_text(json.dumps({name: value for name,
+                                                    value in config.items() if name != "max_tokens"}))
 
 
 @pytest.mark.parametrize("spoil", [  # all but the first fail today
-    lambda folder: (folder / "model.safetensors").unlink(), lambda folder: (folder / "model.safetensors").write_bytes(b"half"),
+    lambda folder: (folder / "model.safetensors").unlink(),
+    lambda folder: (folder / "model.safetensors").write_bytes(b"half"),
     without_a_weight, without_our_keys])
 def test_a_damaged_model_folder_is_refused_without_a_traceback(spoil, own_run, tmp_path, capsys):
     spoil(own_run / "model")
-    code, captured = predict.main([str(own_run), write_table(tmp_path / "texts.txt", [["a text"]])]), capsys.readouterr()
+    code, captured = predict.main([str(own_run),
+                                   write_table(tmp_path / "texts.txt", [["a text"]])]), capsys.readouterr()
     assert code in (Exit.BAD_DATA, Exit.NO_INPUT) and captured.out == ""
     assert str(own_run / "model") in captured.err and "Traceback" not in captured.err

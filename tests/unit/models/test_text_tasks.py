@@ -1,6 +1,6 @@
-"""The text tasks against plain transformers: losses, gradients and figures of the same texts, tokenized and batched anew.
+"""The text tasks against plain transformers: losses, gradients and metrics of the same texts, tokenized separately.
 
-No dropout, so that both compute the same; micro-batches are uneven. Tolerances: sums in another order, and other padding.
+No dropout, so that both compute the same; micro-batches are uneven. Tolerances: another order of sums, other padding.
 """
 
 import csv
@@ -18,7 +18,6 @@ from data.loader import BadSamples, MicroBatchDataset, build_loader
 from data.sampler import EvaluationSampler, MicroBatch
 from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
-from models.bert import HEADS
 from models.metrics import Totals
 from models.tasks import load_task
 from tests.conftest import COUNTS
@@ -30,6 +29,7 @@ from utils.settings.command_line import parse_command_line
 from utils.strategies import load_strategy
 
 TASKS = ("text-classification", "masked-lm")
+HEADS = {task: load_task(task).head for task in TASKS}
 FAMILIES = ("bert", "distilbert", "roberta")
 SHARES = ([0, 56, 21, 30, 7], [41, 3], [17])  # one global batch in micro-batches
 GLOBAL_BATCH = [i for share in SHARES for i in share]
@@ -41,13 +41,16 @@ COLUMNS = {"one text": ("text",), "a pair": ("text", "more")}
 def folders(tmp_path_factory, texts):
     """{(family, task): a small model folder}; DistilBERT's tokenizer and RoBERTa's have no token types."""
     tokenizer, found = train_tokenizer([row["text"] for row in rows_of(texts, "train")], 200), {}
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "pad_token_id": 0,
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+             "pad_token_id": 0,
              "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32}
     classes = [f"topic{number}" for number in range(len(COUNTS["train"]))]
     names = {"id2label": dict(enumerate(classes)), "label2id": {name: number for number, name in enumerate(classes)}}
     for family in FAMILIES:
-        sizes = {name: value for name, value in small.items() if hasattr(transformers.AutoConfig.for_model(family), name)}
-        config = transformers.AutoConfig.for_model(family, vocab_size=len(tokenizer), initializer_range=0.5, **names, **sizes)
+        sizes = {name: value for name,
+                 value in small.items() if hasattr(transformers.AutoConfig.for_model(family), name)}
+        config = transformers.AutoConfig.for_model(family, vocab_size=len(tokenizer), initializer_range=0.5, **names,
+                                                   **sizes)
         tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"][::1 if family == "bert" else 2]
         for task, head in HEADS.items():
             folder = found[family, task] = tmp_path_factory.mktemp(f"{family}-{task}")
@@ -65,7 +68,8 @@ def build(world, texts, folders, tmp_path, monkeypatch):
     def built(task, *words, family="bert"):
         folder = folders[family, task]
         argv = ["--task", task, "--data", texts, "--model", folder, "--pretrained", "--max-length", "32", *words]
-        run = Run(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {}, True, print, {"start": 1, "cores_per_process": 1})
+        run = Run(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {}, True, print,
+                  {"start": 1, "cores_per_process": 1})
         run.path.mkdir()
         return load_task(task)(parse_command_line(list(map(str, argv)), {}), run, world)
 
@@ -82,7 +86,10 @@ def batches_of(task, shares=SHARES, epoch=0):
 
 
 def our_gradients(task, model):
-    """The loss of one step, and all gradients, as train_one_epoch adds them up; without dropout, for the model is in eval mode."""
+    """The loss of one step, and all gradients, as train_one_epoch adds them up.
+
+    Without dropout, for the model is in eval mode.
+    """
     weight = task.normalizer(torch.tensor(GLOBAL_BATCH))
     losses = [task.forward(model, batch).loss_sum / weight for batch in batches_of(task)]
     for loss in losses:
@@ -102,26 +109,31 @@ def plain_gradients(task_name, model, inputs, labels):
 def assert_equal_steps(ours, theirs, tolerance):
     """Losses, and gradients by the distance of all of them together."""
     assert ours[0] == pytest.approx(theirs[0], rel=tolerance) and set(ours[1]) == set(theirs[1])
-    ours, theirs = (torch.cat([gradient.double().flatten() for _, gradient in sorted(found.items()) if gradient is not None])
+    ours, theirs = (torch.cat([gradient.double().flatten() for _,
+                               gradient in sorted(found.items()) if gradient is not None])
                     for _, found in (ours, theirs))
     assert theirs.norm() > 0.01 and float((ours - theirs).norm() / theirs.norm()) < tolerance
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
-def test_a_step_of_classification_is_the_mean_over_its_samples_in_transformers(family, columns, build, texts, folders):
+def test_a_step_of_classification_is_the_mean_over_its_samples(family, columns, build, texts, folders):
+    """Of the loss of transformers."""
     task = build("text-classification", "--text-column", ",".join(columns), family=family)
     model = task.build_model(initial_weights=True).double().eval()
     rows = [rows_of(texts, "train")[i] for i in GLOBAL_BATCH]
     inputs = load_tokenizer(str(folders[family, "text-classification"]))(
-        *([row[name] for row in rows] for name in columns), truncation=True, max_length=32, padding=True, return_tensors="pt")
-    theirs = plain_gradients("text-classification", model, inputs, torch.tensor([task.classes.index(row["label"]) for row in rows]))
+        *([row[name] for row in rows] for name in columns), truncation=True, max_length=32, padding=True,
+        return_tensors="pt")
+    theirs = plain_gradients("text-classification", model, inputs,
+                             torch.tensor([task.classes.index(row["label"]) for row in rows]))
     assert ("token_type_ids" in inputs) == (family == "bert")
     assert_equal_steps(our_gradients(task, model), theirs, 1e-12)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_step_of_masked_lm_is_the_mean_over_its_predicted_tokens_in_transformers(family, build, folders):
+def test_a_step_of_masked_lm_is_the_mean_over_predicted_tokens(family, build, folders):
+    """Of the loss of transformers."""
     task = build("masked-lm", family=family)
     model = task.build_model(initial_weights=True).double().eval()
     samples = [task.train_set[0, i] for i in GLOBAL_BATCH]
@@ -183,15 +195,18 @@ def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build,
             figures.add(0, task.forward(model, real), real)
         totals[0].add(1, task.forward(model, stand_in), stand_in)
     with_it, without = (figures.values(world) for figures in totals)
-    assert output.loss_sum.item() == 0 and not any(weight.grad.any() for weight in model.parameters() if weight.grad is not None)
+    assert output.loss_sum.item() == 0 and not any(weight.grad.any() for weight in model.parameters()
+                                                   if weight.grad is not None)
     assert repr(with_it) == repr(without)
 
 
 @pytest.mark.parametrize("task_name", TASKS)
-def test_the_example_is_as_wide_as_any_batch_and_has_as_many_samples_as_asked_for(task_name, build):
+def test_the_example_is_as_large_as_any_batch(task_name, build):
+    """As wide as any batch, with the number of samples asked for."""
     task = build(task_name)
     shape = task.example(6).inputs["input_ids"].shape
-    assert shape == (6, max(batch.inputs["input_ids"].shape[1] for batch in batches_of(task, [[i] for i in range(len(task.train_set))])))
+    assert shape == (6, max(batch.inputs["input_ids"].shape[1]
+                            for batch in batches_of(task, [[i] for i in range(len(task.train_set))])))
     assert len(task.example(6).sample_weight) == 6
 
 
@@ -200,12 +215,14 @@ def evaluated(task, world):
     strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world)
     loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), 64, 0, 1), 0, world)
     watchdog = SimpleNamespace(watch=lambda items, *limits: items)
-    return Evaluation(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None), Agreement(world),
+    return Evaluation(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None),
+                      Agreement(world),
                       watchdog, world).run()
 
 
 @pytest.mark.parametrize("task_name", TASKS)
-def test_evaluations_of_the_same_weights_give_the_same_digits_under_any_seed(task_name, build, world):
+def test_evaluations_give_the_same_digits_with_any_seed(task_name, build, world):
+    """Evaluations of the same weights give the same digits under any seed."""
     first, again, other = (repr(evaluated(build(task_name, "--seed", seed), world)) for seed in (0, 0, 1))
     assert first == again == other
 
@@ -219,7 +236,8 @@ def test_evaluation_of_a_classifier_is_that_of_transformers(build, world, texts,
     with torch.no_grad():
         theirs = model(**inputs, labels=labels)
     assert values["loss"] == pytest.approx(float(theirs.loss), rel=1e-6) and len(rows) == NUM_VAL
-    assert values["confusion"].tolist() == torch.bincount(3 * labels + theirs.logits.argmax(1), minlength=9).view(3, 3).tolist()
+    assert values["confusion"].tolist() == torch.bincount(3 * labels + theirs.logits.argmax(1), minlength=9).view(3,
+        3).tolist()
 
 
 def test_perplexity_is_e_to_the_loss_over_all_predicted_tokens(build, world):
@@ -233,7 +251,8 @@ def test_perplexity_is_e_to_the_loss_over_all_predicted_tokens(build, world):
     assert values["perplexity"] == pytest.approx(math.exp(values["loss"]), rel=1e-12)
 
 
-def test_masks_of_the_evaluation_do_not_depend_on_the_seed_and_those_of_training_do(build):
+def test_masks_depend_on_the_seed_in_training_alone(build):
+    """In evaluation every run has the same masks."""
     def masked(samples):
         return [sample.text.ids.tolist() for sample in samples]
 
@@ -247,17 +266,25 @@ GOOD = "one two,x\nthree four,y\n" * 10
 
 
 @pytest.mark.parametrize(("task_name", "train_text", "val_text", "words", "code", "message"), [
-    ("text-classification", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA, "train.csv line 22: 3 fields, and the header names 2"),
-    ("masked-lm", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA, "train.csv line 22: 3 fields, and the header names 2"),
-    ("text-classification", HEADER + GOOD, HEADER + "five,z\n", (), Exit.BAD_DATA, "val.csv line 2: the label z does not occur in train"),
-    ("text-classification", HEADER + GOOD, HEADER + '" ",x\n', (), Exit.BAD_DATA, "val.csv line 2: text is empty; mend or remove the row"),
-    ("text-classification", "text,class\n" + GOOD, None, (), Exit.BAD_DATA, "there is no column label; it has text, class"),
+    ("text-classification", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA,
+     "train.csv line 22: 3 fields, and the header names 2"),
+    ("masked-lm", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA,
+     "train.csv line 22: 3 fields, and the header names 2"),
+    ("text-classification", HEADER + GOOD, HEADER + "five,z\n", (), Exit.BAD_DATA,
+     "val.csv line 2: the label z does not occur in train"),
+    ("text-classification", HEADER + GOOD, HEADER + '" ",x\n', (), Exit.BAD_DATA,
+     "val.csv line 2: text is empty; correct or remove the row"),
+    ("text-classification", "text,class\n" + GOOD, None, (), Exit.BAD_DATA,
+     "there is no column label; it has text, class"),
     ("text-classification", HEADER + "one,x\n" * 9, None, (), Exit.BAD_DATA, "there is only one class, x"),
     ("text-classification", HEADER, None, (), Exit.BAD_DATA, "train.csv: there are no texts in it"),
-    ("text-classification", HEADER + GOOD, None, ("--split", "test"), Exit.NO_INPUT, "--split test: {root} has no such split; it has"),
-    ("masked-lm", HEADER + GOOD, None, ("--text-column", "text,label"), Exit.USAGE, "--text-column text,label: --task masked-lm reads one"),
-    ("masked-lm", HEADER + GOOD, None, ("--tokenizer", "{root}"), Exit.NO_INPUT, "{root} is no model folder")])
-def test_wrong_input_is_refused_before_there_is_a_model(task_name, train_text, val_text, words, code, message, build, tmp_path):
+    ("text-classification", HEADER + GOOD, None, ("--split", "test"), Exit.NO_INPUT,
+     "--split test: {root} has no such split; it has"),
+    ("masked-lm", HEADER + GOOD, None, ("--text-column", "text,label"), Exit.USAGE,
+     "--text-column text,label: --task masked-lm reads one"),
+    ("masked-lm", HEADER + GOOD, None, ("--tokenizer", "{root}"), Exit.NO_INPUT, "{root} is not a model folder")])
+def test_wrong_input_is_refused_before_there_is_a_model(task_name, train_text, val_text, words, code, message, build,
+                                                        tmp_path):
     root = tmp_path / "data"
     root.mkdir()
     for split, text in (("train", train_text), ("val", val_text)):

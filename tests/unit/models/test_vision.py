@@ -17,8 +17,10 @@ from utils.settings.config import ImageOptions, ModelOptions
 
 torch.set_num_threads(1)
 FAMILIES = (
-    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3", "maxvit_t",
-    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t",
+    "alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "efficientnet_v2_s", "googlenet", "inception_v3",
+    "maxvit_t",
+    "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5",
+    "squeezenet1_1", "swin_t",
     "swin_v2_t", "vgg11_bn", "vit_b_16")
 CLASSES = ("cat", "dog", "eel")
 DESCRIPTION = {"architecture": "squeezenet1_1", "image_size": 32, "photo": False, "interpolation": "bilinear",
@@ -33,7 +35,8 @@ def weights_of(name: str, num_classes: int, **options) -> dict[str, torch.Tensor
 def equal_names(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> set[str]:
     """Names of the tensors that are equal bit for bit."""
     own = model.state_dict()
-    return {name for name in own if name in weights and own[name].shape == weights[name].shape and torch.equal(own[name], weights[name])}
+    return {name for name in own if name in weights and own[name].shape == weights[name].shape
+            and torch.equal(own[name], weights[name])}
 
 
 def built(world, classes=CLASSES, **options):
@@ -77,10 +80,12 @@ def test_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(ending, w
 @pytest.mark.parametrize("wrapped", [
     lambda weights: weights, lambda weights: {"model": weights, "epoch": 3},
     lambda weights: {"state_dict": {f"module.{name}": weight for name, weight in weights.items()}}])
-def test_weights_of_as_many_classes_are_loaded_whole_also_from_a_checkpoint(wrapped, world, tmp_path):
+def test_weights_with_the_same_classes_are_loaded_whole(wrapped, world, tmp_path):
+    """Also from a checkpoint."""
     weights = weights_of("squeezenet1_1", 3)
     torch.save(wrapped(weights), tmp_path / "weights.pth")
-    assert equal_names(built(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth")), weights) == set(weights)
+    assert equal_names(built(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth")),
+                       weights) == set(weights)
 
 
 def test_model_folder_of_the_same_classes_is_loaded_whole(world, model_folder):
@@ -99,7 +104,7 @@ def test_other_preprocessing_than_the_folders_is_one_note_with_the_flags(model_f
     model = ModelOptions(model=str(model_folder[0]), pretrained=True)
     [note] = other_preprocessing(model, ImageOptions(std=(0.2, 0.2, 0.2)))
     assert "image_size 32 there and 224 here; mean [0.5, 0.5, 0.5] there and [0.485, " in note
-    _, flags = note.split("has its values with ")
+    _, flags = note.split("start a new run with ")
     same = parse_command_line([*flags.split(), "--std", "0.2", "0.2", "0.2"], {})
     assert other_preprocessing(model, same.images) == []
     assert other_preprocessing(replace(model, pretrained=False), ImageOptions()) == []
@@ -205,15 +210,18 @@ def as_vit_was(key: str) -> str:
     ("mnasnet0_5", str), ("resnet18", without_counters), ("densenet121", as_densenet_was), ("vit_b_16", as_vit_was)])
 def test_pretrained_takes_the_librarys_files_with_their_former_names(name, former, world, library):
     with torch.device("meta"):
-        weights = {key: torch.full(weight.shape, 3, dtype=weight.dtype, device="cpu") for key, weight in weights_of(name, 1000).items()}
+        weights = {key: torch.full(weight.shape, 3, dtype=weight.dtype, device="cpu") for key,
+                   weight in weights_of(name, 1000).items()}
     file = {former(key): weight for key, weight in weights.items() if former(key)}
     library(file)
     model = built(world, model=name, pretrained=True)
-    assert equal_names(model, weights) == {key for key in list(weights)[:-2] if former(key)}  # the last two are the head's
+    # the last two are the head's
+    assert equal_names(model, weights) == {key for key in list(weights)[:-2] if former(key)}
 
 
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
-def test_auxiliary_heads_are_left_out_and_the_librarys_weights_load_all_the_same(name, world, tmp_path):
+def test_auxiliary_heads_are_left_out(name, world, tmp_path):
+    """The library's weights still load."""
     weights = weights_of(name, 5, aux_logits=True, init_weights=False)
     torch.save(weights, tmp_path / "weights.pth")
     model = built(world, model=name, weights=str(tmp_path / "weights.pth"))

@@ -12,8 +12,10 @@ def test_a_small_file_is_written_whole(tmp_path):
 
 
 @pytest.mark.parametrize("environment, expected", [
-    ({"LOCKSTEP_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"), ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/lockstep"),
-    ({"HOME": "/c"}, "/c/.cache/lockstep"), ({"LOCKSTEP_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/lockstep")])
+    ({"LOCKSTEP_CACHE": "/a", "XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/a"),
+    ({"XDG_CACHE_HOME": "/b", "HOME": "/c"}, "/b/lockstep"),
+    ({"HOME": "/c"}, "/c/.cache/lockstep"),
+    ({"LOCKSTEP_CACHE": "", "XDG_CACHE_HOME": "", "HOME": "/c"}, "/c/.cache/lockstep")])
 def test_the_cache_is_where_the_environment_says(monkeypatch, environment, expected):
     for name in ("LOCKSTEP_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

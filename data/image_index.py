@@ -1,0 +1,253 @@
+"""The index of a folder of images: classes, and the path and label of every image. Made once, kept in the cache.
+
+    found = build_index("photos", ValSplit(fraction=0.1, seed=0), cache=Path("~/.cache/lockstep"))
+    found.splits["train"].path(0)
+
+A folder is ROOT/train/CLASS/**, ROOT/val/CLASS/**, or ROOT/CLASS/**. All processes map the arrays in the cache.
+Classes and order are those of torchvision.datasets.ImageFolder.
+Legend: N images.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from data.splits import SPLIT_NAMES, VAL_NAMES, ValSplit, hold_out, require_classes
+from utils.array_folder import digest_of, kept_arrays, one_at_a_time, open_arrays
+from utils.errors import Exit, UserError, some
+from utils.files import read_checked, sync, write_checked
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+HIDDEN = (".", "__MACOSX")  # how names begin that are passed over
+CACHE_VERSION = 2
+ARRAYS = ("names", "spans", "labels")
+
+
+@dataclass(frozen=True, eq=False)
+class ImageIndex:
+    """Paths and labels of a split in three arrays, which processes share: no Python object per file."""
+
+    per_sample: ClassVar = ("spans", "labels")
+
+    root: str
+    names: np.ndarray  # uint8: paths relative to root, as bytes, joined; may hold more paths than this split has
+    spans: np.ndarray  # [N, 2] int64: begin and end of each path in `names`
+    labels: np.ndarray  # [N] int32
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def path(self, index: int) -> str:
+        """Absolute path of image `index`, 0 <= index < N."""
+        begin, end = self.spans[index]
+        return os.path.join(self.root, os.fsdecode(self.names[begin:end].tobytes()))
+
+
+@dataclass(frozen=True, eq=False)
+class FolderIndex:
+    """What a data folder holds. `splits` has train, val and, if its folder is not used as val, test."""
+
+    classes: tuple[str, ...]  # in label order, of every split
+    splits: dict[str, ImageIndex]
+    fingerprint: str  # sha256 over the relative paths in all splits' folders; held-out images do not change it
+    notes: tuple[str, ...]  # for the user, a line each
+
+
+def build_index(root: str, val: ValSplit, cache: Path) -> FolderIndex:
+    """The index of a data folder, from the cache if no directory in it has changed since.
+
+    One process per node should come first, so that the others find its cache; any number at once is safe.
+    Raises UserError (64, 65, 66, 74).
+    """
+    # the index of what is there
+    root = os.path.abspath(root)
+    # The time differs between nodes with local data, not between nodes that share it (inodes may differ then, on FUSE).
+    time = os.stat(root).st_mtime_ns if os.path.exists(root) else 0
+    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time)}.json"
+    found = _load(file, root)
+    if found is None:
+        with one_at_a_time(file):
+            found = _load(file, root) or _scan(file, root)
+
+    # val
+    if "val" in found.splits:
+        return found
+    folder = val.folder(file.with_name(_name(found.classes, found.splits, found.fingerprint)))
+    splits, note = hold_out(found.splits, val, root, folder)
+    return replace(found, splits=splits, notes=(*found.notes, note))
+
+
+def _scan(file: Path, root: str) -> FolderIndex:
+    """The index of a tree that is read anew. `file` names its arrays, and is valid until a directory changes."""
+    scan = _Scan(root)
+    found = scan.read()
+    arrays = kept_arrays(file.with_name(_name(found.classes, found.splits, found.fingerprint)), lambda: {
+        f"{split}.{name}": getattr(index, name) for split, index in found.splits.items() for name in ARRAYS})
+    with suppress(OSError):  # without a cache every process scans for itself
+        write_checked(file, [found.classes, list(found.splits), found.fingerprint, found.notes, scan.directories])
+        sync(file.parent)
+    return replace(found, splits=_splits(root, found.splits, arrays))
+
+
+def _load(file: Path, root: str) -> FolderIndex | None:
+    """The cached index; None if there is none, it is damaged, or a directory has changed."""
+    with suppress(OSError, ValueError):
+        classes, splits, fingerprint, notes, directories = read_checked(file)
+        found = open_arrays(file.with_name(_name(classes, splits, fingerprint)))
+        if found and all(os.stat(path).st_mtime_ns == time for path, time in directories.items()):
+            return FolderIndex(tuple(classes), _splits(root, splits, found[1]), fingerprint, tuple(notes))
+    return None
+
+
+def _name(classes: Iterable[str], splits: Iterable[str], fingerprint: str) -> str:
+    """The name of the folder with the arrays; the same for these images anywhere, so copies of the data share it."""
+    return f"images-{digest_of(CACHE_VERSION, list(classes), list(splits), fingerprint)}"
+
+
+def _splits(root: str, splits: Iterable[str], arrays: Mapping[str, np.ndarray]) -> dict[str, ImageIndex]:
+    return {split: ImageIndex(root, *(arrays[f"{split}.{name}"] for name in ARRAYS)) for split in splits}
+
+
+class _Scan:
+    """One walk over the tree."""
+
+    def __init__(self, root: str):
+        self.root = root
+        self.directories: dict[str, int] = {}  # visited: st_mtime_ns
+        self.strays: list[str] = []  # files that are not images, or not in a class folder
+        self.notes: list[str] = []
+
+    def read(self) -> FolderIndex:
+        """Index of all splits. Raises UserError."""
+        root = self.root
+        if not os.path.exists(root):
+            raise UserError(f"--data {root}: there is no such folder", Exit.NO_INPUT)
+        if not os.path.isdir(root):
+            raise UserError(f"--data {root}: is a file; give the folder that holds train/CLASS/* (or CLASS/*)",
+                            Exit.BAD_DATA)
+        try:
+            return self._read()
+        except OSError as error:
+            raise UserError(f"--data {root}: cannot list {error.filename}: {error.strerror}", Exit.IO) from None
+
+    def _read(self) -> FolderIndex:
+        # read every split, with labels of its own
+        folders = self._folders_of_splits()
+        class_names, splits = {}, {}
+        for split, folder in folders.items():
+            class_names[split], splits[split] = self._read_split(folder, is_optional=split == "test")
+
+        # classes are those of train
+        classes = class_names["train"]
+        if len(classes) == 1:
+            raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; a classifier needs two or"
+                            " more", Exit.BAD_DATA)
+        require_classes(np.bincount(splits["train"].labels), f"--data {self.root}: {_shown(folders['train'])}",
+                        "put all images of a class into one folder")
+
+        # the labels of the other splits
+        label_of = {name: label for label, name in enumerate(classes)}
+        for split in [split for split in splits if split != "train"]:
+            if not class_names[split]:
+                self.notes.append(f"{folders[split]}/ has no class folders and is not used")
+                del splits[split]
+                continue
+            self._compare((folders["train"], classes), (folders[split], class_names[split]), is_subset=split == "test")
+            labels = np.array([label_of[name] for name in class_names[split]], dtype=np.int32)[splits[split].labels]
+            splits[split] = replace(splits[split], labels=labels)
+
+        # fingerprint
+        if self.strays:
+            self.notes.append(f"files skipped because they are not images in class folders: {len(self.strays)},"
+                              f" for example {self.strays[0]}")
+        digest = hashlib.sha256()
+        for split in sorted(splits):
+            digest.update(splits[split].names)
+            digest.update(np.ascontiguousarray(splits[split].spans[:, 1]))
+        return FolderIndex(tuple(classes), splits, digest.hexdigest(), tuple(self.notes))
+
+    def _folders_of_splits(self) -> dict[str, str]:
+        """{split: its folder, relative to the root}. Raises UserError."""
+        folders, _ = self._list(self.root)
+        if "train" not in folders:
+            if similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
+                raise UserError(f"--data {self.root}: has {some(similar)} but no train/; the training folder must be"
+                                " named train", Exit.BAD_DATA)
+            if folders:
+                self.notes.append("there is no train/, so the classes are the folders directly in --data")
+            return {"train": ""}
+        found = {"train": "train"}
+        if val := next((name for name in VAL_NAMES if name in folders), None):
+            found["val"] = val
+            self.notes += [f"there is no val/, so {val}/ is used for validation"] if val != "val" else []
+        if "test" in folders and val != "test":
+            found["test"] = "test"
+        return found
+
+    def _read_split(self, folder: str, is_optional: bool) -> tuple[list[str], ImageIndex]:
+        """Class names and images of ROOT/folder; labels count its own classes. Only train and val need classes."""
+        # classes
+        classes, files = self._list(os.path.join(self.root, folder))
+        if not classes and not is_optional:
+            found = f"only {some(files)}" if files else "nothing"
+            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders, {found}; put the images of"
+                            f" each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*", Exit.BAD_DATA)
+        self.strays += [os.path.join(folder, name) for name in files] if classes else []
+
+        # images
+        names, lengths, counts = [], [], []
+        for class_name in classes:
+            found = sorted(self._walk(os.path.join(folder, class_name), ()))
+            encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
+            if not encoded:
+                raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
+                                f" images ({' '.join(EXTENSIONS)}); remove it or fill it", Exit.BAD_DATA)
+            names.append(b"".join(encoded))
+            lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+            counts.append(len(encoded))
+        ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
+        return classes, ImageIndex(
+            self.root, np.frombuffer(b"".join(names), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
+            np.repeat(np.arange(len(classes), dtype=np.int32), counts))
+
+    def _walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
+        """(folder, its images) for ROOT/folder and all below; links to a folder above are not followed."""
+        path = os.path.join(self.root, folder)
+        stat = os.stat(path)
+        if (identity := (stat.st_dev, stat.st_ino)) in parents:
+            return
+        folders, files = self._list(path)
+        yield folder, [name for name in files if name.lower().endswith(EXTENSIONS)]
+        self.strays += [os.path.join(folder, name) for name in files if not name.lower().endswith(EXTENSIONS)]
+        for name in folders:
+            yield from self._walk(os.path.join(folder, name), (*parents, identity))
+
+    def _list(self, path: str) -> tuple[list[str], list[str]]:
+        """Names of the folders and of the files in `path`, sorted, without hidden ones."""
+        self.directories[path] = os.stat(path).st_mtime_ns  # before listing, so that a later change outdates the index
+        with os.scandir(path) as entries:
+            seen = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(HIDDEN))
+        return [name for name, is_folder in seen if is_folder], [name for name, is_folder in seen if not is_folder]
+
+    def _compare(self, train: tuple[str, list[str]], other: tuple[str, list[str]], is_subset: bool) -> None:
+        """All splits have the classes of train; test may lack some. train, other: folder, classes. Raises UserError."""
+        extra = sorted(set(other[1]) - set(train[1]))
+        missing = sorted(set(train[1]) - set(other[1]))
+        if not extra and (is_subset or not missing):
+            return
+        found = [f"{other[0]}/ has {some(extra)}, which {train[0]}/ lacks"] if extra else []
+        found += [f"{train[0]}/ has {some(missing)}, which {other[0]}/ lacks"] if missing and not is_subset else []
+        is_case = {name.casefold() for name in extra} & {name.casefold() for name in missing}
+        hint = ("rename those that differ only in case" if is_case else
+                "every split needs the same class folders: move, rename or remove some")
+        raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
+
+
+def _shown(folder: str) -> str:
+    return f"{folder}/" if folder else "it"

@@ -1,0 +1,72 @@
+"""The files of texts in a data folder: .csv, .tsv, .jsonl or .txt, by split.
+
+    files, notes = find_tables("reviews")                       # {"train": [train.csv], "val": [val.csv]}
+"""
+
+from pathlib import Path
+
+from data.splits import SPLIT_NAMES, VAL_NAMES
+from utils.errors import Exit, UserError, some
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
+
+
+def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
+    """The files of each split (train and, if there are such, val and test), and notes for the user.
+
+    root: a file; or a folder with train.csv, val.csv, ... (any of SUFFIXES) or with train/, val/, ... that hold such
+    files; or a folder that holds such files directly, all for training. Raises UserError (65, 66).
+    """
+    # a file
+    top = Path(root)
+    if not top.exists():
+        raise UserError(f"--data {root}: there is no such file or folder", Exit.NO_INPUT)
+    if not top.is_dir():
+        return {"train": [table_at(root)]}, []
+
+    # a folder with splits
+    if train := _files_of(top, "train"):
+        files, notes = {"train": train}, []
+        if val := next((name for name in VAL_NAMES if _files_of(top, name)), None):
+            files["val"] = _files_of(top, val)
+            notes += [f"there is no val, so {val} is used for validation"] if val != "val" else []
+        if val != "test" and (test := _files_of(top, "test")):
+            files["test"] = test
+        return files, notes
+
+    # a folder without splits
+    names = sorted(path.name for path in top.iterdir() if not path.name.startswith("."))
+    tables = [top / name for name in names if _is_table(top / name)]
+    if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES
+                   and (top / name in tables or (top / name).is_dir())]:
+        raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file"
+                        " train.csv (or .tsv, .jsonl, .txt), or put such files into train/", Exit.BAD_DATA)
+    if not tables:
+        raise UserError(f"--data {root}: holds no files of texts ({' '.join(SUFFIXES)}), but {some(names)}",
+                        Exit.BAD_DATA)
+    return {"train": tables}, [f"there is no train, so all {len(tables)} files of texts in --data are read"]
+
+
+def table_at(name: str) -> Path:
+    """The file of texts with this name. Raises UserError: 66 if there is none, 65 if it has none of SUFFIXES."""
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"{name}: there is no such file", Exit.NO_INPUT)
+    if not _is_table(path):
+        raise UserError(f"{name}: a file of texts ends in {', '.join(SUFFIXES)}", Exit.BAD_DATA)
+    return path
+
+
+def _files_of(top: Path, split: str) -> list[Path]:
+    """The files of a split: top/split.csv, or those in top/split/. Raises UserError if there are several kinds."""
+    inside = sorted(path for path in (top / split).rglob("*") if _is_table(path)
+                    and not any(part.startswith(".") for part in path.relative_to(top).parts))
+    found = [top / f"{split}{suffix}" for suffix in SUFFIXES if _is_table(top / f"{split}{suffix}")]
+    if len(kinds := found + ([top / split] if inside else [])) > 1:
+        raise UserError(f"--data {top}: {' and '.join(path.name for path in kinds)} are both {split}; keep one",
+                        Exit.BAD_DATA)
+    return inside or found
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix in SUFFIXES and path.is_file()

@@ -1,0 +1,103 @@
+"""The folders that --model and --tokenizer name: local ones, or copies from the Hugging Face hub.
+
+A name on the hub is fetched once per node, at one commit for the whole run; then only local folders are read.
+"""
+
+import difflib
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError
+
+from data.tokenizer import folder_digest
+from models.bert import SIZES, read_config
+from utils.distributed.world import World, is_folder
+from utils.errors import Exit, UserError
+from utils.rundir.run import Run
+
+FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # weights, tokenizer, their settings
+
+
+def find_folder(name: str, run: Run, world: World) -> str | None:
+    """The local folder of a model or tokenizer: `name` itself, or its copy from the hub; None for a size. Collective.
+
+    A name of the hub is one commit for the whole run and on every node: the one that rank 0 fetched first, kept in
+    auto.json. Raises UserError (66) if there is no such folder and it cannot be fetched.
+    """
+    # what the name means
+    is_folder(name, world)  # Collective: on all nodes or on none.
+    kind = world.everywhere(lambda: _kind_of(name))  # Collective.
+    if kind != "hub":
+        return name if kind == "folder" else None
+
+    # the commit, then the files on every node
+    commits = run.kept.setdefault("hub", {})
+    kept = commits.get(name)
+    commit = commits[name] = world.on_rank_zero(  # Collective.
+        lambda: Path(_fetch(name, kept, kept)).name, takes_long=True)
+    world.on_rank_zero(lambda: _fetch(name, commit, kept), per_node=True)  # Collective.
+    return world.everywhere(lambda: _fetch(name, commit, kept, local_files_only=True))  # Collective.
+
+
+def resolve_encoder(name: str, run: Run, world: World) -> str | None:
+    """RUN/encoder, which has the config of the encoder that --model names; None for one of SIZES. Collective.
+
+    Kept from the run's first start on, so that a later start does not need the hub. (A run of an earlier version kept
+    none: its --eval-only writes nothing and reads the folder itself.)
+    Raises UserError: 66 if --model has no config, 78 if the kept one changed.
+    """
+    folder, is_kept = run.path / "encoder", "encoder" in run.kept
+    source = None if is_kept else find_folder(name, run, world)  # Collective.
+    if not is_kept and (source is None or run.is_read_only):
+        return source
+
+    def keep() -> str:
+        if not is_kept:
+            read_config(source)
+            run.replace_folder("encoder", lambda partial: shutil.copy(Path(source, "config.json"), partial))
+        return folder_digest(folder)
+
+    run.require_same("encoder", world.on_rank_zero(keep), f"the encoder's config in {folder}")  # Collective.
+    return str(folder)
+
+
+def _kind_of(name: str) -> str:
+    """"folder", "size" or "hub". Raises UserError (66) if it can be none of these."""
+    path, files = Path(name), {"config.json", "tokenizer_config.json", "tokenizer.json"}
+    if path.is_dir():
+        if not files & {file.name for file in path.iterdir()}:
+            raise UserError(f"{name} is not a model folder: it needs a config.json with a model_type,"
+                            " as RUN/model of a text run has", Exit.NO_INPUT)
+        return "folder"
+    if name in SIZES:
+        return "size"
+    if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
+    return "hub"
+
+
+def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bool = False) -> str:
+    """The folder of `commit` (None: the newest) in the hub's cache, fetched if need be. Raises UserError (66).
+
+    kept: the commit of an earlier start of this run, if any.
+    """
+    # fetch
+    try:
+        return huggingface_hub.snapshot_download(
+            name, revision=commit, allow_patterns=list(FILES), local_files_only=local_files_only)
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
+        reason = next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
+
+    # the ways out
+    cache = huggingface_hub.constants.HF_HUB_CACHE
+    if kept:
+        raise UserError(f"{name} at commit {kept}, which this run uses, cannot be fetched from the hub ({reason}). Ways"
+                        f" out: copy a hub cache that has this commit to {cache}; or start over with --fresh",
+                        Exit.NO_INPUT)
+    close = difflib.get_close_matches(name, SIZES, n=1)
+    meant = f" (did you mean {close[0]}? It is trained from scratch)" if close else ""
+    raise UserError(
+        f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and cannot be fetched from the hub ({reason})."
+        f" Ways out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's cache to"
+        f" {cache}; or train one of these sizes from scratch", Exit.NO_INPUT)

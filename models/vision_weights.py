@@ -1,0 +1,110 @@
+"""Weights for torchvision's image classifiers: of a file, of another run's model folder, or the library's own."""
+
+import hashlib
+import re
+from pathlib import Path
+from pickle import UnpicklingError
+from urllib.parse import urlparse
+
+import torch
+import torchvision
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from utils.distributed.world import World
+from utils.errors import Exit, UserError, say
+from utils.settings.config import ModelOptions
+
+_FORMER_NAMES = {  # in the library's own files; the library renames DenseNet's and ViT's as it loads them
+    r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.",
+    r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
+
+
+def read_weights(path: Path, source: str) -> dict[str, Tensor]:
+    """The tensors of a file, by name. source: the flag that names it, for messages. Raises UserError (65, 66)."""
+    # read
+    try:
+        if path.suffix == ".safetensors":
+            weights = load_file(path)
+        else:
+            weights = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UserError(f"{source}: there is no file {path}", Exit.NO_INPUT) from None
+    except Exception as error:  # unpickling garbage raises almost anything
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if isinstance(error, UnpicklingError):  # torch's own text suggests to run the code in the file
+            reason = "it is damaged, or holds more than tensors"
+        raise UserError(f"{source}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {reason}",
+                        Exit.BAD_DATA) from None
+
+    # unwrap: torchvision's references and others save more than the weights
+    for key in ("model", "state_dict"):
+        if isinstance(weights, dict) and isinstance(weights.get(key), dict):
+            weights = weights[key]
+    if not isinstance(weights, dict):
+        raise UserError(f"{source}: {path} holds a {type(weights).__name__}, not weights by name", Exit.BAD_DATA)
+    return {name.removeprefix("module."): param for name, param in weights.items() if isinstance(param, Tensor)}
+
+
+def initial_weights_of(
+    config: ModelOptions, architecture: str, folder: Path | None, world: World
+) -> dict[str, Tensor] | None:
+    """The weights that --weights or --pretrained ask for, from --model's `folder` or the library. Collective."""
+    if config.weights:
+        return world.everywhere(lambda: read_weights(Path(config.weights), "--weights"))  # Collective.
+    if config.pretrained and folder:
+        return world.everywhere(lambda: read_weights(folder / "model.safetensors", "--model"))  # Collective.
+    return _library_weights(architecture, world) if config.pretrained else None  # Collective.
+
+
+def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
+    """torchvision's own weights, downloaded once per node, verified at every load. Collective.
+
+    Raises UserError: 66 if they cannot be fetched, 65 if the file is damaged.
+    """
+    # torchvision's own place for them; every file has the first digits of its sha256 in its name
+    url = torchvision.models.get_model_weights(architecture).DEFAULT.url
+    file = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    sha256 = torch.hub.HASH_REGEX.search(file.name)[1]
+
+    # one process per node downloads and verifies, the others find the file
+    def fetch() -> None:
+        if not file.exists():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                say(f"downloading {url} to {file}")
+                torch.hub.download_url_to_file(url, str(file), sha256, progress=False)
+            except (OSError, RuntimeError) as error:
+                raise UserError(
+                    f"--pretrained: cannot fetch {url} ({error}). Ways out: download it elsewhere and pass --weights"
+                    f" FILE; or put it into {file.parent}; or train from scratch, without --pretrained",
+                    Exit.NO_INPUT) from None
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()[:len(sha256)]
+        if found != sha256:
+            raise UserError(f"--pretrained: {file} is not what torchvision published: its sha256 begins with {found},"
+                            f" not {sha256}; remove it, and the next start downloads it again", Exit.BAD_DATA)
+
+    world.on_rank_zero(fetch, per_node=True)  # Collective.
+    return world.everywhere(lambda: read_weights(file, "--pretrained"))  # Collective.
+
+
+def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes: bool) -> None:
+    """Load `weights`, the head only if the classes are the same. Raises UserError (64) if the rest does not fit."""
+    # names of today
+    own = model.state_dict()
+    for former, name in _FORMER_NAMES.items():
+        weights = {re.sub(former, name, key): param for key, param in weights.items()}
+    # BatchNorm counts its batches since torch 0.4.1; older files (resnet18's, for example) lack the counters.
+    weights = {name: param for name, param in own.items() if name.endswith(".num_batches_tracked")} | weights
+
+    # what is new, what does not fit
+    head = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
+    differ = {name for name in own if name in weights and own[name].shape != weights[name].shape}
+    new_head = {name for name in own if name.startswith(f"{head}.")} if differ or not has_same_classes else set()
+    wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))
+    if wrong:
+        raise UserError(
+            f"the weights do not fit --model: {len(wrong)} tensors are missing, unknown or have another shape, for"
+            f" example {wrong[0]}; use weights of the same architecture")
+    model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})
