@@ -14,7 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.sweep_saves import can_trace, flip, flips, leftovers, save, say_nothing, step_in, step_in_model, unsynced, valid
+from tests.faults.sweep_saves import (
+    can_trace,
+    flip,
+    flips,
+    leftovers,
+    save,
+    say_nothing,
+    step_in,
+    step_in_model,
+    unsynced,
+    valid,
+)
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage
 from utils.rundir.lock import RunLock
