@@ -23,7 +23,7 @@ def draw() -> str:
     num_steps, num_kills, off = len(expected), len(starts) - 1, differences(found)
     are_equal = found["undisturbed"]["weights"] == found["killed"]["weights"]
     bottom = BOTTOM + 70 + ROW * len(starts)
-    svg = Svg(bottom + 56, f"Killed {num_kills} times, and the same loss curve", [
+    svg = Svg(0, f"Killed {num_kills} times, and the same loss curve", [
         f"One run was left alone. The other was killed {num_kills} times (SIGKILL to every process) and",
         "continued on another number of processes each time, under --strategy exact."])
 
@@ -78,7 +78,6 @@ def draw() -> str:
             svg.cross(x(end), row + 9.5)
     what = "A row is a start of the killed run. It goes on from the newest checkpoint, saved every 6 steps."
     svg.text(24, bottom + 4, what, "quiet small")
-    svg.line(24, bottom + 14, RIGHT, bottom + 14, stroke_opacity=".3")
     what = f"MobileNetV3-small, built-in digits, fp32; n = 1 run of {num_steps} steps each"
-    svg.text(24, bottom + 34, small_print(found, what), "quiet small")
+    small_print(svg, bottom + 18, found, what)
     return str(svg)

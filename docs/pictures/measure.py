@@ -29,7 +29,7 @@ SMALL = [*COMMON, "--model", "mobilenet_v3_small", "--optimizer", "adamw", "--lr
 CURVE = [*SMALL, "--strategy", "exact", "--max-steps", "60", "--save-every", "6"]
 KILLS = ((2, 9), (4, 20), (1, 29), (3, 39), (4, 51))  # (processes of a start, step after which they are killed)
 LAST_START = 2  # processes of the start that is left alone
-RECOVERY = [*SMALL, "--max-steps", "5000", "--save-every", "6"]
+RECOVERY = [*SMALL, "--epochs", "400", "--save-every", "6"]  # longer than its kills take
 NUM_RECOVERIES, PAUSE_S = 10, (1, 8)  # a kill comes so long after the first step of a start
 SAVE = [*COMMON, "--model", "resnet18", "--image-size", "16", "--global-batch-size", "48", "--micro-batch-size", "48",
         "--max-steps", "140", "--save-every", "20"]
@@ -53,9 +53,10 @@ class Start:
         found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.torchrun.pid)], capture_output=True, text=True)
         return sorted(map(int, found.stdout.split()))
 
-    def resumed(self) -> list[int]:
-        """The steps that its starts and restarts resumed from."""
-        return [int(step) for step in re.findall(r"resumed at step (\d+)", self._out.read_text())]
+    def began_at(self) -> list[int]:
+        """The step that it began at, and the steps that its restarts began at; 0 where there was no checkpoint yet."""
+        found = re.findall(r"; (?:resumed at step (\d+)|a new run)\n", self._out.read_text())
+        return [int(step or 0) for step in found]
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Exits with the output where it ends, or nothing happens, before that."""
@@ -86,7 +87,7 @@ def measure_loss(folder: Path) -> dict[str, Any]:
     run, starts = folder / "killed", []
 
     def note(start: Start, processes: int) -> None:
-        resumed = (start.resumed() or [0])[0]
+        resumed = start.began_at()[0]
         starts.append({"processes": processes, "resumed": resumed, "losses": losses(run, resumed)})
 
     for processes, step in KILLS:
@@ -117,20 +118,20 @@ def measure_recovery(folder: Path) -> dict[str, Any]:
 def recovery(start: Start, rank: int) -> dict[str, float]:
     """Kill a rank, and wait for the next step that is finished after the restart."""
     victim = next(process for process in start.ranks() if is_rank(process, rank))
-    num_starts, reached = len(start.resumed()), trained_steps(start.run)
+    num_starts, reached = len(start.began_at()), trained_steps(start.run)
     killed_at = time.time()
     os.kill(victim, signal.SIGKILL)
 
     def is_back() -> bool:
         nonlocal reached
         steps = trained_steps(start.run)
-        if len(start.resumed()) > num_starts:
+        if len(start.began_at()) > num_starts:
             return True
         reached = max(reached, steps)  # the other rank may have finished its step
         return False
 
     start.wait_until(is_back)
-    resumed = start.resumed()[-1]
+    resumed = start.began_at()[-1]
     start.wait_until(lambda: trained_steps(start.run) > resumed)
     lines = map(json.loads, (start.run / "metrics.jsonl").read_text().splitlines())
     finished = next(datetime.fromisoformat(line["time"]) for line in lines if line["step"] == resumed + 1)
