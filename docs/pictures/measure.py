@@ -29,10 +29,10 @@ SMALL = [*COMMON, "--model", "mobilenet_v3_small", "--optimizer", "adamw", "--lr
 CURVE = [*SMALL, "--strategy", "exact", "--max-steps", "60", "--save-every", "6"]
 KILLS = ((2, 9), (4, 20), (1, 29), (3, 39), (4, 51))  # (processes of a start, step after which they are killed)
 LAST_START = 2  # processes of the start that is left alone
-RECOVERY = [*SMALL, "--epochs", "400", "--save-every", "6"]  # longer than its kills take
+RECOVERY = [*SMALL, "--epochs", "400", "--save-every", "3"]  # longer than its kills take
 NUM_RECOVERIES, PAUSE_S = 10, (1, 8)  # a kill comes so long after the first step of a start
-SAVE = [*COMMON, "--model", "resnet18", "--image-size", "16", "--global-batch-size", "48", "--micro-batch-size", "48",
-        "--max-steps", "140", "--save-every", "20"]
+SAVE = [*COMMON, "--model", "resnet18", "--image-size", "16", "--global-batch-size", "16", "--micro-batch-size", "16",
+        "--max-steps", "220", "--save-every", "20"]
 LIMIT_S = 600
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
@@ -105,7 +105,7 @@ def measure_recovery(folder: Path) -> dict[str, Any]:
     """Kills of a random rank of two at random moments; torchrun restarts both."""
     draw, run, kills = random.Random(0), folder / "recovery", []
     start = Start(run, 2, RECOVERY, restarts=NUM_RECOVERIES)
-    start.wait_until(lambda: trained_steps(run) > 0)
+    start.wait_until(lambda: trained_steps(run) > 3)  # from here on there is a checkpoint
     for _ in range(NUM_RECOVERIES):
         time.sleep(draw.uniform(*PAUSE_S))
         kills.append(recovery(start, draw.randrange(2)))
@@ -144,7 +144,7 @@ def is_rank(process: int, rank: int) -> bool:
 
 
 def measure_save(folder: Path) -> dict[str, Any]:
-    """The save of median length, of those of one run on one process; spans in ms from the beginning of the copy."""
+    """The save of (the upper) median length, of those of one run on one process; spans in ms from the beginning of the copy."""
     run, spans = folder / "save", folder / "spans.json"
     subprocess.run([sys.executable, "-m", "docs.pictures.timed", str(spans), *SAVE, "--run-dir", str(run)], cwd=ROOT,
                    env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
@@ -186,7 +186,7 @@ def main() -> None:
     for name in sys.argv[1:] or MEASURES:
         with tempfile.TemporaryDirectory(prefix="lockstep-pictures-") as folder:
             found = MEASURES[name](Path(folder))
-        text = re.sub(r"\n\s{3,}", " ", json.dumps(facts() | found, indent=1))  # one line an entry
+        text = re.sub(r"\n(\s{3,}|  (?=[\]}]))", " ", json.dumps(facts() | found, indent=1))  # one line an entry
         (MEASURED / f"{name}.json").write_text(text + "\n")
         print(f"measured {name}", flush=True)
 

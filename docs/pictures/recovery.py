@@ -40,6 +40,6 @@ def draw() -> str:
             svg.text(RIGHT + 36, row + 13, "none", "quiet small")
     svg.line(x(middle), TOP - 6, x(middle), bottom, ORANGE, stroke_width=2, stroke_dasharray="5 4")
     svg.text(x(middle), TOP - 12, f"median {middle:.1f} s", "strong small", "middle")
-    what = f"MobileNetV3-small, built-in digits, a checkpoint every 6 steps; n = {len(kills)} kills"
+    what = f"MobileNetV3-small, built-in digits, a checkpoint every 3 steps; n = {len(kills)} kills"
     small_print(svg, bottom + 38, found, what)
     return str(svg)

@@ -43,14 +43,14 @@ def draw() -> str:
     svg = Svg(0, "A save runs beside the training", [
         f"The training waits for {copies:.0f} ms, while the state is copied. A thread of rank 0 writes the"
         f" {found['mib']} MiB",
-        f"during the next steps; that takes {saves:.0f} ms. (Medians; drawn is the save of median length.)"])
+        f"during the next steps; that takes {saves:.0f} ms. (Medians; drawn is a save of about this length.)"])
     begin, end = -usual, spans[-1]["end"] + usual
 
     def x(ms: float) -> float:
         return LEFT + (RIGHT - LEFT) * (min(max(ms, begin), end) - begin) / (end - begin)
 
     def bar(span: dict[str, Any], top: float, colour: str, **values: object) -> float:
-        width = max(x(span["end"]) - x(span["begin"]), 1.5)
+        width = max(x(span["end"]) - x(span["begin"]) - 1, 1.5)  # 1 px between neighbours
         svg.rect(x(span["begin"]), top, width, LANE, colour, rx=2, **values)
         return width
 
@@ -88,7 +88,7 @@ def draw() -> str:
         total = sum(length_of(span) for span in spans if kind_of(span) == kind)
         svg.rect(LEFT, row - 11, 13, 13, colour, rx=2)
         svg.text(LEFT + 104, row, text)
-        svg.text(LEFT + 84, row, f"{total:.0f} ms" if total >= 1 else f"{total:.1f} ms", "quiet", "end")
+        svg.text(LEFT + 84, row, f"{total:.0f} ms" if total >= 1 else f"{total:.2f} ms", "quiet", "end")
     what = f"{found['model']}, one process, steps of {usual:.0f} ms (median); n = {len(found['saves'])} saves"
     small_print(svg, axis + 164, found, what)
     return str(svg)
