@@ -144,7 +144,7 @@ def is_rank(process: int, rank: int) -> bool:
 
 
 def measure_save(folder: Path) -> dict[str, Any]:
-    """The save of (the upper) median length, of those of one run on one process; spans in ms from the beginning of the copy."""
+    """The save of median length, of those of a run on one process; in ms from the beginning of its copy."""
     run, spans = folder / "save", folder / "spans.json"
     subprocess.run([sys.executable, "-m", "docs.pictures.timed", str(spans), *SAVE, "--run-dir", str(run)], cwd=ROOT,
                    env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
