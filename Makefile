@@ -5,7 +5,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile
 
-.PHONY: train check test faults cluster image-test soak lint prove accuracy benchmark size clean
+.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy benchmark size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -79,6 +79,9 @@ benchmark: .venv/ready              ## cost of --strategy exact against ddp, of 
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup
+
+pictures: .venv/ready               ## draws docs/pictures/*.svg; python -m docs.pictures.measure measures anew
+	$(BIN)/python -m docs.pictures
 
 size:                               ## code lines without blanks, comments and docstrings
 	@$(PYTHON) benchmarks/size.py
