@@ -5,8 +5,8 @@
 
     launch = start_launcher("--nproc-per-node", 2, ...)  # the same by launch.sh
 
-Every process of a launch carries its folder in its environment, and is found by it: torchrun gives its workers sessions of their
-own, so a process group would not do.
+Every process of a launch carries its folder in its environment, and is found by it: torchrun gives its workers
+sessions of their own, so a process group would not do.
 """
 
 import contextlib
@@ -30,7 +30,8 @@ from tests.harness.forked import ForkedTorchrun
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240  # of one launch
-for number in (signal.SIGINT, signal.SIGHUP):  # under nohup, or in a shell's background, launches would inherit that they are ignored
+# Under nohup, or in a shell's background, launches would inherit that they are ignored.
+for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 TORCHRUN = ("--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
 COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
@@ -58,17 +59,19 @@ class Result:
 
 
 class Launch:
-    """A live launch of a command, or of torchrun with so many processes and these words; and every process that it started."""
+    """A live launch of a command, or of torchrun with so many processes and these words; and all that it started."""
 
     def __init__(self, processes: int | None, words: list[str], environment: dict[str, str], folder: Path):
-        self.folder, self._exit_file, self._out, self._err = folder, folder / "exit-code", folder / "out", folder / "err"
+        self.folder, self._exit_file, self._out, self._err = (
+            folder, folder / "exit-code", folder / "out", folder / "err")
         self._mark = f"LOCKSTEP_TEST={folder}".encode()
         self._began = time.monotonic()
         self._out.touch()  # a forked one may be killed before it does
         self._err.touch()
         environment = environment | {"LOCKSTEP_TEST": str(folder), "LOCKSTEP_EXIT_FILE": str(self._exit_file)}
         if processes is not None:
-            self.process = ForkedTorchrun([*TORCHRUN, f"--nproc-per-node={processes}", *words], ROOT, environment, self._out, self._err)
+            self.process = ForkedTorchrun([*TORCHRUN, f"--nproc-per-node={processes}", *words],
+                                          ROOT, environment, self._out, self._err)
             return
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
@@ -93,7 +96,8 @@ class Launch:
             has_ended, is_late = self.process.poll() is not None, time.monotonic() > deadline
             if (has_ended and not is_so()) or is_late:
                 self.kill_all()
-                pytest.fail(f"{what}: {'it ended before' if has_ended else f'not within {limit_s} s'}\n{self._result().text}")
+                pytest.fail(f"{what}: {'it ended before' if has_ended else f'not within {limit_s} s'}\n"
+                            f"{self._result().text}")
             time.sleep(0.005)
 
     def parents(self) -> dict[int, int]:
@@ -128,7 +132,8 @@ class Launch:
     def _processes(self) -> list[int]:
         names = [name for name in os.listdir("/proc") if name.isdigit()]
         own = [self.process.pid] if self.process.poll() is None else []  # the environment of a forked one has no mark
-        return own + [int(name) for name in names if self._mark in _read(f"/proc/{name}/environ").split(b"\0") and int(name) not in own]
+        return own + [int(name) for name in names
+                      if self._mark in _read(f"/proc/{name}/environ").split(b"\0") and int(name) not in own]
 
     def _result(self) -> Result:
         code = int(self._exit_file.read_text()) if self._exit_file.exists() else 0
@@ -144,7 +149,7 @@ def _read(path: str) -> bytes:
 
 @pytest.fixture(scope="session")
 def session_dir() -> Iterator[Path]:
-    """A folder for the whole session, in memory where that has room: checkpoints are synced to disk, and there are many."""
+    """A folder for the whole session, in memory where that has room: many checkpoints are synced to disk."""
     memory = Path("/dev/shm")
     has_room = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 * 2**30
     folder = Path(tempfile.mkdtemp(prefix="lockstep-tests-", dir=memory if has_room else None))
@@ -168,8 +173,10 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
     """
     launches: list[Launch] = []
     inherited = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_")) and "RANK" not in name and "WORLD_SIZE" not in name}
-    inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "LOCKSTEP_PYTHON": sys.executable, "OMP_NUM_THREADS": "1",
+                 if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_"))
+                 and "RANK" not in name and "WORLD_SIZE" not in name}
+    inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "LOCKSTEP_PYTHON": sys.executable,
+                  "OMP_NUM_THREADS": "1",
                   "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
@@ -213,8 +220,9 @@ def start_torchrun(launch) -> Iterator[Callable[..., Launch]]:
 
 @pytest.fixture
 def start_launcher(start_torchrun) -> Callable[..., Launch]:
-    """start_launcher(*words, inside=(), env=None): a live launch by launch.sh; inside: a command that starts it elsewhere."""
-    return lambda *words, inside=(), **options: start_torchrun(None, *words, command=(*inside, ROOT / "launch.sh"), **options)
+    """start_launcher(*words, inside=(), env=None): a live launch by launch.sh; inside: what starts it elsewhere."""
+    return lambda *words, inside=(), **options: start_torchrun(
+        None, *words, command=(*inside, ROOT / "launch.sh"), **options)
 
 
 @pytest.fixture
@@ -245,7 +253,7 @@ def in_control_group() -> Iterator[Callable[..., list[str]]]:
 
 @pytest.fixture(scope="session")
 def photos(session_dir) -> Path:
-    """Noise of three tints, 16 px: 57 images to train on and 147 to evaluate. Read only: write_photos makes a copy to spoil."""
+    """Noise of three tints, 16 px: 57 images to train on and 147 to evaluate. Read only: write_photos makes copies."""
     return write_photos(session_dir / "photos")
 
 

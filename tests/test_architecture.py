@@ -287,7 +287,8 @@ def test_an_image_run_never_imports_transformers():
 
 @pytest.mark.parametrize("module", [
     "engine.start", "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity",
-    "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "utils.strategies", "models.tasks", "data.demo"])
+    "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "utils.strategies",
+    "models.tasks", "data.demo"])
 def test_what_is_read_before_torch_does_not_import_it(module):
     program = f"import sys, {module}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

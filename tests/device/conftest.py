@@ -1,7 +1,8 @@
 """One suite for every accelerator: the simulated one (tests/harness/accelerator), a real one by --device cuda.
 
-A row says what it needs: @pytest.mark.needs("simulation"), "hardware", "two devices", or a type of device. One whose needs are met and that
-skips itself all the same has failed. With --device there is a table at the end: item, result, figure.
+A row says what it needs: @pytest.mark.needs("simulation"), "hardware", "two devices", or a type of device. One whose
+needs are met and that skips itself all the same has failed. With --device there is a table at the end: item, result,
+figure.
 """
 
 import json
@@ -41,7 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             lacking = simulated.missing() if name == "sim" and simulated.missing() else ", ".join(sorted(needs - there))
             if lacking:
                 item.stash[LACKING] = lacking
-                item.add_marker(pytest.mark.skip(reason=f"needs {lacking}" if needs - there else f"no simulated accelerator: {lacking}"))
+                item.add_marker(pytest.mark.skip(
+                    reason=f"needs {lacking}" if needs - there else f"no simulated accelerator: {lacking}"))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -49,7 +51,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     """A row that skips itself has failed."""
     report = yield
     if report.skipped and LACKING not in item.stash and Path(__file__).parent in item.path.parents:
-        report.outcome, report.longrepr = "failed", f"{item.nodeid}: its needs are met, and it was skipped: {call.excinfo.value}"
+        report.outcome, report.longrepr = "failed", (
+            f"{item.nodeid}: its needs are met, and it was skipped: {call.excinfo.value}")
     return report
 
 
@@ -57,13 +60,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """The table."""
     if not config.getoption("--device"):
         return
-    rows = [(report, outcome) for outcome in ("passed", "failed", "error", "skipped") for report in terminalreporter.stats.get(outcome, [])
+    rows = [(report, outcome) for outcome in ("passed", "failed", "error", "skipped")
+            for report in terminalreporter.stats.get(outcome, [])
             if "tests/device/" in report.nodeid and (report.when == "call" or outcome != "passed")]
     terminalreporter.section(f"{config.getoption('--device')}, torch {torch.__version__}")
     for report, outcome in sorted(rows, key=lambda row: row[0].nodeid):
         figure = dict(report.user_properties).get("figure", "")
         why = report.longrepr[2].removeprefix("Skipped: ") if outcome == "skipped" else ""
-        terminalreporter.write_line(f"{report.nodeid.partition('::')[2]:<100} {outcome:<8} {report.duration:6.1f} s  {figure}{why}")
+        terminalreporter.write_line(f"{report.nodeid.partition('::')[2]:<100} {outcome:<8}"
+                                    f" {report.duration:6.1f} s  {figure}{why}")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """What the rows launch: nine steps of each task, three an epoch, and the same on the CPU; each computed once.
 
-24, 17 and 16 samples in six micro-batches: two processes share them unevenly. BatchNorm, dropout, padding, a tied weight.
+24, 17 and 16 samples in six micro-batches: two processes share them unevenly. BatchNorm, dropout, padding, a tied
+weight.
 """
 
 import json
@@ -15,7 +16,8 @@ from tests.conftest import ROOT, Launch, Result
 PYTHON = ROOT / "tests/harness/accelerator/python"
 TASKS = {
     "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32"],
-    "text-classification": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", "--text-column", "text,more"],
+    "text-classification": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32",
+                            "--text-column", "text,more"],
     "masked-lm": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"],
 }
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--log-every", "3",
@@ -26,7 +28,7 @@ CLOSE = 1e-3  # between losses in fp32 on different devices, over 20 steps
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Launches on the device that the suite runs on. simulation: settings of the simulated one (tests/harness/accelerator)."""
+    """Launches on the suite's device. simulation: settings of the simulated one (tests/harness/accelerator)."""
 
     is_simulated: bool
     name: str
@@ -41,8 +43,9 @@ class Accelerator:
     def environment(self) -> dict[str, str]:
         """What has programs that are launched find the device."""
         settings = json.dumps(dict(self.simulation), default=str)
-        return {} if not self.is_simulated else {"PYTHON_EXEC": str(PYTHON), "LOCKSTEP_PYTHON": str(PYTHON),
-                                                 "LOCKSTEP_SIM_PYTHON": sys.executable, "SIMULATED_ACCELERATOR": settings}
+        return {} if not self.is_simulated else {
+            "PYTHON_EXEC": str(PYTHON), "LOCKSTEP_PYTHON": str(PYTHON), "LOCKSTEP_SIM_PYTHON": sys.executable,
+            "SIMULATED_ACCELERATOR": settings}
 
     def start(self, processes: int | None, *words: object, script: str = "train.py", **options: Any) -> Launch:
         """A live launch; processes: as in tests/conftest.py."""
@@ -66,7 +69,8 @@ class Runs:
 
     def words(self, task: str, strategy: str = "ddp", precision: str = "fp32") -> list[object]:
         """A command line without its run directory."""
-        return ["--task", task, "--data", self._data[task], *TASKS[task], *COMMON, "--strategy", strategy, "--precision", precision]
+        return ["--task", task, "--data", self._data[task], *TASKS[task], *COMMON,
+                "--strategy", strategy, "--precision", precision]
 
     def on_cpu(self, processes: int, *key: str) -> Path:
         """The undisturbed run of words(*key) on the CPU."""

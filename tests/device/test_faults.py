@@ -31,7 +31,8 @@ def middle(runs, processes):
 def test_a_device_that_fails_is_71_and_named_and_the_run_goes_on(accelerator, live, runs, words, run_dir, processes):
     failing = accelerator.simulating(fails={"rank": processes - 1, "operation": middle(runs, processes)})
     number = processes if processes > 1 else None
-    said = f"device {processes - 1} of {socket.gethostname()} (rank {processes - 1}) failed (sim error: uncorrectable ECC error"
+    said = (f"device {processes - 1} of {socket.gethostname()} (rank {processes - 1}) failed"
+            " (sim error: uncorrectable ECC error")
     assert_failed(live(failing, number, *words), run_dir, Exit.HARDWARE, said)
     assert said in status(run_dir)["message"] and 0 < trained_steps(run_dir) < STEPS
     result = accelerator.run(number, *words)
@@ -59,7 +60,8 @@ def test_a_device_that_hangs_is_76_and_named_and_the_run_goes_on(accelerator, li
 @pytest.mark.needs("simulation")
 @pytest.mark.parametrize("fault", ["fails", "hangs"])
 def test_retries_continue_a_run_whose_device_failed_or_hung_once(accelerator, runs, words, run_dir, fault):
-    broken = accelerator.simulating(**{fault: {"rank": 1, "operation": middle(runs, 2), "once": run_dir.parent / "struck"}})
+    broken = accelerator.simulating(
+        **{fault: {"rank": 1, "operation": middle(runs, 2), "once": run_dir.parent / "struck"}})
     launcher = ["--nproc-per-node", 2, "--retries", 1]
     result = broken.start(None, *launcher, *words, "--step-timeout", 5, command=(ROOT / "launch.sh",)).wait()
     assert result.returncode == 0, result.text
@@ -70,7 +72,8 @@ def test_retries_continue_a_run_whose_device_failed_or_hung_once(accelerator, ru
 @pytest.mark.needs("simulation")
 @pytest.mark.parametrize("devices, given, parts", [
     (1, "auto", ["--device auto: 2 processes on this node, but 1 sim device", "start 1, or use --device cpu"]),
-    pytest.param(0, "sim", ["--device sim: torch ", "finds no accelerator here; use --device cpu"], marks=pytest.mark.slow),
+    pytest.param(0, "sim", ["--device sim: torch ", "finds no accelerator here; use --device cpu"],
+                 marks=pytest.mark.slow),
     pytest.param(4, "xpu", ["--device xpu: torch ", "finds sim here; use --device sim"], marks=pytest.mark.slow),
     pytest.param(4, "sim:1", ["--device sim:1: torch ", "finds sim here; use --device sim"], marks=pytest.mark.slow)])
 def test_a_device_that_is_not_there_is_refused(accelerator, live, words, run_dir, devices, given, parts):
@@ -97,4 +100,5 @@ def test_a_gradient_that_is_not_finite_is_80_and_changes_nothing(accelerator, li
                   script="tests/faults/train_with_nan.py", env={"NAN_SAMPLES": "17"})
     assert_failed(launch, run_dir, Exit.DIVERGED, "is not finite", "sample 17 (")
     step = status(run_dir)["step"]
-    assert newest_checkpoint(run_dir).name.startswith(f"step-{step - 1:010d}-") if step > 1 else not list(run_dir.glob("checkpoints/*"))
+    assert newest_checkpoint(run_dir).name.startswith(f"step-{step - 1:010d}-") if step > 1 else (
+        not list(run_dir.glob("checkpoints/*")))

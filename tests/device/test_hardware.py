@@ -1,4 +1,4 @@
-"""What only a real device can show: its kernels made deterministic, torch.compile, devices that the environment hides."""
+"""Only a real device shows these: its kernels made deterministic, torch.compile, devices the environment hides."""
 
 import pytest
 
@@ -36,7 +36,8 @@ def test_exact_has_the_same_bits_on_one_device_and_on_two(accelerator, runs, run
 
 def test_an_operator_that_is_not_deterministic_is_refused_by_name(accelerator, photos, run_dir):
     """Adaptive pooling of 1 x 1 maps to 7 x 7: its backward adds in any order."""
-    result = accelerator.run(None, "--data", photos, "--model", "vgg11", "--image-size", 32, "--deterministic", "--run-dir", run_dir)
+    result = accelerator.run(None, "--data", photos, "--model", "vgg11", "--image-size", 32,
+                             "--deterministic", "--run-dir", run_dir)
     assert result.returncode == Exit.USAGE, result.text
     assert "--deterministic: adaptive_avg_pool2d_backward" in result.err and "leave it out" in result.err
 

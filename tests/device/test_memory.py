@@ -1,7 +1,8 @@
-"""Memory of a device that runs out: before training starts a size that fits is found or named, later the checkpoint stands.
+"""Memory of a device that runs out: before training starts a size that fits is found or named, later the checkpoint
+stands.
 
-Only a simulated device can be given a small memory. A step takes 100 MiB in a micro-batch of 57 samples, 63 in one of 28,
-45 in one of 14.
+Only a simulated device can be given a small memory. A step takes 100 MiB in a micro-batch of 57 samples, 63 in one of
+28, 45 in one of 14.
 """
 
 import json
@@ -63,7 +64,8 @@ def test_auto_under_exact_is_refused_for_it_decides_about_bits(accelerator, word
 
 @pytest.mark.slow
 def test_evaluation_batches_that_do_not_fit_are_refused(accelerator, words):
-    result = accelerator.simulating(memory=40 * 2**20).run(None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
+    result = accelerator.simulating(memory=40 * 2**20).run(
+        None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
     assert result.returncode == Exit.USAGE, result.text
     assert "at step 0" in result.err and "nothing is saved yet; --eval-batch-size 73 fits" in result.err
 
@@ -71,7 +73,8 @@ def test_evaluation_batches_that_do_not_fit_are_refused(accelerator, words):
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_at_all_is_refused(accelerator, words):
     result = accelerator.simulating(memory=2**23).run(None, *words)
-    assert result.returncode == Exit.USAGE and "one sample does not fit: use a smaller --model" in result.err, result.text
+    assert result.returncode == Exit.USAGE and (
+        "one sample does not fit: use a smaller --model" in result.err), result.text
 
 
 @pytest.mark.slow
@@ -80,10 +83,11 @@ def test_late_lack_of_memory_names_the_checkpoint_and_a_size_that_fits(accelerat
     room, size = (ROOM_FOR_14, 29) if processes else (ROOM_FOR_28, 57)
     shrinking = accelerator.simulating(shrinks={"operation": LATER, "memory": room})
     launch = live(shrinking, processes, *words, "--micro-batch-size", size)
-    result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of rank 0 at step ", "the checkpoint of step ",
-                           f"--micro-batch-size {size // 2} fits")
+    result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of rank 0 at step ",
+                           "the checkpoint of step ", f"--micro-batch-size {size // 2} fits")
     saved = int(newest_checkpoint(run_dir).name.split("-")[1])
-    assert f"the checkpoint of step {saved} stands" in result.err and 0 < saved <= trained_steps(run_dir) == status(run_dir)["step"]
+    assert f"the checkpoint of step {saved} stands" in result.err and (
+        0 < saved <= trained_steps(run_dir) == status(run_dir)["step"])
     result = accelerator.simulating(memory=room).run(processes, *words, "--micro-batch-size", size // 2)
     assert result.returncode == 0 and f"resumed at step {saved}" in result.out, result.text
     assert [record["step"] for record in records(run_dir) if record["split"] == "train"] == list(range(1, STEPS + 1))

@@ -27,7 +27,8 @@ def all_but(*essential):
         return pytest.param(*case, marks=needs if case in essential else [*needs, pytest.mark.slow])
 
     return pytest.mark.parametrize(
-        ("task", "strategy", "processes"), [row((task, name, n)) for task in TASKS for name in STRATEGIES for n in (1, 2)])
+        ("task", "strategy", "processes"),
+        [row((task, name, n)) for task in TASKS for name in STRATEGIES for n in (1, 2)])
 
 
 EXPECTED = (ANSWER, RECORD, METRICS) = (
@@ -52,17 +53,18 @@ def test_the_host_waits_in_a_step_for_the_flag_of_the_last_one_alone(runs, figur
         figure(f"{dict(found)}")
         expected = {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: EVALUATIONS}
         once = [name for name, count in found.items() if name not in EXPECTED and count == 2]
-        if strategy == "ddp" and processes > 1:  # DDP lays out its buckets anew, once: two copies each way, in a forward
+        if strategy == "ddp" and processes > 1:  # DDP lays out its buckets anew: two copies each way, once
             assert [name.partition(" in ")[0] for name in sorted(once)] == ["copy to device", "copy to host"]
             found = {name: count for name, count in found.items() if name not in once}
         assert found == expected
 
 
 def waits_by_cause(waits):
-    """How often the host waited for an event in the steps and evaluations, by what asked for it, and for all else; not in saves."""
+    """How often the host waited in steps and evaluations, not in saves: for events, by what asked; for all else."""
     found = Counter()
     for kind, frames, count in waits:
-        if {"train.py:train_one_epoch", "engine/evaluation.py:run"} & set(frames) and "engine/saving.py:save" not in frames:
+        if {"train.py:train_one_epoch", "engine/evaluation.py:run"} & set(frames) and (
+                "engine/saving.py:save" not in frames):
             cause = next((name for name in EXPECTED if name in frames), None) if kind == "event" else None
             found[cause or f"{kind} in {' < '.join(frames[:3])}"] += count
     return found
@@ -72,7 +74,8 @@ def waits_by_cause(waits):
 @pytest.mark.needs("hardware", "cuda")
 @pytest.mark.parametrize("task", TASKS)
 def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_dir, task):
-    result = accelerator.run(None, *runs.words(task), "--run-dir", run_dir, script="tests/device/train_without_waits.py")
+    result = accelerator.run(None, *runs.words(task), "--run-dir", run_dir,
+                             script="tests/device/train_without_waits.py")
     assert result.returncode == 0, result.text
 
 
@@ -84,9 +87,11 @@ def test_losses_are_close_to_those_of_the_cpu_over_20_steps(
         accelerator, runs, run_train, run_dir, no_dropout, figure, task, strategy, processes):
     words = [*runs.words(task, strategy), *no_dropout[task], "--max-steps", 20, "--epochs", 20, "--log-every", 1]
     others = run_dir.parent / "cpu"
-    for result in (run_train(*words, "--run-dir", others, "--device", "cpu"), accelerator.run(processes, *words, "--run-dir", run_dir)):
+    for result in (run_train(*words, "--run-dir", others, "--device", "cpu"),
+                   accelerator.run(processes, *words, "--run-dir", run_dir)):
         assert result.returncode == 0, result.text
-    found, expected = ([record["loss"] for record in records(run) if record["split"] == "train"] for run in (run_dir, others))
+    found, expected = ([record["loss"] for record in records(run) if record["split"] == "train"]
+                       for run in (run_dir, others))
     figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
     assert len(found) == 20 and found == pytest.approx(expected, abs=CLOSE)
 
@@ -121,11 +126,13 @@ def test_a_killed_run_in_fp16_ends_with_the_weights_of_one_that_was_not(accelera
 @pytest.mark.slow
 def test_a_run_moves_to_the_cpu_and_back(accelerator, runs, run_train, run_dir):
     words = [*runs.words("image-classification", "exact"), "--run-dir", run_dir]
-    for kind, before, stop in ((accelerator.name, None, 3), ("cpu", accelerator.name, 3), (accelerator.name, "cpu", STEPS)):
+    for kind, before, stop in ((accelerator.name, None, 3), ("cpu", accelerator.name, 3),
+                               (accelerator.name, "cpu", STEPS)):
         start = run_train if kind == "cpu" else partial(accelerator.run, None)
         result = start(*words, "--device", kind, "--stop-after", stop)
         assert result.returncode == (Exit.STOPPED if stop < STEPS else 0), result.text
-        assert (f"device was {before} in this run and is {kind} from here on" in result.out) == (before is not None), result.text
+        assert (f"device was {before} in this run and is {kind} from here on" in result.out) == (
+            before is not None), result.text
     assert status(run_dir)["state"] == "finished"
     if accelerator.is_simulated:
         assert weights_sha256(run_dir) == weights_sha256(runs.on_cpu(1, "image-classification", "exact"))

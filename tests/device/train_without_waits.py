@@ -1,4 +1,7 @@
-"""train.py where a step may make no call that torch knows to wait for CUDA: train_without_waits.py SETTINGS of train.py."""
+"""train.py where a step may make no call that torch knows to wait for CUDA.
+
+    train_without_waits.py SETTINGS of train.py
+"""
 
 import sys
 from functools import partial

@@ -1,4 +1,7 @@
-"""train.py as users meet it: wrong input, signals, a run directory used again. Every message comes once, whatever the number of ranks."""
+"""train.py as users meet it: wrong input, signals, a run directory used again.
+
+Every message comes once, whatever the number of ranks.
+"""
 
 import json
 import signal
@@ -13,8 +16,8 @@ from tests.conftest import COUNTS, Result, write_photos
 from tests.harness.run_directory import records, status, trained_steps
 from utils.errors import Exit
 
-SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "4", "--threads", "1",
-         "--precision", "fp32", "--log-every", "1", "--workers", "0"]
+SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24",
+         "--micro-batch-size", "4", "--threads", "1", "--precision", "fp32", "--log-every", "1", "--workers", "0"]
 NUM_TRAIN = sum(COUNTS["train"])
 
 
@@ -41,8 +44,10 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     (folder / "a-file").touch()
     (folder / "typo.yaml").write_text("learning_rate: 0.1\n")
     empty_class = spoiled(folder / "empty-class", lambda root: (root / "train" / "nothing").mkdir())
-    one_class = spoiled(folder / "one-class", lambda root: [folder.rename(root / folder.name) for folder in (root / "train").iterdir()][:0])
-    no_network = {"TORCH_HOME": str(folder / "torch"), "https_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": "http://127.0.0.1:9"}
+    one_class = spoiled(folder / "one-class", lambda root: [folder.rename(root / folder.name)
+                                                            for folder in (root / "train").iterdir()][:0])
+    no_network = {"TORCH_HOME": str(folder / "torch"), "https_proxy": "http://127.0.0.1:9",
+                  "HTTPS_PROXY": "http://127.0.0.1:9"}
     cases = {
         "missing folder": (["--data", folder / "nowhere"], {}),
         "empty folder": (["--data", folder / "empty"], {}),
@@ -73,10 +78,12 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     ("empty folder", Exit.BAD_DATA, ["empty", "holds no class folders, nothing"]),
     ("empty class", Exit.BAD_DATA, ["train/nothing holds no images", ".png"]),
     ("train without classes", Exit.BAD_DATA, ["train/ holds no class folders, nothing"]),
-    ("one sample under BatchNorm", Exit.USAGE, ["57 training samples", "BatchNorm needs two", "--micro-batch-size 3 or larger"]),
+    ("one sample under BatchNorm", Exit.USAGE,
+     ["57 training samples", "BatchNorm needs two", "--micro-batch-size 3 or larger"]),
     ("unknown model", Exit.USAGE, ["resnet19", "did you mean resnet"]),
     ("missing weights", Exit.NO_INPUT, ["--weights", "nowhere.pth"]),
-    ("no network", Exit.NO_INPUT, ["--pretrained", "https://download.pytorch.org", "--weights FILE", "without --pretrained"]),
+    ("no network", Exit.NO_INPUT,
+     ["--pretrained", "https://download.pytorch.org", "--weights FILE", "without --pretrained"]),
     ("no GPU", Exit.USAGE, ["--device cuda", "finds no accelerator here", "--device cpu"]),
     ("unknown key", Exit.USAGE, ["typo.yaml", "unknown key learning_rate"]),
     ("node numbers", Exit.USAGE, ["RANK=1 WORLD_SIZE=2 without LOCAL_RANK", "torchrun"]),
@@ -106,12 +113,14 @@ def test_a_refused_start_leaves_no_training_behind(refused):
 def test_a_class_that_only_val_has_is_refused_once_on_two_processes(own_photos, run_dir, run_torchrun):
     (own_photos / "val" / "tint2").rename(own_photos / "val" / "Tint2")
     result = run_torchrun(2, *SMALL, "--data", own_photos, "--run-dir", run_dir)
-    assert_refused(result, Exit.BAD_DATA, "val/ has Tint2, which train/ lacks", "train/ has tint2, which val/ lacks", "differ only in case")
+    assert_refused(result, Exit.BAD_DATA, "val/ has Tint2, which train/ lacks", "train/ has tint2, which val/ lacks",
+                   "differ only in case")
 
 
 def test_more_processes_than_micro_batches_are_refused_with_the_numbers(photos, run_dir, run_torchrun):
     result = run_torchrun(3, *SMALL, "--data", photos, "--run-dir", run_dir, "--micro-batch-size", "12")
-    assert_refused(result, Exit.USAGE, "--global-batch-size 24 makes 2 micro-batches of up to 12 samples: work for 2 processes",
+    assert_refused(result, Exit.USAGE,
+                   "--global-batch-size 24 makes 2 micro-batches of up to 12 samples: work for 2 processes",
                    "there are 3", "--micro-batch-size 11 or smaller")
     assert not (run_dir / "checkpoints").exists()
 
@@ -121,7 +130,7 @@ def image_of(root: Path, split: str, index: int) -> Path:
     return sorted((root / split).glob("*/*.png"))[index]
 
 
-def test_an_image_that_rank_1_alone_cannot_read_stops_all_with_65_and_its_path(own_photos, run_dir, run_torchrun):
+def test_an_image_that_rank_1_alone_cannot_read_stops_all_with_65_and_path(own_photos, run_dir, run_torchrun):
     # Position 9 of the first epoch is in micro-batch 3 of the first global batch, the second that rank 1 computes.
     bad = image_of(own_photos, "train", int(epoch_order(0, 0, NUM_TRAIN)[9]))
     bad.write_bytes(bad.read_bytes()[:-200])
@@ -133,7 +142,7 @@ def test_an_image_that_rank_1_alone_cannot_read_stops_all_with_65_and_its_path(o
     assert not list(run_dir.glob("checkpoints/step-*"))
 
 
-def test_skipped_bad_images_are_listed_and_count_in_neither_sum_of_an_evaluation(own_photos, run_dir, run_torchrun, run_train):
+def test_skipped_bad_images_are_listed_and_in_no_sum_of_an_evaluation(own_photos, run_dir, run_torchrun, run_train):
     words = [*SMALL, "--strategy", "exact", "--bad-samples", "skip", "--epochs", "1"]
     bad = {image_of(own_photos, "train", 20): "not an image", image_of(own_photos, "val", 100): "the file is empty"}
     image_of(own_photos, "train", 20).write_text("<html>404</html>")
@@ -143,7 +152,8 @@ def test_skipped_bad_images_are_listed_and_count_in_neither_sum_of_an_evaluation
     assert "2 unreadable samples were skipped" in result.out
     listed = sorted((run_dir / "bad_samples.txt").read_text().splitlines())
     assert len(listed) == 2
-    assert all(line.startswith(f"{path}: {reason}") for line, (path, reason) in zip(listed, sorted(bad.items()), strict=True))
+    assert all(line.startswith(f"{path}: {reason}")
+               for line, (path, reason) in zip(listed, sorted(bad.items()), strict=True))
 
     image_of(own_photos, "val", 100).unlink()  # the same training, and an evaluation without the image
     without = run_dir.with_name("without")
@@ -167,17 +177,19 @@ def finished(session_dir, run_train) -> tuple[list, Path, Result]:
 
 def listing(run: Path) -> dict[str, tuple]:
     """Every file with its size and time."""
-    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in run.rglob("*")
+            if path.is_file() and path.name != ".lock"}
 
 
 def test_hidden_folders_and_stray_files_are_passed_over_with_a_note(finished):
     _, run, result = finished
     assert result.returncode == 0, result.text
-    assert "files skipped because they are not images in class folders: 1, for example train/tint0/notes.txt" in result.out
+    assert ("files skipped because they are not images in class folders: 1, for example train/tint0/notes.txt"
+            in result.out)
     assert json.loads((run / "model" / "config.json").read_text())["classes"] == ["tint0", "tint1", "tint2"]
 
 
-def test_the_same_command_on_a_finished_run_says_so_in_a_moment_and_trains_nothing(finished, run_train):
+def test_the_command_of_a_finished_run_says_so_at_once_and_trains_nothing(finished, run_train):
     command, run, _ = finished
     before = listing(run)
     again = run_train(*command)
@@ -192,7 +204,8 @@ def test_a_run_of_other_settings_is_refused_with_the_keys_and_untouched(finished
     command, run, _ = finished
     before = listing(run)
     result = run_torchrun(2, *command, "--optimizer", "sgd", "--lr", "0.5")
-    assert_refused(result, Exit.OTHER_RUN, "optimizer is adamw there and sgd here", "lr is 0.001 there and 0.5 here", "--fresh")
+    assert_refused(result, Exit.OTHER_RUN, "optimizer is adamw there and sgd here", "lr is 0.001 there and 0.5 here",
+                   "--fresh")
     assert listing(run) == before
 
 
@@ -204,10 +217,11 @@ def test_fresh_starts_over_and_keeps_the_old_run(finished, run_train):
     assert "a new run" in result.out
     assert yaml.safe_load((run / "config.yaml").read_text())["seed"] == 1
     [old] = (run.parent / ".old").glob("finished-*")
-    assert (old / "model" / "model.safetensors").read_bytes() == weights != (run / "model" / "model.safetensors").read_bytes()
+    assert (old / "model" / "model.safetensors").read_bytes() == weights != (
+        run / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_run_in_use_is_refused_and_goes_on_until_ctrl_c_stops_and_saves_it(photos, run_dir, start_torchrun, run_train):
+def test_a_run_in_use_is_refused_and_ctrl_c_still_stops_and_saves_it(photos, run_dir, start_torchrun, run_train):
     command = [*SMALL, "--data", photos, "--run-dir", run_dir, "--epochs", "1000", "--eval-every", "100000"]
     holder = start_torchrun(2, *command)
     holder.wait_for(lambda: trained_steps(run_dir) >= 1, "a step")
@@ -217,14 +231,17 @@ def test_a_run_in_use_is_refused_and_goes_on_until_ctrl_c_stops_and_saves_it(pho
     holder.wait_for(lambda: trained_steps(run_dir) > reached, "a step more")
     holder.process.send_signal(signal.SIGINT)
     stopped = holder.wait()
-    assert (stopped.code, status(run_dir)["state"], status(run_dir)["message"]) == (Exit.STOPPED, "stopped", "SIGINT"), stopped.text
+    assert (stopped.code, status(run_dir)["state"], status(run_dir)["message"]) == (
+        Exit.STOPPED, "stopped", "SIGINT"), stopped.text
     assert [path.name for path in run_dir.glob("checkpoints/step-*")] == [f"step-{trained_steps(run_dir):010d}-g1"]
 
 
 def test_a_second_ctrl_c_leaves_at_once_with_130(photos, run_dir, start_torchrun):
-    live = start_torchrun(None, *SMALL, "--data", photos, "--run-dir", run_dir, "--image-size", "128", "--epochs", "1000")
+    live = start_torchrun(None, *SMALL, "--data", photos, "--run-dir", run_dir, "--image-size", "128",
+                          "--epochs", "1000")
     live.wait_for(lambda: trained_steps(run_dir) >= 1, "a step")
-    # A step takes far longer than two looks, and Python handles signals between micro-batches: signals that come at once would be one.
+    # A step takes far longer than two looks, and Python handles signals between micro-batches: signals that come
+    # at once would be one.
     live.process.send_signal(signal.SIGINT)
     live.wait_for(lambda: live.process.send_signal(signal.SIGINT) or live.process.poll() is not None, "the end")
     result = live.wait()
@@ -233,7 +250,8 @@ def test_a_second_ctrl_c_leaves_at_once_with_130(photos, run_dir, start_torchrun
 
 
 def test_stop_after_a_duration_saves_and_leaves_with_75(photos, run_dir, run_train):
-    result = run_train(*SMALL, "--data", photos, "--run-dir", run_dir, "--epochs", "1000", "--eval-every", "100000", "--stop-after", "4s")
+    result = run_train(*SMALL, "--data", photos, "--run-dir", run_dir, "--epochs", "1000", "--eval-every", "100000",
+                       "--stop-after", "4s")
     assert (result.returncode, result.code) == (Exit.STOPPED, Exit.STOPPED), result.text
     assert (status(run_dir)["state"], status(run_dir)["message"]) == ("stopped", "--stop-after")
     assert [path.name for path in run_dir.glob("checkpoints/step-*")] == [f"step-{status(run_dir)['step']:010d}-g1"]

@@ -11,13 +11,13 @@ from tests.conftest import ROOT
 from tests.harness.run_directory import records, status
 from utils.errors import Exit
 
-SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "12", "--epochs", "1",
-         "--threads", "1", "--workers", "0"]
+SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "12",
+         "--epochs", "1", "--threads", "1", "--workers", "0"]
 
 
 @pytest.fixture(scope="module")
 def begun(session_dir, run_train, photos):
-    """A run from given weights in fp32, stopped after a step by the clock's option, and the weights' file gone since."""
+    """A run from given weights in fp32, stopped after a step by the clock's option, the weights' file gone since."""
     weights, run = session_dir / "weights.pth", session_dir / "begun"
     torch.save(torchvision.models.mobilenet_v3_small(num_classes=1000).state_dict(), weights)
     words = [*SMALL, "--data", photos, "--weights", weights, "--run-dir", run]

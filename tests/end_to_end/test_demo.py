@@ -25,8 +25,9 @@ def test_two_processes_reach_97_percent(run_torchrun, session_dir):
     assert json.loads((session_dir / "demo-to-its-end" / "summary.json").read_text())["top1"] >= 0.97
 
 
-def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(run_torchrun, session_dir):
-    words = ["--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0", "--epochs", "4"]
+def test_docstrings_are_told_apart_far_better_than_by_the_largest_class(run_torchrun, session_dir):
+    words = ["--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0",
+             "--epochs", "4"]
     result = run_torchrun(2, *words)
     assert result.returncode == 0, result.text
     assert json.loads((session_dir / "demo-docstrings" / "summary.json").read_text())["top1"] >= 0.75
@@ -35,14 +36,15 @@ def test_docstrings_are_told_apart_far_better_than_by_the_most_frequent_class(ru
 
 
 def test_masked_words_are_guessed_better_than_by_their_frequency(run_torchrun, session_dir):
-    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0", "--epochs", "3")
+    result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0",
+                          "--epochs", "3")
     assert result.returncode == 0, result.text
     losses = [record["loss"] for record in records(session_dir / "demo-topics") if record["split"] == "val"]
     [frequency] = re.findall(r"guessing by the tokens' frequency (\d\.\d+)", result.out)
     assert losses[-1] < losses[0] and losses[-1] < float(frequency)
 
 
-def test_every_sample_is_trained_on_once_per_epoch_and_evaluated_once_per_evaluation(demo_run):
+def test_every_sample_is_read_once_per_epoch_and_once_per_evaluation(demo_run):
     run, _ = demo_run
     by_rank = [json.loads(run.with_name(f"{run.name}-rank-{rank}.json").read_text()) for rank in (0, 1)]
     read = Counter((size, epoch, index) for rank in by_rank for size, epoch, index in rank)
@@ -51,4 +53,5 @@ def test_every_sample_is_trained_on_once_per_epoch_and_evaluated_once_per_evalua
     assert epochs == evaluations == records(run)[-1]["epoch"] > 1
     expected = {(TRAIN, epoch, index): 1 for epoch in range(epochs) for index in range(TRAIN)}
     assert read == expected | {(VAL, 0, index): evaluations for index in range(VAL)}
-    assert all(len({index for size, epoch, index in rank if (size, epoch) == (TRAIN, 0)}) > 600 for rank in by_rank), "ranks share the work"
+    assert all(len({index for size, epoch, index in rank if (size, epoch) == (TRAIN, 0)}) > 600 for rank in by_rank), (
+        "ranks share the work")

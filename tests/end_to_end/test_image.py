@@ -22,7 +22,8 @@ UID = 12345  # neither root nor the image's own
 
 
 def test_hadolint_finds_nothing():
-    found = subprocess.run([Path(sys.executable).with_name("hadolint"), "--failure-threshold", "style", ROOT / "Dockerfile"],
+    found = subprocess.run([Path(sys.executable).with_name("hadolint"), "--failure-threshold", "style",
+                            ROOT / "Dockerfile"],
                            capture_output=True, text=True)
     assert (found.returncode, found.stdout) == (0, "")
 
@@ -30,10 +31,13 @@ def test_hadolint_finds_nothing():
 def test_the_image_gets_the_whole_program_and_nothing_else():
     """By the rules of .dockerignore that it uses: the last line that matches decides."""
     ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
-    copied = [word for line in re.findall(r"^COPY (.*)", (ROOT / "Dockerfile").read_text(), re.M) for word in line.split()[:-1]]
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    copied = [word for line in re.findall(r"^COPY (.*)", (ROOT / "Dockerfile").read_text(), re.M)
+              for word in line.split()[:-1]]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     wanted = {name for name in tracked if name.split("/")[0] in copied}
-    strange = {"data/imagenet/train/a/b.jpg", "data/huge.csv", ".venv/bin/python", "runs/x/status.json", "utils/__pycache__/run.pyc"}
+    strange = {"data/imagenet/train/a/b.jpg", "data/huge.csv", ".venv/bin/python", "runs/x/status.json",
+               "utils/__pycache__/run.pyc"}
 
     def goes_along(name):
         matching = [line for line in ignored if _matches(line.removeprefix("!"), name)]
@@ -50,7 +54,10 @@ def _matches(pattern, name):
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
-    """A folder with the image's file system, and its configuration. No package is installed anew: this environment's are lent."""
+    """A folder with the image's file system, and its configuration.
+
+    No package is installed anew: this environment's are lent.
+    """
     if missing := [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]:
         pytest.skip(f"needs {', '.join(missing)}, and root")
     folder = tmp_path_factory.mktemp("image")
@@ -62,7 +69,8 @@ def image(tmp_path_factory):
         return done.stdout.strip()
 
     def buildah(*words):
-        return run("buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs", *words)
+        return run(
+            "buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs", *words)
 
     base = folder / "base"
     run("debootstrap", "--variant=minbase", "--include=python3-minimal,python3-pip,ca-certificates", SUITE, base)
@@ -72,11 +80,13 @@ def image(tmp_path_factory):
     buildah("commit", "--rm", container, "docker.io/library/python:3.12-slim")
     shutil.rmtree(base)
     lent = f"{sysconfig.get_paths()['purelib']}:{LIBRARIES}:ro"
-    buildah("bud", "--isolation", "chroot", "--pull-never", "--network", "host", "--volume", lent, "--tag", "lockstep", ROOT)
+    buildah("bud", "--isolation", "chroot", "--pull-never", "--network", "host", "--volume", lent,
+            "--tag", "lockstep", ROOT)
     container = buildah("from", "--pull-never", "lockstep")
     configuration = json.loads(buildah("inspect", "--type", "image", "lockstep"))["OCIv1"]["config"]
     yield Path(buildah("mount", container)), configuration
-    subprocess.run(["buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs", "rm", "--all"])
+    subprocess.run(["buildah", "--root", folder / "store", "--runroot", folder / "run", "--storage-driver", "vfs",
+                    "rm", "--all"])
 
 
 LIBRARIES = "/usr/local/lib/python3.11/dist-packages"
@@ -84,14 +94,16 @@ LIBRARIES = "/usr/local/lib/python3.11/dist-packages"
 
 @pytest.fixture
 def docker_run(image, start_torchrun):
-    """docker_run(*words, volumes={}, uid=UID): what `docker run` does: the entry point as process 1 of its own, as another user."""
+    """docker_run(*words, volumes={}, uid=UID): like `docker run`, the entry point as process 1, as another user."""
     root, configuration = image
 
     def start(*words, volumes=None, uid=UID):
         bound = {sysconfig.get_paths()["purelib"]: LIBRARIES, "/dev": "/dev"} | (volumes or {})
-        mounts = [f"mkdir -p {root}{inside} && mount --rbind {outside} {root}{inside}" for outside, inside in bound.items()]
+        mounts = [f"mkdir -p {root}{inside} && mount --rbind {outside} {root}{inside}"
+                  for outside, inside in bound.items()]
         entry = shlex.join(map(str, [*configuration["Env"], *configuration["Entrypoint"], *words]))
-        inside = (f"exec unshare --pid --fork --kill-child --mount-proc=/proc --root={root} --wd={configuration['WorkingDir']}"
+        inside = ("exec unshare --pid --fork --kill-child --mount-proc=/proc"
+                  f" --root={root} --wd={configuration['WorkingDir']}"
                   f' --setuid={uid} --setgid={uid} env -i LOCKSTEP_TEST="$LOCKSTEP_TEST" {entry}')
         return start_torchrun(None, command=["unshare", "--mount", "sh", "-c", " && ".join([*mounts, inside])])
     return start
@@ -100,17 +112,19 @@ def docker_run(image, start_torchrun):
 @pytest.mark.slow
 def test_the_configuration_is_that_of_a_batch_job(image):
     _, configuration = image
-    assert (configuration["Entrypoint"], configuration["User"], configuration["StopSignal"]) == (["./launch.sh"], "1000:1000", "SIGTERM")
+    assert (configuration["Entrypoint"], configuration["User"], configuration["StopSignal"]) == (
+        ["./launch.sh"], "1000:1000", "SIGTERM")
     assert configuration["Labels"]["org.opencontainers.image.title"] == "Lockstep"
 
 
 @pytest.mark.slow
-def test_two_ranks_train_as_any_user_are_stopped_as_docker_stop_does_and_go_on(image, docker_run, photos, run_dir):
+def test_two_ranks_train_as_any_user_stop_by_docker_stop_and_go_on(image, docker_run, photos, run_dir):
     run_dir.mkdir(parents=True, exist_ok=True)
     os.chown(run_dir, UID, UID)
     volumes = {photos: "/data", run_dir: "/app/runs"}
-    words = ["--nproc-per-node", 2, "--data", "/data", "--model", "mobilenet_v3_small", "--image-size", 32, "--global-batch-size", 24,
-             "--micro-batch-size", 4, "--epochs", 20, "--log-every", 1, "--run-dir", "runs/one"]
+    words = ["--nproc-per-node", 2, "--data", "/data", "--model", "mobilenet_v3_small", "--image-size", 32,
+             "--global-batch-size", 24, "--micro-batch-size", 4, "--epochs", 20, "--log-every", 1,
+             "--run-dir", "runs/one"]
     run = run_dir / "one"
     live = docker_run(*words, volumes=volumes)
     live.wait_for(lambda: trained_steps(run) >= 2, "two steps")
@@ -127,5 +141,6 @@ def test_two_ranks_train_as_any_user_are_stopped_as_docker_stop_does_and_go_on(i
 def test_the_image_alone_trains_the_demo_and_has_a_compiler(image, docker_run):
     result = docker_run("--max-steps", 2).wait()
     assert (result.returncode, "step 2/2 validation loss" in result.out) == (0, True), result.text
-    compiled = subprocess.run(["chroot", image[0], "sh", "-c", "echo 'int main(void) { return 42; }' | gcc -x c -o /tmp/a - && /tmp/a"])
+    compiled = subprocess.run(["chroot", image[0], "sh", "-c",
+                               "echo 'int main(void) { return 42; }' | gcc -x c -o /tmp/a - && /tmp/a"])
     assert compiled.returncode == 42

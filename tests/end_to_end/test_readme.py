@@ -32,14 +32,18 @@ def copy(session_dir) -> Path:
 @pytest.fixture(scope="module")
 def shell(copy, session_dir):
     """Run a line in the copy, as a user would type it."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LOCKSTEP", "MAKE")) and "RANK" not in name}
-    env = inherited | {"LOCKSTEP_CACHE": str(session_dir / "cache"), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return lambda line: subprocess.run(["bash", "-c", line], cwd=copy, env=env, capture_output=True, text=True, timeout=300)
+    inherited = {name: value for name, value in os.environ.items()
+                 if not name.startswith(("LOCKSTEP", "MAKE")) and "RANK" not in name}
+    env = inherited | {"LOCKSTEP_CACHE": str(session_dir / "cache"),
+                       "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return lambda line: subprocess.run(
+        ["bash", "-c", line], cwd=copy, env=env, capture_output=True, text=True, timeout=300)
 
 
 def block(beginning: str) -> list[str]:
     """The lines of the code block whose first line begins so."""
-    return next(lines for text in re.findall(r"```\n(.*?)```", README, re.S) if (lines := text.splitlines())[0].startswith(beginning))
+    return next(lines for text in re.findall(r"```\n(.*?)```", README, re.S)
+                if (lines := text.splitlines())[0].startswith(beginning))
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,8 @@ def trained(copy, shell) -> Path:
 
 
 def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained):
-    others = ["make train", "python train.py --nproc-per-node 2", "python -m torch.distributed.launch --nproc-per-node=2 train.py",
+    others = ["make train", "python train.py --nproc-per-node 2",
+              "python -m torch.distributed.launch --nproc-per-node=2 train.py",
               "python -m torch.distributed.launch --use-env --nproc-per-node=2 train.py"]
     for line in [*block("python train.py")[1:], *others]:
         again = shell(line)
@@ -65,7 +70,8 @@ def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained
 
 def test_the_predict_and_evaluate_lines_run(copy, shell, trained):
     image = next((ROOT / "data").glob("digits.png"))
-    predict, evaluate = (line.strip("` ") for line in re.findall(r"\| (`[^`]*(?:models\.predict|--eval-only)[^`]*`)", README))
+    predict, evaluate = (line.strip("` ")
+                         for line in re.findall(r"\| (`[^`]*(?:models\.predict|--eval-only)[^`]*`)", README))
     predicted = shell(predict.replace("RUN", str(trained)).replace("image.jpg folder/", str(image)))
     assert predicted.returncode == 0, predicted.stderr
     assert (copy / "predictions.csv").read_text().startswith("input,prediction,probability,0,1,2,3,4,5,6,7,8,9\n")
@@ -76,7 +82,8 @@ def test_the_predict_and_evaluate_lines_run(copy, shell, trained):
 def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos, trained):
     for line in block("python train.py --data"):
         # Fewer processes and steps for two cores, and no download: its failure is tested with the command line.
-        line = line.replace("DIR", str(photos)).replace("=8", "=2").replace(" --pretrained", "").replace("resnet50", "resnet18")
+        line = line.replace("DIR", str(photos)).replace("=8", "=2").replace(" --pretrained", "").replace(
+            "resnet50", "resnet18")
         done = shell(f"{line} --image-size 32 --max-steps 1 --device cpu")
         assert done.returncode == 0, done.stderr
         assert "step 1/1 validation loss" in done.stdout
@@ -88,7 +95,8 @@ def test_the_lines_for_own_texts_train_on_tables_pairs_and_text_files(copy, shel
     (copy / "corpus.txt").write_text("".join(f"{row['text']}\n" for row in rows))
     pairs = [("premise", "hypothesis", "relation"), *((row["text"], row["more"], row["label"]) for row in rows)]
     (copy / "pairs.tsv").write_text("".join("\t".join(row) + "\n" for row in pairs))
-    lines = block("python train.py --task masked-lm --data corpus") + block("python train.py --task text-classification --data reviews")
+    lines = block("python train.py --task masked-lm --data corpus") + block(
+        "python train.py --task text-classification --data reviews")
     for seed, line in enumerate(lines):  # each a run of its own
         # Small models, and no download: its failure is tested elsewhere.
         line = line.replace("google-bert/bert-base-uncased", "runs/pretrained/model").replace("bert-small", "bert-tiny")

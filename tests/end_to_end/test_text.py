@@ -1,4 +1,4 @@
-"""A text run's life in real launches: pretrained, fine-tuned, stopped, continued, evaluated, refused; and the text tasks deleted."""
+"""A text run's life in real launches: pretrained, tuned, stopped, continued, evaluated, refused; and text deleted."""
 
 import json
 import os
@@ -17,8 +17,8 @@ from tests.conftest import COUNTS, ROOT
 from tests.harness.run_directory import newest_checkpoint, records, status
 from utils.errors import Exit
 
-SMALL = ["--max-length", "32", "--global-batch-size", "24", "--micro-batch-size", "8", "--threads", "1", "--log-every", "1",
-         "--precision", "fp32"]
+SMALL = ["--max-length", "32", "--global-batch-size", "24", "--micro-batch-size", "8", "--threads", "1",
+         "--log-every", "1", "--precision", "fp32"]
 SMALL_VOCABULARY = ["--model", "bert-tiny", "--vocab-size", "200"]
 CLASSES = [f"topic{number}" for number in range(len(COUNTS["train"]))]
 COMMIT = "0123456789" * 4
@@ -34,8 +34,8 @@ def life(session_dir, run_train, texts):
     tuning = ["--task", "text-classification", "--data", root / "texts", "--model", "org/name", "--pretrained",
               "--epochs", "1", "--text-column", "text,more", *SMALL, "--workers", "0", "--run-dir", run]
     cache, offline = root / "hub/models--org--name", {"HF_HUB_CACHE": str(root / "hub"), "HF_HUB_OFFLINE": "1"}
-    told = {"pretrained": run_train("--task", "masked-lm", "--data", root / "texts", *SMALL_VOCABULARY, *SMALL, "--workers", "2",
-                                    "--epochs", "1", "--run-dir", pretraining)}
+    told = {"pretrained": run_train("--task", "masked-lm", "--data", root / "texts", *SMALL_VOCABULARY, *SMALL,
+                                    "--workers", "2", "--epochs", "1", "--run-dir", pretraining)}
     assert told["pretrained"].returncode == 0, told["pretrained"].text
     (cache / "refs").mkdir(parents=True)
     (cache / "refs/main").write_text(COMMIT)
@@ -59,8 +59,9 @@ def test_nothing_is_written_to_stderr_also_with_loading_processes(life):
     assert [life.told[name].err for name in normal] == [""] * len(normal)
 
 
-def test_a_pretrained_model_loads_in_transformers_and_says_how_to_fine_tune_it(life):
-    model, found = transformers.AutoModelForMaskedLM.from_pretrained(life.pretraining / "model", output_loading_info=True)
+def test_a_pretrained_model_loads_in_transformers_and_says_how_to_tune_it(life):
+    model, found = transformers.AutoModelForMaskedLM.from_pretrained(
+        life.pretraining / "model", output_loading_info=True)
     assert not any(found.values())
     tokens = transformers.AutoTokenizer.from_pretrained(life.pretraining / "model")(["a text"], return_tensors="pt")
     assert model(**tokens).logits.shape[2] == model.config.vocab_size
@@ -71,7 +72,8 @@ def test_a_pretrained_model_loads_in_transformers_and_says_how_to_fine_tune_it(l
 def test_fine_tuning_starts_from_the_pretrained_encoder(life):
     assert life.told["stopped"].code == Exit.STOPPED, life.told["stopped"].text
     pretrained = load_file(life.pretraining / "model/model.safetensors")
-    kept = {name for name in life.first if name in pretrained and torch.equal(life.first[name], pretrained[name])}  # the rate is 0
+    # The rate is 0.
+    kept = {name for name in life.first if name in pretrained and torch.equal(life.first[name], pretrained[name])}
     assert {name.removeprefix("bert.").split(".")[0] for name in set(life.first) - kept} == {"pooler", "classifier"}
 
 
@@ -84,9 +86,11 @@ def test_a_run_is_continued_without_the_hub_and_its_cache(life):
 
 
 def test_a_fine_tuned_model_loads_in_transformers_with_its_classes(life):
-    model, found = transformers.AutoModelForSequenceClassification.from_pretrained(life.run / "model", output_loading_info=True)
+    model, found = transformers.AutoModelForSequenceClassification.from_pretrained(
+        life.run / "model", output_loading_info=True)
     assert not any(found.values()) and list(model.config.id2label.values()) == CLASSES
-    [scores] = transformers.pipeline("text-classification", str(life.run / "model"), top_k=None)([{"text": "abcd", "text_pair": "ab"}])
+    [scores] = transformers.pipeline("text-classification", str(life.run / "model"), top_k=None)(
+        [{"text": "abcd", "text_pair": "ab"}])
     assert {score["label"] for score in scores} == set(CLASSES)
 
 
@@ -96,12 +100,13 @@ def test_the_command_of_a_finished_run_says_so_without_torch(life):
     assert " torch" not in result.err and " transformers" not in result.err and "utils.rundir.restart" in result.err
 
 
-def test_an_evaluation_without_its_data_is_66_and_takes_them_from_where_they_are(life):
+def test_an_evaluation_without_data_is_66_and_takes_them_from_elsewhere(life):
     result = life.told["evaluated without data"]
     assert (result.code, result.out) == (Exit.NO_INPUT, ""), result.text
     assert result.err == f"train.py: --data {life.root}/texts: there is no such file or folder\n"
     told = json.loads(life.told["evaluated elsewhere"].out)
-    assert {name: told[name] for name in ("loss", "top1")} == {name: records(life.run)[-1][name] for name in ("loss", "top1")}
+    assert {name: told[name] for name in ("loss", "top1")} == {
+        name: records(life.run)[-1][name] for name in ("loss", "top1")}
 
 
 @pytest.mark.parametrize("case", ["a ragged row", "a name without network"])
@@ -113,8 +118,10 @@ def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_
         with (data / "val.csv").open("a") as file:
             file.write("one, two, three, four,topic0\n")
         line = sum(COUNTS["val"]) + 2
-        words, code, parts = SMALL_VOCABULARY, Exit.BAD_DATA, [f"{data}/val.csv line {line}: 5 fields, and the header names 3"]
-    result = run_torchrun(2, "--task", "text-classification", "--data", data, *words, *SMALL, "--workers", "0", "--run-dir", run_dir,
+        words, code, parts = SMALL_VOCABULARY, Exit.BAD_DATA, [
+            f"{data}/val.csv line {line}: 5 fields, and the header names 3"]
+    result = run_torchrun(2, "--task", "text-classification", "--data", data, *words, *SMALL, "--workers", "0",
+                          "--run-dir", run_dir,
                           env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(run_dir.parent / "hub")})
     messages = [line for line in (result.out + result.err).splitlines() if line.startswith("train.py: ")]
     assert result.code == code and len(messages) == 1 and all(part in messages[0] for part in parts), result.text
@@ -123,20 +130,24 @@ def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_
 
 
 def test_text_can_be_deleted_with_its_files_and_two_lines(tmp_path):
-    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    deleted = {f"models/{name}.py" for name in ("bert", "hub", "tasks/text", "tasks/text_classification", "tasks/masked_lm")}
+    files = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+    deleted = {f"models/{name}.py"
+               for name in ("bert", "hub", "tasks/text", "tasks/text_classification", "tasks/masked_lm")}
     deleted |= {f"data/{name}.py" for name in ("text", "text_index", "table", "table_files", "tokenizer", "masking")}
     for name in set(files) - deleted:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     tasks = tmp_path / "models/tasks/__init__.py"
-    kept = [line for line in tasks.read_text().splitlines() if "text_classification" not in line and "masked_lm" not in line]
+    kept = [line for line in tasks.read_text().splitlines()
+            if "text_classification" not in line and "masked_lm" not in line]
     assert len(tasks.read_text().splitlines()) - len(kept) == 2 and deleted <= set(files)
     tasks.write_text("\n".join(kept) + "\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"LOCKSTEP_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     for words in (["train.py", "--max-steps", "2", "--workers", "0", "--threads", "1", "--run-dir", "run"],
-                  ["-m", "pytest", "-p", "no:cacheprovider", "tests/unit/models/test_vision.py", "tests/unit/data/test_image_folder.py"]):
+                  ["-m", "pytest", "-p", "no:cacheprovider", "tests/unit/models/test_vision.py",
+                   "tests/unit/data/test_image_folder.py"]):
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "finished"

@@ -1,4 +1,7 @@
-"""train.py with a dataset that writes down what is read: RUN/../RUN-rank-R.json, [[split, epoch, index], ...]. Needs --workers 0."""
+"""train.py with a dataset that writes down what is read.
+
+RUN/../RUN-rank-R.json: [[split, epoch, index], ...]. Needs --workers 0.
+"""
 
 import json
 import sys

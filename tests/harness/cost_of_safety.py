@@ -1,6 +1,7 @@
-"""`make benchmark`: what all the safety of a step costs: epochs of the built-in digits with it and without alternate in one run.
+"""`make benchmark`: what all the safety of a step costs: epochs of the digits with it and without alternate in one run.
 
-Without: no watchdog, no agreement on a stop, no norm of the gradient, no look at whether it is finite, no checkpoints in between.
+Without: no watchdog, no agreement on a stop, no norm of the gradient, no look at whether it is finite, no checkpoints
+in between.
 """
 
 import os
@@ -76,11 +77,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, World.from_env("cpu", watchdog=watchdog) as world:
         [folder] = world.gather(folder)[:1]
         config = parse_command_line(
-            ["--run-dir", f"{folder}/run", "--epochs", "1000", "--eval-every", "100000", "--log-every", "100000", "--workers", "0",
-             "--save-every", "6", "--threads", "1"], demo.SETTINGS)
+            ["--run-dir", f"{folder}/run", "--epochs", "1000", "--eval-every", "100000", "--log-every", "100000",
+             "--workers", "0", "--save-every", "6", "--threads", "1"], demo.SETTINGS)
         with open_run(config, world, lambda text: None) as run:
             precision = resolve_arithmetic(config.device, run, world)
-            safe = build_training(config, load_task(config.run.task)(config, run, world), precision, run, watchdog, world)
+            safe = build_training(config, load_task(config.run.task)(config, run, world), precision, run, watchdog,
+                                  world)
             unguarded = Unguarded(precision.name, world.device)
             bare = replace(safe, watchdog=NoWatchdog(), flags=NoAgreement(), precision=unguarded,
                            config=replace(config, record=replace(config.record, save_every=Interval("100000"))))
@@ -99,8 +101,8 @@ def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) ->
         for name, found in times.items():
             t = bare if name == "without" else safe
             loader = build_loader(safe.task.train_set, safe.task.collate, safe.feed.sampler, 0, world)
-            t = replace(t, feed=Feed(t.task, loader, t.state.progress, 1, t.bad_samples, t.throughput, t.watchdog, t.config.faults,
-                                     is_compiled=False))
+            t = replace(t, feed=Feed(t.task, loader, t.state.progress, 1, t.bad_samples, t.throughput, t.watchdog,
+                                     t.config.faults, is_compiled=False))
             is_safe = name != "without"
             safe.strategy.clip_grad_norm_ = norm if is_safe else lambda limit: torch.zeros(())
             watchdog._peers._store = store if is_safe else None  # no signs of life either
@@ -114,12 +116,14 @@ def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) ->
                 found.append(time.perf_counter() - began)
     if world.is_main:
         steps = safe.feed.plan.steps_per_epoch
-        print(f"the built-in digits, resnet18, {safe.precision.name}, {world.world_size} processes, {ROUNDS} rounds of {steps} steps,"
+        print(f"the built-in digits, resnet18, {safe.precision.name}, {world.world_size} processes,"
+              f" {ROUNDS} rounds of {steps} steps,"
               f" torch {torch.__version__}; a checkpoint of {saved_mib(safe):.0f} MiB,"
               f" {1000 * safe.checkpoints.stall_s / safe.checkpoints.count:.1f} ms of the training's time")
         for name, seconds in times.items():
             ratios = [mine / theirs for mine, theirs in zip(seconds, times["without"], strict=True)]
-            print(f"{name:<36} {1000 * statistics.median(seconds) / steps:7.1f} ms a step  {statistics.median(ratios):.3f} x without"
+            print(f"{name:<36} {1000 * statistics.median(seconds) / steps:7.1f} ms a step"
+                  f"  {statistics.median(ratios):.3f} x without"
                   f" (rounds: {min(ratios):.3f} to {max(ratios):.3f})")
 
 

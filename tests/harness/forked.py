@@ -1,6 +1,6 @@
-"""torchrun in a fork of a process that has imported it: the same program without the second or two that its imports take.
+"""torchrun in a fork of a process that has imported it: the same program without the seconds that its imports take.
 
-torchrun's workers are processes of their own as ever. A fork keeps /proc/PID/environ of the process that it is a fork of.
+torchrun's workers are processes of their own as ever. A fork keeps its parent's /proc/PID/environ.
 """
 
 import os
@@ -10,7 +10,8 @@ from multiprocessing import get_context
 from pathlib import Path
 
 FORKS = get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "torch.distributed.run", __name__])  # pytest: a fork imports the main module, too
+# pytest: a fork imports the main module, too.
+FORKS.set_forkserver_preload(["pytest", "torch.distributed.run", __name__])
 
 
 class ForkedTorchrun:

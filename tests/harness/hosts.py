@@ -1,10 +1,11 @@
-"""Hosts that are network namespaces of this machine: addresses of their own on one bridge, cut, silenced and slowed at will.
+"""Hosts that are network namespaces of this machine: own addresses on one bridge, cut, silenced and slowed at will.
 
     with hosts(2) as (first, second):
         start_launcher("--nnodes", 2, ..., inside=first.inside())
         second.cut()
 
-They are called n1, n2, ...; what they hold for their own name leads to 127.0.1.1, as Debian sets machines up. Needs root.
+They are called n1, n2, ...; what they hold for their own name leads to 127.0.1.1, as Debian sets machines up.
+Needs root.
 """
 
 import os
@@ -56,8 +57,9 @@ class Host:
         subprocess.run(["tc", "qdisc", "add", "dev", self.link, *shape], check=True)
 
     def inside(self, *words: object) -> list[str]:
-        """The words as a command that runs on this host. (`ip netns exec` would hide the control groups, which Slurm wants.)"""
-        enter = f"mount --bind {shlex.quote(str(self._names))} /etc/hosts && exec nsenter --net=/run/netns/{self.namespace} \"$@\""
+        """The words as a command that runs on this host. (`ip netns exec` hides the control groups from Slurm.)"""
+        enter = (f"mount --bind {shlex.quote(str(self._names))} /etc/hosts"
+                 f" && exec nsenter --net=/run/netns/{self.namespace} \"$@\"")
         return ["unshare", "--mount", "sh", "-c", enter, "sh", *map(str, words)]
 
 

@@ -1,4 +1,4 @@
-"""What the tests of faults share: the run that all of them disturb, what is asked of every end, and how a moment is held.
+"""What the tests of faults share: the run that all disturb, what is asked of every end, how a moment is held.
 
     launch = start_torchrun(2, *WORDS, "--data", photos, "--run-dir", run)    # nine steps, three an epoch
     ...                                                                       # a fault
@@ -25,22 +25,23 @@ from tests.harness.run_directory import newest_checkpoint, outcome, status, trai
 from utils.errors import SIGNALS, Exit
 from utils.rundir.checkpoint_folder import find_damage, step_of
 
-WORDS = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3",
-         "--threads", "1", "--precision", "bf16", "--log-every", "1", "--ledger"]  # steps of 24, 17 and 16 samples in six micro-batches
+# Steps of 24, 17 and 16 samples in six micro-batches.
+WORDS = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24", "--micro-batch-size", "4",
+         "--epochs", "3", "--threads", "1", "--precision", "bf16", "--log-every", "1", "--ledger"]
 NUM_TRAIN, EPOCHS, STEPS_PER_EPOCH, STEPS = sum(COUNTS["train"]), 3, 3, 9
 MICRO_BATCHES, BOUNDS = 6, (0, 24, 41, 57)  # of an epoch's global batches
 LEFT_S = 5  # in which all processes must be gone
 OWN_STACK = 'train.py", line '  # in a traceback of ours; torchrun's own report is one of torchrun's
 SHARED_MEMORY = Path("/dev/shm")
-LEFT_BEFORE = {path.name for path in SHARED_MEMORY.glob("torch_*")}  # by whatever was killed on this machine before these tests
+LEFT_BEFORE = {path.name for path in SHARED_MEMORY.glob("torch_*")}  # by what was killed before these tests
 
 
 def assert_failed(launch: Launch, run: Path, code: Exit, *parts: str, says: str = "failed", has_stacks: bool = False,
                   within_s: float = 60) -> Result:
     """It ends with `code` and exactly one message over all ranks, which has all `parts`; nothing is left.
 
-    says: state in status.json; "running" = rank 0 was killed and could not write. has_stacks: where the main thread stood is
-    shown too. within_s: from now on.
+    says: state in status.json; "running" = rank 0 was killed and could not write. has_stacks: where the main thread
+    stood is shown too. within_s: from now on.
     """
     result = assert_gone(launch, run, within_s)
     assert result.code == code, result.text
@@ -56,11 +57,12 @@ def assert_stopped(launch: Launch, run: Path, reason: str, within_s: float = 60)
     """It saves after the step that it was in, says so once and ends with 75; nothing is left. Returns the step."""
     result = assert_gone(launch, run, within_s)
     found = status(run)
-    assert (result.code, found["state"], found["exit_code"], found["message"]) == (Exit.STOPPED, "stopped", Exit.STOPPED, reason), (
-        found, result.text)
+    assert (result.code, found["state"], found["exit_code"], found["message"]) == (
+        Exit.STOPPED, "stopped", Exit.STOPPED, reason), (found, result.text)
     assert not messages(result), result.text
     assert OWN_STACK not in result.err, result.text
-    assert result.out.count(f"stopped at step {found['step']} ({reason}) and saved; the same command continues") == 1, result.text
+    assert result.out.count(
+        f"stopped at step {found['step']} ({reason}) and saved; the same command continues") == 1, result.text
     assert step_of(newest_checkpoint(run).name) == found["step"] == trained_steps(run)
     return found["step"]
 
@@ -91,7 +93,8 @@ def assert_as_undisturbed(result: Result, run: Path, undisturbed: Path) -> None:
     assert status(run)["state"] == "finished"
     assert not list(run.rglob(".tmp-*"))
     for epoch in range(EPOCHS):
-        trained = [sample for line in ledger(run) if line["epoch"] == epoch for samples in line["samples"] for sample in samples]
+        trained = [sample for line in ledger(run) if line["epoch"] == epoch
+                   for samples in line["samples"] for sample in samples]
         assert sorted(trained) == list(range(NUM_TRAIN)), f"epoch {epoch}"
     assert ledger(run) == ledger(undisturbed)
     assert outcome(run) == outcome(undisturbed)
@@ -172,12 +175,13 @@ class HeldImage:
 
 @contextmanager
 def traced(pid: int, folder: Path, injection: str) -> Iterator[None]:
-    """strace holds a process and its threads, and spoils system calls: "fsync:error=EIO". Skips where that is not permitted."""
+    """strace holds a process and its threads, and spoils system calls: "fsync:error=EIO". Skips where it may not."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     log = folder / "strace"
     with log.open("w") as file:
-        tracer = subprocess.Popen(["strace", "-f", "-qq", "-e", "trace=fsync", "-e", f"inject={injection}", "-p", str(pid)], stderr=file)
+        tracer = subprocess.Popen(
+            ["strace", "-f", "-qq", "-e", "trace=fsync", "-e", f"inject={injection}", "-p", str(pid)], stderr=file)
     try:
         deadline = time.monotonic() + 20
         while f"TracerPid:\t{tracer.pid}" not in Path(f"/proc/{pid}/status").read_text():

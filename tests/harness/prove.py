@@ -1,7 +1,7 @@
-"""`make prove`: one run on 1, 2, 3 and 4 processes, one that grows and shrinks, one that is killed and stopped: one hash.
+"""`make prove`: one run on 1, 2, 3 and 4 processes, one that grows and shrinks, one killed and stopped: one hash.
 
-Trains the built-in digits under --strategy exact and compares the sha256 of the final weights and of all records but timings.
-Batches and threads are left to `auto`, which looks at no number of processes there.
+Trains the built-in digits under --strategy exact and compares the sha256 of the final weights and of all records but
+timings. Batches and threads are left to `auto`, which looks at no number of processes there.
 """
 
 import hashlib
@@ -17,13 +17,14 @@ from pathlib import Path
 from tests.harness.run_directory import records, weights_sha256
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ["--strategy", "exact", "--global-batch-size", "64", "--max-steps", "30", "--log-every", "1", "--save-every", "4"]
+SETTINGS = ["--strategy", "exact", "--global-batch-size", "64", "--max-steps", "30", "--log-every", "1",
+            "--save-every", "4"]
 
 
 def start(processes: int, run: Path, *words: str) -> subprocess.Popen:
     """One launch of the demo under torchrun, its output kept in RUN.log."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={processes}",
-               "train.py", *SETTINGS, "--run-dir", str(run), *words]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+               f"--nproc-per-node={processes}", "train.py", *SETTINGS, "--run-dir", str(run), *words]
     with run.with_suffix(".log").open("a") as log:
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         return subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
@@ -44,7 +45,8 @@ def kill_amid(processes: int, run: Path, step: int) -> None:
         if launch.poll() is not None:
             sys.exit(f"{run.with_suffix('.log').read_text()}\nprove: ended before it could be killed")
         time.sleep(0.02)
-    workers = subprocess.run(["ps", "-o", "pid=", "--ppid", str(launch.pid)], capture_output=True, text=True).stdout.split()
+    workers = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(launch.pid)], capture_output=True, text=True).stdout.split()
     for process in [launch.pid, *map(int, workers)]:
         os.kill(process, signal.SIGKILL)
     launch.wait()

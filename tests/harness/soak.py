@@ -1,9 +1,9 @@
-"""`make soak KILLS=200 SEED=0`: a small run under random SIGKILLs, again and again; its end must be that of an undisturbed run.
+"""`make soak KILLS=200 SEED=0`: a small run under random SIGKILLs; its end must be that of an undisturbed run.
 
-Every kill hits a random process (a rank, a data loading process, torchrun itself) at a random moment: of the start-up or of the
-training. torchrun restarts what it can, an outer loop the rest. Compared with the undisturbed run, at the end of each run:
-final weights by sha256, state.pt tensor by tensor, metrics.jsonl but its timings, the ledger of samples, which must have each
-exactly once per epoch. No process and no shared memory may be left.
+Every kill hits a random process (a rank, a data loading process, torchrun itself) at a random moment: of the start-up
+or of the training. torchrun restarts what it can, an outer loop the rest. Compared with the undisturbed run, at the end
+of each run: final weights by sha256, state.pt tensor by tensor, metrics.jsonl but its timings, the ledger of samples,
+which must have each exactly once per epoch. No process and no shared memory may be left.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from tests.harness.launches import OWN_STACK, SHARED_MEMORY
 from tests.harness.run_directory import outcome, trained_steps
 from utils.errors import Exit
 
-COMMON = ["--global-batch-size", 24, "--micro-batch-size", 4, "--threads", 1, "--precision", "bf16", "--log-every", 1, "--save-every", 4,
-          "--ledger"]
+COMMON = ["--global-batch-size", 24, "--micro-batch-size", 4, "--threads", 1, "--precision", "bf16",
+          "--log-every", 1, "--save-every", 4, "--ledger"]
 IMAGES = ["--model", "mobilenet_v3_small", "--image-size", 32, "--epochs", 8]
 TEXTS = ["--task", "masked-lm", "--model", "bert-tiny", "--vocab-size", 200, "--max-length", 32, "--epochs", 8]
 SAMPLES = 57
@@ -85,7 +85,8 @@ class Soak:
         result = self.start(run, self.kind.processes[0], workers=0).wait()
         if result.returncode:
             sys.exit(f"{result.text}\nsoak: the undisturbed run failed")
-        times = [datetime.fromisoformat(json.loads(line)["time"]) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        times = [datetime.fromisoformat(json.loads(line)["time"])
+                 for line in (run / "metrics.jsonl").read_text().splitlines()]
         self.kind.undisturbed_s = (times[-1] - times[0]).total_seconds()
         return found(run)
 
@@ -109,7 +110,8 @@ class Soak:
 
     def one_run(self, run: Path, kills: int) -> None:
         """Start, kill, start again, until the run is finished."""
-        launch, pending, said = None, None, ""  # pending: (time of the last kill, step reached) until a new step is seen
+        # pending: (time of the last kill, step reached) until a new step is seen.
+        launch, pending, said = None, None, ""
         starts_at: list[int] = []  # the step that the run was at, of every start
         while True:
             if launch is None:
@@ -142,7 +144,8 @@ class Soak:
                 continue  # torchrun restarts
             said += self.ended(launch).out
             launch = None
-            state = json.loads((run / "status.json").read_text())["state"] if (run / "status.json").exists() else "absent"
+            state = (json.loads((run / "status.json").read_text())["state"] if (run / "status.json").exists()
+                     else "absent")
             if state == "finished":
                 self.kind.repeated += repeated_steps(said)
                 return
@@ -157,7 +160,7 @@ class Soak:
         return name, self.draw.choice(sorted(found[name]))
 
     def ended(self, launch: Launch) -> Any:
-        """The result of a launch whose torchrun has ended or was killed: nothing is left of it, no start failed by itself."""
+        """The result of a launch whose torchrun has ended or was killed: nothing is left, no start failed by itself."""
         launch.process.wait()
         deadline = time.monotonic() + GONE_S
         while left := launch.parents():
@@ -173,10 +176,11 @@ class Soak:
 
 
 def found(run: Path) -> dict[str, Any]:
-    """Weights, records, state and ledger of a finished run. Raises AssertionError where an epoch has not each sample once."""
+    """Weights, records, state and ledger of a finished run. AssertionError where an epoch has not each sample once."""
     ledger = [json.loads(entry) for entry in (run / "ledger.jsonl").read_text().splitlines()]
     for epoch in {entry["epoch"] for entry in ledger}:
-        samples = [i for entry in ledger if entry["epoch"] == epoch for micro_batch in entry["samples"] for i in micro_batch]
+        samples = [i for entry in ledger if entry["epoch"] == epoch for micro_batch in entry["samples"]
+                   for i in micro_batch]
         if sorted(samples) != list(range(SAMPLES)):
             raise AssertionError(f"epoch {epoch} has {len(samples)} samples, {len(set(samples))} different ones")
     return outcome(run) | {"ledger": ledger}
@@ -192,7 +196,7 @@ def is_newer(run: Path, moment: float) -> bool:
 
 
 def repeated_steps(out: str) -> list[int]:
-    """Of each resume that the output of a run's launches tells of: steps that had been on the console before and came again."""
+    """Of each resume in a run's output: steps that had been on the console before and came again."""
     steps, repeated, reached = re.findall(r"resumed at step (\d+)| step (\d+)/", out), [], 0
     for resumed, step in steps:
         if resumed and reached:
@@ -206,14 +210,15 @@ def line(kind: Kind) -> str:
     kills = ", ".join(f"{count} {name}" for name, count in kind.kills.items())
     quantiles = statistics.quantiles(kind.recoveries_s, n=20) if len(kind.recoveries_s) > 1 else [0.0] * 19
     goodput = kind.undisturbed_s * kind.runs / kind.wall_s if kind.wall_s else 0.0
-    return (f"{kind.name}: {sum(kind.kills.values())} kills ({kills}), {kind.runs} runs, {len(kind.failures)} failures; one kill per"
-            f" {kind.wall_s / max(1, sum(kind.kills.values())):.1f} s, goodput {100 * goodput:.0f} %; recovery p50 {quantiles[9]:.1f} s,"
+    return (f"{kind.name}: {sum(kind.kills.values())} kills ({kills}), {kind.runs} runs, {len(kind.failures)} failures;"
+            f" one kill per {kind.wall_s / max(1, sum(kind.kills.values())):.1f} s, goodput {100 * goodput:.0f} %;"
+            f" recovery p50 {quantiles[9]:.1f} s,"
             f" p95 {quantiles[18]:.1f} s ({len(kind.recoveries_s)}); repeated steps per resume"
             f" {statistics.mean(kind.repeated or [0]):.1f} (at most {max(kind.repeated or [0])})")
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm that torch or multiprocessing made; not empty ones, of processes that were killed as they made them."""
+    """Names in /dev/shm that torch or multiprocessing made; not empty ones, of processes killed as they made them."""
     made = (path for path in SHARED_MEMORY.iterdir() if path.name.startswith(("torch_", "psm_", "sem.", "pymp")))
     return {path.name for path in made if path.stat().st_size}
 
@@ -231,9 +236,11 @@ def main() -> None:
         data = {"images": write_photos(Path(folder) / "photos"), "texts": write_texts(Path(folder) / "texts")}
         for number, kind in enumerate(kinds):
             draw = random.Random(f"{words.seed} {kind.name}")
-            Soak(kind, Path(folder) / f"kind-{number}", data["texts" if "texts" in kind.name else "images"], draw).soak(words.kills)
+            Soak(kind, Path(folder) / f"kind-{number}", data["texts" if "texts" in kind.name else "images"],
+                 draw).soak(words.kills)
     left = shared_memory() - before
-    print(f"\n{time.monotonic() - began:.0f} s, seed {words.seed}; left in /dev/shm: {len(left)}", *map(line, kinds), sep="\n")
+    print(f"\n{time.monotonic() - began:.0f} s, seed {words.seed}; left in /dev/shm: {len(left)}",
+          *map(line, kinds), sep="\n")
     sys.exit(bool(left or any(kind.failures for kind in kinds)))
 
 

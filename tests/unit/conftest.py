@@ -4,7 +4,8 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("lockstep", deadline=None, database=None)  # shared machines pause; every run draws anew
+# Shared machines pause; every run draws anew.
+hypothesis.settings.register_profile("lockstep", deadline=None, database=None)
 hypothesis.settings.load_profile("lockstep")
 torch.set_num_threads(1)  # tensors here are small
 

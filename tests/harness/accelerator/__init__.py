@@ -4,7 +4,7 @@ Results are the CPU's, bit for bit, by the ways that a GPU takes. What a GPU for
 late here, every time. $SIMULATED_ACCELERATOR is a JSON object of settings:
 
     devices: 4      memory: bytes of each, null      report: folder of rank-N.json (waits, operations, peak, copies)
-    fails, hangs, shrinks: {rank: 0, device: the current one, operation: the first, once: path of a file that remembers it};
+    fails, hangs, shrinks: {rank: 0, device: the current one, operation: the first, once: a file that remembers it};
         shrinks has besides: memory, bytes of each from then on
 """
 
