@@ -1,7 +1,8 @@
-"""What every task promises under every strategy: what a run computes depends neither on who computes it nor on interruptions.
+"""Every task under every strategy: what a run computes depends neither on who computes it nor on interruptions.
 
 Compared are the final weights by sha256, metrics.jsonl but for its timings, and state.pt tensor for tensor.
-Nine steps, three an epoch (24, 17 and 16 samples in six micro-batches): no number of processes above 3 shares them evenly.
+Nine steps, three an epoch (24, 17 and 16 samples in six micro-batches): no number of processes above 3 shares them
+evenly.
 """
 
 import json
@@ -18,12 +19,13 @@ WORDS = {
     # BatchNorm and dropout
     "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32"],
     # dropout, length buckets, a vocabulary that is learnt at the first start, sentence pairs
-    "text-classification": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", "--text-column", "text,more"],
+    "text-classification": [
+        "--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", "--text-column", "text,more"],
     # besides, masks and a tied weight
     "masked-lm": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"],
 }
-COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--precision", "bf16",
-          "--log-every", "1"]
+COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1",
+          "--precision", "bf16", "--log-every", "1"]
 STEPS = 9
 
 
@@ -32,7 +34,8 @@ def but_in_faults(*slow):
     return [pytest.param(task, marks=pytest.mark.slow if task in slow else ()) for task in sorted(WORDS)]
 
 
-of_ddp = pytest.mark.parametrize("task", but_in_faults("text-classification", "masked-lm"), indirect=True, scope="module")
+of_ddp = pytest.mark.parametrize(
+    "task", but_in_faults("text-classification", "masked-lm"), indirect=True, scope="module")
 
 
 def test_every_task_and_strategy_is_held_to_this_contract():
@@ -71,7 +74,8 @@ def task(request):
 @pytest.fixture(scope="module")
 def contract_of(task, session_dir, run_train, run_torchrun, photos, texts):
     data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts}
-    return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data) for name in STRATEGIES}
+    return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data)
+            for name in STRATEGIES}
 
 
 @pytest.fixture
@@ -89,7 +93,7 @@ def test_exact_computes_the_same_bits_on_1_2_3_and_4_processes(exact, processes,
     assert outcome(exact.straight(processes, workers)) == outcome(exact.straight(1))
 
 
-def test_exact_computes_the_same_bits_when_stopped_on_4_killed_on_3_and_finished_on_2_processes(exact, run_dir, start_torchrun):
+def test_exact_stopped_on_4_killed_on_3_finished_on_2_has_the_same_bits(exact, run_dir, start_torchrun):
     stopped = exact.launch(4, run_dir, "--stop-after", 4)
     assert (stopped.returncode, stopped.code, status(run_dir)["step"]) == (1, Exit.STOPPED, 4), stopped.text
 
@@ -108,9 +112,10 @@ def test_exact_computes_the_same_bits_when_stopped_on_4_killed_on_3_and_finished
 
 @of_ddp
 @pytest.mark.parametrize(("processes", "workers"), [(1, 2), pytest.param(3, 0, marks=pytest.mark.slow)])
-def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_run_does(ddp, run_dir, processes, workers):
+def test_ddp_stopped_in_mid_epoch_and_continued_ends_as_if_uninterrupted(ddp, run_dir, processes, workers):
     stopped = ddp.launch(processes, run_dir, "--stop-after", 4, "--workers", workers)
-    assert (stopped.code, status(run_dir)["step"], status(run_dir)["state"]) == (Exit.STOPPED, 4, "stopped"), stopped.text
+    assert (stopped.code, status(run_dir)["step"], status(run_dir)["state"]) == (
+        Exit.STOPPED, 4, "stopped"), stopped.text
     finished = ddp.launch(processes, run_dir, "--workers", workers)
     assert finished.returncode == 0, finished.text
     assert "resumed at step 4" in finished.out
@@ -118,7 +123,7 @@ def test_ddp_stopped_in_mid_epoch_and_continued_computes_what_an_uninterrupted_r
 
 
 @of_ddp
-def test_ddp_stopped_terminated_and_killed_computes_what_an_uninterrupted_run_does_on_2_processes(ddp, run_dir, start_torchrun):
+def test_ddp_stopped_terminated_and_killed_ends_as_if_uninterrupted(ddp, run_dir, start_torchrun):
     stopped = ddp.launch(2, run_dir, "--stop-after", 1)
     assert (stopped.code, status(run_dir)["step"]) == (Exit.STOPPED, 1), stopped.text
 
@@ -127,7 +132,8 @@ def test_ddp_stopped_terminated_and_killed_computes_what_an_uninterrupted_run_do
     terminated.process.send_signal(signal.SIGTERM)
     result = terminated.wait()
     assert result.returncode != 0
-    assert (result.code, status(run_dir)["state"], status(run_dir)["message"]) == (Exit.STOPPED, "stopped", "SIGTERM"), result.text
+    assert (result.code, status(run_dir)["state"], status(run_dir)["message"]) == (
+        Exit.STOPPED, "stopped", "SIGTERM"), result.text
     reached = status(run_dir)["step"]
     assert 2 <= reached < 6, "too late to test a kill in mid-run"
     assert [record["step"] for record in records(run_dir) if record["split"] == "train"] == list(range(1, reached + 1))
@@ -151,8 +157,9 @@ def test_ddp_and_exact_agree_to_rounding_on_2_processes(exact, ddp):
 
 
 @of_ddp
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
-def test_evaluation_of_a_checkpoint_gives_the_digits_of_the_evaluation_in_training_on_any_number_of_processes(ddp, processes):
+@pytest.mark.parametrize("processes", [
+    1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_eval_only_on_1_to_4_processes_gives_the_digits_of_training(ddp, processes):
     run = ddp.straight(2)
     before = listing(run)
     result = ddp_evaluation(ddp, processes, run)

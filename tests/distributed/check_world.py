@@ -1,7 +1,7 @@
-"""Checks that need ranks, all in one launch: torchrun ... check_world.py FOLDER. Rank 0 writes FOLDER/on-W.json, test_world.py reads it.
+"""Checks that need ranks, all in one launch: torchrun ... check_world.py FOLDER.
 
-Every check returns JSON; the file holds a list by rank. One process comes first and leaves its gradients in FOLDER as the
-reference of the others.
+Rank 0 writes FOLDER/on-W.json, test_world.py reads it. Every check returns JSON; the file holds a list by rank. One
+process comes first and leaves its gradients in FOLDER as the reference of the others.
 """
 
 import hashlib
@@ -69,7 +69,8 @@ class _Images:
 
     def collate(self, samples: list[tuple[Tensor, int]]) -> Batch:
         images = torch.stack([image for image, _ in samples])
-        return Batch({"images": images}, torch.tensor([label for _, label in samples]), torch.ones(len(samples), dtype=torch.float64))
+        return Batch({"images": images}, torch.tensor([label for _, label in samples]),
+                     torch.ones(len(samples), dtype=torch.float64))
 
     def normalizer(self, indices: Tensor) -> float:
         return float(len(indices))
@@ -84,14 +85,15 @@ class _Images:
 
 def _text_task(task: str, world: World, folder: Path) -> Any:
     """The real one, with dropout, on the texts in FOLDER; 57 of them: batches of 26, 16, 15."""
-    config = parse_command_line(["--task", task, "--data", str(folder / "texts"), "--model", "bert-tiny", "--vocab-size", "200",
-                                 "--max-length", "32"], {})
+    config = parse_command_line(["--task", task, "--data", str(folder / "texts"), "--model", "bert-tiny",
+                                 "--vocab-size", "200", "--max-length", "32"], {})
     run = Run(folder, {}, writes=world.is_main, note=print, facts={"start": 1, "cores_per_process": 1})
     return load_task(task)(config, run, world)
 
 
 TASKS = {
-    "mobilenet_v3_small": lambda *_: _Images(lambda: build_classifier("mobilenet_v3_small", CLASSES)),  # BatchNorm and dropout
+    # BatchNorm and dropout
+    "mobilenet_v3_small": lambda *_: _Images(lambda: build_classifier("mobilenet_v3_small", CLASSES)),
     # Every forward changes its vectors, which enter the next one: how many a rank does must not matter.
     "spectral-norm": lambda *_: _Images(
         lambda: nn.Sequential(spectral_norm(nn.Conv2d(3, 8, 8, stride=8)), nn.Flatten(), nn.Linear(128, CLASSES))),
@@ -112,7 +114,8 @@ def once_tells_another_nodes_error(world: World, folder: Path) -> Any:
     # The last rank plays the first process of a second node, on which alone the work fails.
     last = world.world_size - 1
     here = replace(world, local_rank=0 if world.rank in (0, last) else 1)
-    return _error_of(lambda: here.on_rank_zero(lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
+    return _error_of(lambda: here.on_rank_zero(
+        lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
 
 
 def a_name_of_the_hub_on_two_nodes(world: World, folder: Path) -> Any:
@@ -172,7 +175,8 @@ def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
 
     def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        devices.find_device = lambda name, processes: torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE)
+        devices.find_device = lambda name, processes: (
+            torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE))
         return _error_of(lambda: devices.resolve_device("auto", 1, own, world.rank, world.world_size))
 
     return [ask("mixed", "cpu" if is_last else "xpu"), ask("none", "cpu"), ask("few", "" if is_last else "xpu")]
@@ -194,7 +198,8 @@ def cores_of_a_rank(world: World, folder: Path) -> Any:
 
 def flags_of(world: World, **raised: Any) -> Agreement:
     """An Agreement in which the last rank raises these flags where {name: question}."""
-    return Agreement(world, **{name: lambda ask=ask: world.rank == world.world_size - 1 and ask() for name, ask in raised.items()})
+    return Agreement(world, **{
+        name: lambda ask=ask: world.rank == world.world_size - 1 and ask() for name, ask in raised.items()})
 
 
 def seen_in(flags: Agreement) -> list[bool]:
@@ -279,7 +284,8 @@ def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
 def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
     torch.manual_seed(seed)
     model = nn.Linear(5, 3)
-    return checkpoint.TrainState(load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
+    return checkpoint.TrainState(
+        load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
 
 
 def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
@@ -304,19 +310,24 @@ def _looking(kind: str, world: World) -> dict[str, Any]:
     before = norm()
     if world.rank == world.world_size - 1:  # no collective: the others do not take part
         batches = [replace(_shares(world)[0], indices=indices) for indices in ((6, 2), (7, 4))]
-        named = nonfinite_samples(strategy.module, batches, loss_of, lambda index: replace(batches[0], indices=(index,)), strategy.largest)
+        named = nonfinite_samples(
+            strategy.module, batches, loss_of, lambda index: replace(batches[0], indices=(index,)), strategy.largest)
     return {"named": named, "norms": [before, norm()]}
 
 
 def gradients(world: World, folder: Path) -> Any:
     """{case: figures of one step}, over tasks, types, strategies and batches."""
     return {f"{name} {dtype} {step}": figures
-            for name, build in TASKS.items() for task in [build(world, folder)] for dtype in (torch.float32, torch.float64)
+            for name, build in TASKS.items() for task in [build(world, folder)]
+            for dtype in (torch.float32, torch.float64)
             for step, figures in _steps(name, task, dtype, world, folder).items()}
 
 
 def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path) -> dict[str, Any]:
-    """The same steps under every strategy. Distances are relative L2, of this launch's ddp to one process's, and to exact's."""
+    """The same steps under every strategy.
+
+    Distances are relative L2, of this launch's ddp to one process's, and to exact's.
+    """
     plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
     positions = {"first": 0, "uneven last": plan.starts[-1]}
     figures, results = {step: {} for step in positions}, {}
@@ -348,7 +359,8 @@ def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -
         (task.forward(strategy.model, batch).loss_sum / task.normalizer(sampler.indices(0, start))).backward()
     strategy.commit_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()
-    result = {f"gradient of {name}": weight.grad.contiguous().clone() for name, weight in strategy.module.named_parameters()}
+    result = {f"gradient of {name}": weight.grad.contiguous().clone()
+              for name, weight in strategy.module.named_parameters()}
     result |= {f"buffer {name}": buffer.contiguous().clone() for name, buffer in strategy.module.named_buffers()}
     for weight in strategy.module.parameters():
         weight.grad = None
@@ -356,11 +368,12 @@ def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -
 
 
 def planted_values_make_the_norm_non_finite(world: World, folder: Path) -> Any:
-    """{strategy: {what was planted: whether this rank's norm is finite}}; planted in one or two of the micro-batches."""
+    """{strategy: {what was planted in one or two micro-batches: whether this rank's norm is finite}}"""
     nan, inf = float("nan"), float("inf")
     planted = {"nothing": {}, "NaN": {4: nan}, "inf": {4: inf}, "overflow": {4: 1e9}, "negative overflow": {3: -1e9},
                "two NaN, which as integers add to 0": {1: nan, 5: nan}, "inf and -inf": {1: inf, 2: -inf}}
-    return {kind: {what: _is_norm_finite(kind, factors, world) for what, factors in planted.items()} for kind in STRATEGIES}
+    return {kind: {what: _is_norm_finite(kind, factors, world) for what, factors in planted.items()}
+            for kind in STRATEGIES}
 
 
 def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
@@ -378,12 +391,15 @@ def an_unused_weight(world: World, folder: Path) -> Any:
 
 
 def a_layer_that_is_skipped_at_random(world: World, folder: Path) -> Any:
-    """{strategy: what warm_up makes of a layer that its micro-batch and all but the last one skip}: the error, or what was frozen."""
+    """{strategy: what warm_up makes of a layer that only the last micro-batch uses}: the error, or what it froze."""
     return {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in STRATEGIES}
 
 
 def ranks_without_work(world: World, folder: Path) -> Any:
-    """sha256 of exact's gradients of two micro-batches, whatever the number of ranks; first each rank computes one, as in warm_up."""
+    """sha256 of exact's gradients of two micro-batches, on any number of ranks.
+
+    First each rank computes one, as in warm_up.
+    """
     torch.manual_seed(0)
     model = nn.Linear(5, 3)
     strategy = load_strategy("exact")(model, world)
@@ -404,7 +420,8 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
             self.config, self.index = SimpleNamespace(layerdrop=0.5 if skips else 0.0), 0
 
         def forward(self, x: Tensor) -> Tensor:
-            is_used = skips and (not self.training or self.index == M - 1)  # as a layer drop: never skipped in evaluation
+            # as a layer drop: never skipped in evaluation
+            is_used = skips and (not self.training or self.index == M - 1)
             return self.used(x) + (self.left_over(x) if is_used else 0)
 
     class Task:
@@ -420,8 +437,9 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
     optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1, fused=True)
     strategy.setup(M)
     warm_up(SimpleNamespace(
-        strategy=strategy, task=task, feed=SimpleNamespace(plan=BatchPlan(67, 26, M)), precision=Precision("fp32", world.device),
-        log=SimpleNamespace(note=notes.append), evaluation=SimpleNamespace(loader=SimpleNamespace(sampler=SimpleNamespace(batch_size=2))),
+        strategy=strategy, task=task, feed=SimpleNamespace(plan=BatchPlan(67, 26, M)),
+        precision=Precision("fp32", world.device), log=SimpleNamespace(note=notes.append),
+        evaluation=SimpleNamespace(loader=SimpleNamespace(sampler=SimpleNamespace(batch_size=2))),
         config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine")),
         state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []
@@ -438,7 +456,8 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
 
 def _shares(world: World) -> list[Batch]:
     """This rank's of M micro-batches of two samples."""
-    return [Batch({"x": torch.randn(2, 5, generator=torch.Generator().manual_seed(v))}, torch.zeros(2, dtype=torch.int64), torch.ones(2), v)
+    return [Batch({"x": torch.randn(2, 5, generator=torch.Generator().manual_seed(v))},
+                  torch.zeros(2, dtype=torch.int64), torch.ones(2), v)
             for v in range(world.rank, M, world.world_size)]
 
 
@@ -459,7 +478,8 @@ def _distances(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, fl
     distances = {}
     for kind in ("gradient", "buffer"):
         names = [name for name in one if name.startswith(kind)]
-        squares = [(float((one[name] - other[name]).double().square().sum()), float(other[name].double().square().sum())) for name in names]
+        squares = [(float((one[name] - other[name]).double().square().sum()),
+                    float(other[name].double().square().sum())) for name in names]
         distances[kind] = (sum(difference for difference, _ in squares) / sum(size for _, size in squares)) ** 0.5
     return distances
 

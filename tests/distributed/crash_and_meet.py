@@ -1,4 +1,4 @@
-"""A worker that crashes on rank 1 in the middle of the first three starts: torchrun --max-restarts=3 crash_and_meet.py FILE."""
+"""A worker whose rank 1 crashes in each of the first three starts: torchrun --max-restarts=3 crash_and_meet.py FILE."""
 
 import os
 import sys

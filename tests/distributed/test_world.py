@@ -9,8 +9,10 @@ from utils.errors import Exit
 from utils.hardware.cores import available_cores
 
 NUMBERS = (1, 2, 3, 4)
-TOLERANCE = {"torch.float32": 1e-6, "torch.float64": 1e-12}  # six micro-batches are added in another order, nothing else differs
-TO_EXACT = TOLERANCE | {"torch.float64": 4e-12}  # besides, exact rounds every value to 2^-50: of half a million weights that is 1e-12
+# six micro-batches are added in another order, nothing else differs
+TOLERANCE = {"torch.float32": 1e-6, "torch.float64": 1e-12}
+# besides, exact rounds every value to 2^-50: of half a million weights that is 1e-12
+TO_EXACT = TOLERANCE | {"torch.float64": 4e-12}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,8 @@ def test_once_gives_rank_0s_value_to_all(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_once_raises_an_error_of_rank_0_on_all_with_its_code(told, processes):
-    assert by_rank(told, processes, "once_tells_rank_0s_error") == [["UserError", "rank 0 refused", Exit.CANNOT_CREATE]] * processes
+    assert by_rank(told, processes, "once_tells_rank_0s_error") == [
+        ["UserError", "rank 0 refused", Exit.CANNOT_CREATE]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
@@ -122,14 +125,16 @@ def test_the_ranks_of_a_node_share_its_cores(told, processes):
 def test_what_differs_between_ranks_is_refused_on_all(told, processes):
     found = by_rank(told, processes, "what_differs_between_ranks")
     assert [kind for kind, _, _ in found] == ["no error" if processes == 1 else "UserError"] * processes
-    assert processes == 1 or {(message[:15], code) for _, message, code in found} == {("the data set on", Exit.BAD_DATA)}
+    assert processes == 1 or {(message[:15], code) for _, message, code in found} == {
+        ("the data set on", Exit.BAD_DATA)}
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
     # stop, save, error, bad_sample; save is of one exchange, the others stay
     nothing, raised, after = [False] * 4, [True] * 4, [True, False, True, True]
-    assert by_rank(told, processes, "a_flag_of_the_last_rank") == [[nothing, nothing, nothing, raised, after, after]] * processes
+    assert by_rank(told, processes, "a_flag_of_the_last_rank") == [
+        [nothing, nothing, nothing, raised, after, after]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
@@ -140,7 +145,8 @@ def test_flags_are_independent_of_each_other(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_waiting_finishes_an_exchange_under_way_and_only_once(told, processes):
-    assert by_rank(told, processes, "a_flag_before_a_wait") == [[[False, False], [True, True], [True, False]]] * processes
+    assert by_rank(told, processes, "a_flag_before_a_wait") == [
+        [[False, False], [True, True], [True, False]]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
@@ -164,7 +170,7 @@ def test_a_save_that_failed_is_known_to_rank_0_and_74_on_all_by_flush(told, proc
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_one_rank_alone_finds_what_is_not_finite_and_the_next_step_is_as_before(told, processes):
+def test_one_rank_alone_finds_what_is_not_finite_and_later_norms_stay(told, processes):
     found = by_rank(told, processes, "looking_for_what_is_not_finite")
     for strategy in ("ddp", "exact"):
         assert [rank[strategy]["named"] for rank in found] == [None] * (processes - 1) + [[7]]
@@ -180,10 +186,11 @@ def test_a_steps_gradients_and_buffers_agree_on_1_2_3_and_4_processes(told):
 def test_every_rank_holds_the_same_summed_gradient(told):
     for processes, case in gradient_cases(told):
         for strategy in ("ddp", "exact"):
-            assert len({found["gradients"][case][f"{strategy} sha256"] for found in told[processes]}) == 1, (processes, case, strategy)
+            assert len({found["gradients"][case][f"{strategy} sha256"] for found in told[processes]}) == 1, (
+                processes, case, strategy)
 
 
-def test_exact_gives_the_same_gradients_and_buffers_to_the_bit_on_1_2_3_and_4_processes(told):
+def test_exact_has_the_same_gradients_and_buffers_to_the_bit_on_1_to_4(told):
     for _, case in gradient_cases(told):
         assert len({told[processes][0]["gradients"][case]["exact sha256"] for processes in NUMBERS}) == 1, case
 
@@ -195,7 +202,7 @@ def test_ddp_agrees_with_exact_to_rounding(told):
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_a_planted_nan_inf_or_overflow_makes_the_norm_non_finite_on_every_rank(told, processes):
+def test_a_nan_inf_or_overflow_makes_the_norm_non_finite_on_every_rank(told, processes):
     for found in by_rank(told, processes, "planted_values_make_the_norm_non_finite"):
         exact, ddp = found["exact"], found["ddp"]
         assert exact.pop("nothing") and not any(exact.values()), exact
@@ -203,7 +210,7 @@ def test_a_planted_nan_inf_or_overflow_makes_the_norm_non_finite_on_every_rank(t
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_an_unused_weight_is_named_and_frozen_on_every_rank_and_the_next_steps_work(told, processes):
+def test_an_unused_weight_is_named_and_frozen_on_all_ranks_and_steps_work(told, processes):
     note = "2 parameters get no gradient and are frozen: left_over.weight, left_over.bias"
     found = by_rank(told, processes, "an_unused_weight")
     for strategy in ("ddp", "exact"):
@@ -221,7 +228,7 @@ def test_ranks_without_work_have_the_same_gradients_under_exact(told, processes)
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_layer_that_is_skipped_at_random_is_not_frozen(told, processes):
-    """And under exact every rank takes the sum for it, also one that skips it itself, as in every micro-batch before."""
+    """And under exact every rank takes its sum, also one that skips it itself, as in every micro-batch before."""
     alone = told[1][0]["a_layer_that_is_skipped_at_random"]["exact"][1]["norms"]
     for rank in by_rank(told, processes, "a_layer_that_is_skipped_at_random"):
         assert (rank["exact"][0], rank["exact"][1]["frozen"], rank["exact"][1]["norms"]) == ("no error", [], alone)
@@ -233,6 +240,7 @@ def test_a_layer_that_is_skipped_at_random_is_not_frozen(told, processes):
 
 
 def test_torchrun_restarts_after_a_crash_until_all_ranks_meet(run_dir, run_torchrun):
-    result = run_torchrun(2, run_dir, script="tests/distributed/crash_and_meet.py", torchrun=("--max-restarts=3", "--monitor-interval=0.1"))
+    result = run_torchrun(2, run_dir, script="tests/distributed/crash_and_meet.py",
+                          torchrun=("--max-restarts=3", "--monitor-interval=0.1"))
     assert result.returncode == 0, result.text
     assert run_dir.read_text() == "[[3, 3], [3, 3]]"  # in the fourth start; 1 + 2 summed over ranks

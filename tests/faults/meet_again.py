@@ -1,7 +1,7 @@
-"""Forked workers that meet and crash, start after start, on one store: meet_again.py STARTS PORT. Prints the seconds that each took.
+"""Forked workers that meet and crash, start after start, on one store: meet_again.py STARTS PORT.
 
-The store at PORT outlives the workers, as torchrun's does, and each start finds what all before have left in it. With the imports of
-each start, under torchrun: restart.py.
+Prints the seconds that each start took. The store at PORT outlives the workers, as torchrun's does, and each start
+finds what all before have left in it. With the imports of each start, under torchrun: restart.py.
 """
 
 import json
@@ -21,8 +21,9 @@ def meet_in_a_fork(rank: int, world_size: int, port: int, late_s: float, file: P
         return child
     code = 1
     try:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size),
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank),
+                          LOCAL_WORLD_SIZE=str(world_size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                          TORCHELASTIC_USE_AGENT_STORE="True")
         time.sleep(late_s)
         ready = time.monotonic()
         told = World.from_env("cpu").gather(rank)
@@ -40,7 +41,8 @@ with tempfile.TemporaryDirectory() as folder:
         world_size = draw.choice((2, 3, 4))
         late_s = [draw.choice((0, 0, draw.uniform(0, 0.2))) for _ in range(world_size)]
         files = [Path(folder) / f"{start}-{rank}" for rank in range(world_size)]
-        workers = [meet_in_a_fork(rank, world_size, int(sys.argv[2]), late_s[rank], files[rank]) for rank in range(world_size)]
+        workers = [meet_in_a_fork(rank, world_size, int(sys.argv[2]), late_s[rank], files[rank])
+                   for rank in range(world_size)]
         codes = [os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) for worker in workers]
         if codes != [13] * world_size:
             sys.exit(f"start {start} on {world_size}: {codes}")

@@ -1,11 +1,11 @@
-"""Every system call of a save as the last one, or as one that fails: what is left must be the old checkpoint or the new one.
+"""Every system call of a save as the last one, or as one that fails: the old or the new checkpoint must be left.
 
     python -m tests.faults.sweep_saves                   # all points, as a table; ends with 1 if an outcome is bad
     python -m tests.faults.sweep_saves --every 7 --json  # a sample, for tests
 
-One process forks a child for each point. strace attaches to it and ends it with SIGKILL on entering the K-th call of a kind (that
-call is not done any more), or makes that call fail; it counts per thread, and one thread writes. Calls that change nothing (QUIET)
-are left out: a process that ends there leaves what it leaves at the next call that is not.
+One process forks a child for each point. strace attaches to it and ends it with SIGKILL on entering the K-th call of a
+kind (that call is not done any more), or makes that call fail; it counts per thread, and one thread writes. Calls that
+change nothing (QUIET) are left out: a process that ends there leaves what it leaves at the next call that is not.
 """
 
 import argparse
@@ -41,14 +41,16 @@ from utils.rundir.run import Run
 from utils.settings.config import RecordOptions
 
 QUIET = {
-    "read", "pread64", "readv", "lseek", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access", "faccessat",
-    "faccessat2", "getcwd", "readlink", "readlinkat", "getdents64", "ioctl", "fcntl", "mmap", "poll", "ppoll", "select", "pselect6"}
+    "read", "pread64", "readv", "lseek", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access",
+    "faccessat", "faccessat2", "getcwd", "readlink", "readlinkat", "getdents64", "ioctl", "fcntl", "mmap", "poll",
+    "ppoll", "select", "pselect6"}
 ERRORS = {  # what each call may fail with, where it is meaningful
     **dict.fromkeys(["write", "writev", "pwrite64", "ftruncate", "fallocate", "fsync", "fdatasync"], ("ENOSPC", "EIO")),
     **dict.fromkeys(["openat", "mkdir", "mkdirat", "rename", "renameat", "renameat2"], ("ENOSPC", "EIO", "EROFS")),
     **dict.fromkeys(["unlink", "unlinkat", "rmdir"], ("EIO", "EROFS")), "close": ("EIO",)}
 FAULTS = ("SIGKILL", "ENOSPC", "ENOSPC+", "EIO", "EROFS+")  # +: from that call on
-NEEDED_TO_REMOVE = {"openat", "close", "unlink", "unlinkat", "rmdir"}  # where these fail, something may be left until the next start
+# where these fail, something may be left until the next start
+NEEDED_TO_REMOVE = {"openat", "close", "unlink", "unlinkat", "rmdir"}
 LIMIT_S = 60  # of one point
 WORLD = SimpleNamespace(is_main=True, world_size=1, on_rank_zero=lambda work, **options: work())  # of one process
 
@@ -67,13 +69,17 @@ def weights_of(step: int, size: int = 5000) -> dict[str, torch.Tensor]:
 
 def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, is_best: bool = True,
          is_evaluated: bool = True) -> None:
-    """Save a run at `step` as train.py does on rank 0: RUN/model if it is the best, then the checkpoint. Raises UserError (74)."""
+    """Save a run at `step` as train.py does on rank 0: RUN/model if it is the best, then the checkpoint.
+
+    Raises UserError (74).
+    """
     def beside(weights: dict[str, torch.Tensor]) -> None:
         if is_best:
             opened.replace_folder("model", lambda folder: save_model_folder(weights, {"step": step}, folder))
 
     opened = Run(run, {}, {"start": start, "cores_per_process": 1}, say_nothing, RunLock())
-    strategy = SimpleNamespace(model_state=lambda: weights_of(step, size), optimizer_state=lambda optimizer: weights_of(-step, size))
+    strategy = SimpleNamespace(model_state=lambda: weights_of(step, size),
+                               optimizer_state=lambda optimizer: weights_of(-step, size))
     best = {"step": step, "metric": "top1", "value": float(step)} if is_best else {}
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best)
     checkpoints = Checkpoints(run / "checkpoints", WORLD, RecordOptions(keep=keep), start, say_nothing)
@@ -82,7 +88,10 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
 
 
 def step_in(folder: Path) -> int:
-    """The step that every file of the checkpoint in `folder` is of. Raises ValueError if one is of another, or does not load."""
+    """The step that every file of the checkpoint in `folder` is of.
+
+    Raises ValueError if one is of another, or does not load.
+    """
     step = json.loads((folder / "trainer.json").read_text())["progress"]["step"]
     state = torch.load(folder / "state.pt", weights_only=True)["optimizer"]
     _require_equal(load_file(folder / "model.safetensors"), weights_of(step), folder)
@@ -120,7 +129,7 @@ def flip(path: Path, place: int, bit: int) -> None:
 
 
 def flips(folder: Path, file: str, every: int = 997, bits: int = 1) -> tuple[int, list[tuple[int, int]]]:
-    """How many flips of `bits` of the 8 bits of every so-many-th byte were tried, and the (place, bit) of those not found."""
+    """How many flips of `bits` of the 8 bits of every so-many-th byte were tried; (place, bit) of those not found."""
     path, tried, missed = folder / file, 0, []
     for place in range(0, path.stat().st_size, every):
         for bit in range(8) if bits == 8 else [place % 8]:
@@ -146,7 +155,8 @@ class Job:
 
     prepare: Callable[[Path], None]  # what is there before
     work: Callable[[Path], None]
-    check: Callable[[Path, dict[str, Any] | None, str], None]  # the run directory, the outcome (None: killed), the call. Raises ValueError
+    # the run directory, the outcome (None: killed), the call. Raises ValueError
+    check: Callable[[Path, dict[str, Any] | None, str], None]
 
 
 def prepare_three(run: Path) -> None:
@@ -194,11 +204,14 @@ def check_save(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
     require(found in (old, 4) and not notes, f"newest_valid is {name} of step {found}: {notes}")
     require(found is None or found == step_of(name), f"{name} is of step {found}")
     require(found != 4 or model == 4, f"the checkpoint tells of a best model that is not in RUN/model: {model}")
-    require(len(valid(run)) >= least and len(valid(run)) == len(folder.names()), f"valid: {valid(run)} of {folder.names()}")
+    require(len(valid(run)) >= least and len(valid(run)) == len(folder.names()),
+            f"valid: {valid(run)} of {folder.names()}")
     require(not list(folder.path.glob(".tmp-*")), f"{leftovers(run)} survive")
     save(run, 4, start=2)
-    require(step_in(folder.path / folder.newest_valid()) == step_in_model(run / "model") == 4, "the next save is not whole")
-    require(len(valid(run)) >= min(2, least) and not leftovers(run), f"after the next save: {valid(run)}, {leftovers(run)}")
+    require(step_in(folder.path / folder.newest_valid()) == step_in_model(run / "model") == 4,
+            "the next save is not whole")
+    require(len(valid(run)) >= min(2, least) and not leftovers(run),
+            f"after the next save: {valid(run)}, {leftovers(run)}")
 
 
 def prepare_unevaluated(run: Path) -> None:
@@ -215,14 +228,16 @@ def check_evaluated(run: Path, outcome: dict[str, Any] | None, call: str) -> Non
     name = folder.newest_valid()
     require(not notes and step_in(folder.path / name) == 4, f"newest_valid is {name}: {notes}")
     require(step_in_model(run / "model") in (None, 3, 4), "RUN/model is of neither step")
-    require(name.endswith("-unevaluated") or step_in_model(run / "model") == 4, "RUN/model is not the best that is told of")
+    require(name.endswith("-unevaluated") or step_in_model(run / "model") == 4,
+            "RUN/model is not the best that is told of")
     require(len(valid(run)) >= 2 and len(valid(run)) == len(folder.names()), f"valid: {valid(run)} of {folder.names()}")
     save(run, 5, start=2)
-    require(step_in(folder.path / folder.newest_valid()) == 5 and not leftovers(run), f"after the next save: {leftovers(run)}")
+    require(step_in(folder.path / folder.newest_valid()) == 5 and not leftovers(run),
+            f"after the next save: {leftovers(run)}")
 
 
 def check_start(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
-    """The next start finds the one valid checkpoint, and the damaged ones are set aside; after an error nothing is gone."""
+    """The next start finds the one valid checkpoint and sets the damaged ones aside; after an error nothing is gone."""
     folder = CheckpointFolder(run / "checkpoints", 1, say_nothing)
     if outcome is not None:  # what cannot be read counts as damaged
         known = outcome["code"] in (Exit.DONE, Exit.IO, Exit.NO_CHECKPOINT) or outcome["type"] == "OSError"
@@ -236,8 +251,10 @@ def check_start(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
 
 def check_status(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
     """The old or the new content, never a part; the next writing is whole."""
-    require(outcome is None or outcome["code"] in (Exit.DONE, Exit.IO) or outcome["type"] == "OSError", f"ends with {outcome}")
-    require((run / "status.json").read_text() in ("old" * 9999, "new" * 9999), "status.json is neither the old nor the new one")
+    require(outcome is None or outcome["code"] in (Exit.DONE, Exit.IO) or outcome["type"] == "OSError",
+            f"ends with {outcome}")
+    require((run / "status.json").read_text() in ("old" * 9999, "new" * 9999),
+            "status.json is neither the old nor the new one")
     write_atomically(run / "status.json", "newer")
     require(((run / "status.json").read_text(), leftovers(run)) == ("newer", []), "the next writing is not whole")
 
@@ -253,7 +270,8 @@ JOBS = {
     "save": Job(prepare_three, lambda run: save(run, 4), check_save),
     "save after kills": Job(prepare_after_kills, lambda run: save(run, 4), check_save),
     "save after an evaluation": Job(prepare_unevaluated, lambda run: save(run, 4), check_evaluated),
-    "start": Job(prepare_damaged, lambda run: CheckpointFolder(run / "checkpoints", 1, say_nothing).newest_valid(), check_start),
+    "start": Job(prepare_damaged,
+                 lambda run: CheckpointFolder(run / "checkpoints", 1, say_nothing).newest_valid(), check_start),
     "status.json": Job(lambda run: (run.mkdir(), write_atomically(run / "status.json", "old" * 9999)),
                        lambda run: write_atomically(run / "status.json", "new" * 9999), check_status),
 }
@@ -290,7 +308,8 @@ class Sweep:
 
     def rows(self, fault: str) -> list[tuple[Row, list[int]]]:
         """A row for each kind of call that can have the fault, and its points."""
-        return [(Row(self.name, fault, call, count), list(range(1, count + 1))) for call, count in sorted(self.calls.items())
+        return [(Row(self.name, fault, call, count), list(range(1, count + 1)))
+                for call, count in sorted(self.calls.items())
                 if fault == "SIGKILL" or fault.rstrip("+") in ERRORS.get(call, ())]
 
     def survives_beyond(self, call: str) -> bool:
@@ -306,13 +325,16 @@ class Sweep:
         row.points += 1
         try:
             if row.fault == "SIGKILL":
-                require(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"it was not killed: {status}, {outcome}")
+                require(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL,
+                        f"it was not killed: {status}, {outcome}")
             else:
-                require("(INJECTED)" in self._log.read_text() and status == 0, f"no fault happened: {status}, {outcome}")
+                require("(INJECTED)" in self._log.read_text() and status == 0,
+                        f"no fault happened: {status}, {outcome}")
             self.job.check(self._run, None if row.fault == "SIGKILL" else outcome, row.call)
         except Exception as error:
             said = f" ({outcome['type']}: {outcome['text'][:200]})" if outcome and row.fault != "SIGKILL" else ""
-            row.bad.append(f"{self.name}, {row.fault} at {row.call} {number}{every}: {type(error).__name__}: {error}{said}")
+            row.bad.append(f"{self.name}, {row.fault} at {row.call} {number}{every}:"
+                           f" {type(error).__name__}: {error}{said}")
         join_threads()
 
     def _counted(self) -> list[str]:
@@ -334,7 +356,10 @@ class Sweep:
         return Counter(_call(line) for line in by_thread[writer])
 
     def _traced(self, *words: str) -> tuple[int, dict[str, Any]]:
-        """Do the job in a new run directory in a child under strace with these expressions. Its wait status and outcome."""
+        """Do the job in a new run directory in a child under strace with these expressions.
+
+        Returns its wait status and outcome.
+        """
         shutil.rmtree(self._run, ignore_errors=True)
         shutil.copytree(self._before, self._run)
         self._said[:4] = b"null"
@@ -391,10 +416,10 @@ def sweep(name: str, faults: list[str], every: int, folder: Path) -> tuple[list[
 
 
 def unsynced(lines: list[str]) -> list[str]:
-    """What a power failure could undo of that which a later call builds upon: by POSIX, contents and names last once they are fsynced.
+    """What a power failure could undo of that which a later call builds upon.
 
-    Before something gets its final name, all in it; before a checkpoint gets its name, RUN/model; before an old one loses its name,
-    the new one.
+    By POSIX, contents and names last once they are fsynced. Before something gets its final name, all in it; before a
+    checkpoint gets its name, RUN/model; before an old one loses its name, the new one.
     """
     unsafe: dict[str, str] = {}  # a file, or a folder whose entries changed: since which call
     found: list[str] = []

@@ -1,4 +1,7 @@
-"""launch.sh on hosts of its own: static, elastic, late, slow, cut off, silent, come back. `make cluster`; a few in `make test`."""
+"""launch.sh on hosts of its own: static, elastic, late, slow, cut off, silent, come back.
+
+`make cluster`; a few in `make test`.
+"""
 
 import subprocess
 import sys
@@ -15,9 +18,10 @@ SHORT = ["--step-timeout", 5, "--section-timeout", 5, "--start-timeout", 20]
 MASTER = "10.77.0.1"  # the first host
 FLAGS = {"--nnodes": 2, "--master-addr": MASTER}
 PLATFORMS = {  # which say the same by variables
-    "PET": lambda rank: {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank), "PET_MASTER_ADDR": MASTER,
-                         "PET_MASTER_PORT": "29400"},  # Kubeflow Trainer v2
-    "node-style": lambda rank: {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": MASTER, "MASTER_PORT": "23456"},  # PyTorchJob
+    "PET": lambda rank: {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank),
+                         "PET_MASTER_ADDR": MASTER, "PET_MASTER_PORT": "29400"},  # Kubeflow Trainer v2
+    "node-style": lambda rank: {"WORLD_SIZE": "2", "RANK": str(rank), "MASTER_ADDR": MASTER,
+                                "MASTER_PORT": "23456"},  # PyTorchJob
     "NNODES": lambda rank: {"NNODES": "2", "NODE_RANK": str(rank), "MASTER_ADDR": "n1", "NPROC_PER_NODE": "1"}}
 
 
@@ -44,7 +48,8 @@ def assert_finished(launches, run, undisturbed):
     assert outcome(run) == outcome(undisturbed)
 
 
-@pytest.mark.parametrize("platform", [name if name == "PET" else pytest.param(name, marks=pytest.mark.slow) for name in PLATFORMS])
+@pytest.mark.parametrize("platform", [
+    name if name == "PET" else pytest.param(name, marks=pytest.mark.slow) for name in PLATFORMS])
 def test_two_hosts_compute_what_one_does_with_as_many_processes(platform, words, run_dir, start_on, undisturbed):
     with hosts(2) as pair:
         launches = [start_on(host, *words, **PLATFORMS[platform](rank)) for rank, host in enumerate(pair)]
@@ -55,8 +60,8 @@ def test_two_hosts_compute_what_one_does_with_as_many_processes(platform, words,
 @pytest.mark.parametrize(("nnodes", "master"), [(2, "fd77::1"), ("2:2", "[fd77::1]")])
 def test_hosts_that_know_ipv6_alone_compute_the_same(nnodes, master, words, run_dir, start_on, undisturbed):
     with hosts(2, "fd77::") as pair:
-        assert_finished([start_on(host, *words, rank=rank, nnodes=nnodes, master=master) for rank, host in enumerate(pair)],
-                        run_dir, undisturbed)
+        assert_finished([start_on(host, *words, rank=rank, nnodes=nnodes, master=master)
+                         for rank, host in enumerate(pair)], run_dir, undisturbed)
 
 
 @pytest.mark.slow
@@ -64,7 +69,8 @@ def test_three_hosts_compute_what_one_does_with_as_many_processes(words, run_dir
     straight = run_dir.with_name("straight")
     assert run_torchrun(3, *words, "--run-dir", straight).returncode == 0
     with hosts(3) as three:
-        assert_finished([start_on(host, *words, rank=rank, nnodes=3) for rank, host in enumerate(three)], run_dir, straight)
+        assert_finished([start_on(host, *words, rank=rank, nnodes=3) for rank, host in enumerate(three)],
+                        run_dir, straight)
 
 
 @pytest.mark.slow
@@ -74,14 +80,16 @@ def test_a_late_host_and_a_slow_link_change_nothing(elastic, words, run_dir, sta
         pair[1].slow("100mbit")
         nnodes = "2:2" if elastic else 2
         first = start_on(pair[0], *words, rank=0, nnodes=nnodes)
-        first.wait_for(lambda: any("torch.distributed.run" in name for name in first.commands()), "torchrun on the first host")
+        first.wait_for(lambda: any("torch.distributed.run" in name for name in first.commands()),
+                       "torchrun on the first host")
         assert_finished([first, start_on(pair[1], *words, rank=1, nnodes=nnodes)], run_dir, undisturbed)
 
 
 @pytest.mark.parametrize(("fault", "lost"), [
     ("silence", 1), ("silence", 0), ("cut", 1), ("cut", 0), ("drop", 1)])
 @pytest.mark.slow
-def test_hosts_that_lose_each_other_end_with_76_and_the_same_command_goes_on(fault, lost, words, run_dir, start_on, undisturbed):
+def test_hosts_that_lose_each_other_are_76_and_the_same_command_goes_on(
+        fault, lost, words, run_dir, start_on, undisturbed):
     with hosts(2) as pair:
         launches = [start_on(host, *words, *SHORT, rank=rank) for rank, host in enumerate(pair)]
         launches[0].wait_for(lambda: trained_steps(run_dir) >= 2, "two steps")
@@ -116,7 +124,7 @@ def test_retries_meet_again_after_a_host_was_lost(words, run_dir, start_on, undi
 
 
 @pytest.mark.slow
-def test_an_elastic_run_that_loses_a_host_and_gains_it_again_ends_with_the_weights_of_one_process(
+def test_an_elastic_run_that_loses_and_regains_a_host_ends_as_on_1_process(
         words, run_dir, start_on, run_train):
     words = [*words, "--strategy", "exact", "--epochs", 40, "--eval-every", 1000, "--save-every", 5, "--fresh"]
     with hosts(2) as pair:
@@ -140,12 +148,13 @@ def test_an_elastic_run_that_loses_a_host_and_gains_it_again_ends_with_the_weigh
 def test_a_host_that_does_not_share_the_run_directory_is_refused(words, run_dir, start_launcher):
     with hosts(2) as pair:
         own = ["sh", "-c", f"mount -t tmpfs none {run_dir.parent} && exec \"$@\"", "sh"]  # a disk of its own there
-        launches = [start_launcher("--nnodes", 2, "--node-rank", rank, "--master-addr", MASTER, *words, inside=host.inside(*own[:5 * rank]))
-                    for rank, host in enumerate(pair)]
+        launches = [start_launcher("--nnodes", 2, "--node-rank", rank, "--master-addr", MASTER, *words,
+                                   inside=host.inside(*own[:5 * rank])) for rank, host in enumerate(pair)]
         for result in [assert_gone(launch, run_dir) for launch in launches]:
             assert result.returncode == Exit.IO, result.text
         said = [line for launch in launches for line in messages(launch.wait())]
-    assert len(said) == 1 and f"does not see {run_dir}: on several nodes the run directory must be shared" in said[0], said
+    assert len(said) == 1 and (
+        f"does not see {run_dir}: on several nodes the run directory must be shared" in said[0]), said
     assert trained_steps(run_dir) == 0
 
 
@@ -155,18 +164,19 @@ def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):
             subprocess.run(host.inside("ip", "route", "add", *route.split()), check=True)
         ask = host.inside(sys.executable, "-m", "utils.distributed.network", "10.88.0.1", 0, 0)
         refused = start_torchrun(None, command=ask).wait()
-        assert (refused.returncode, "no network interface has the address 10.99.0.5 of the route to other hosts: set GLOO_SOCKET_IFNAME"
-                in refused.err) == (64, True), refused.text
+        assert (refused.returncode, "no network interface has the address 10.99.0.5 of the route to other hosts:"
+                " set GLOO_SOCKET_IFNAME" in refused.err) == (64, True), refused.text
         told = start_torchrun(None, command=ask, env={"GLOO_SOCKET_IFNAME": "eth0"}).wait()
     assert told.out == "10.99.0.5 eth0 10.88.0.1 0\n", told.text
 
 
-def test_without_the_launcher_a_name_that_leads_home_is_refused_before_anybody_waits(words, run_dir, start_torchrun):
+def test_without_the_launcher_a_name_that_leads_home_is_refused_at_once(words, run_dir, start_torchrun):
     with hosts(2) as pair:
-        launches = [start_torchrun(None, "--nnodes=2", f"--node-rank={rank}", f"--master-addr={MASTER}", "train.py", *words,
-                                   command=[*host.inside(), Path(sys.executable).with_name("torchrun")]) for rank, host in enumerate(pair)]
+        launches = [start_torchrun(None, "--nnodes=2", f"--node-rank={rank}", f"--master-addr={MASTER}", "train.py",
+                                   *words, command=[*host.inside(), Path(sys.executable).with_name("torchrun")])
+                    for rank, host in enumerate(pair)]
         results = [assert_gone(launch, run_dir) for launch in launches]
     for result in results:
-        assert (result.code, "resolves to 127.0.1.1, which other hosts cannot reach: start with ./launch.sh" in result.err) == (64, True), (
-            result.text)
+        assert (result.code, "resolves to 127.0.1.1, which other hosts cannot reach: start with ./launch.sh"
+                in result.err) == (64, True), result.text
     assert not run_dir.exists()

@@ -37,7 +37,8 @@ def test_a_vanished_image_ends_the_run_and_the_next_start_wants_it_back(
     assert_failed(live, run_dir, Exit.BAD_DATA, f"cannot read {gone}: ", "No such file", "--bad-samples skip")
     assert newest_checkpoint(run_dir).name == "step-0000000002-g1"
 
-    assert_failed(start_torchrun(2, *words), run_dir, Exit.OTHER_RUN, f"the data set changed since {run_dir} was created", "--fresh")
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.OTHER_RUN,
+                  f"the data set changed since {run_dir} was created", "--fresh")
 
     (run_dir.parent / "elsewhere.png").rename(gone)
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
@@ -51,11 +52,12 @@ def truncate(image):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_bad_training_image_of_rank_1_stops_all_with_the_step_before_saved(
+def test_a_bad_training_image_stops_all_with_the_step_before_saved(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed, workers):
     repair = truncate(bad := image_of(own_photos, "train", sample_of(rank=1, step=2)))
     words = [*words, "--save-every", 1000, "--workers", workers]
-    assert_failed(start_torchrun(2, *words), run_dir, Exit.BAD_DATA, f"cannot read {bad}: ", "the same command continues")
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.BAD_DATA,
+                  f"cannot read {bad}: ", "the same command continues")
     assert newest_checkpoint(run_dir).name == "step-0000000001-g1"
     repair()
     result = run_torchrun(2, *words)
@@ -67,7 +69,8 @@ def test_a_bad_validation_image_stops_all_with_the_epoch_saved(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     repair = truncate(bad := image_of(own_photos, "val", 60))
     words = [*words, "--save-every", 1000]
-    assert_failed(start_torchrun(2, *words), run_dir, Exit.BAD_DATA, f"cannot read {bad}: ", "the same command continues")
+    assert_failed(start_torchrun(2, *words), run_dir, Exit.BAD_DATA,
+                  f"cannot read {bad}: ", "the same command continues")
     assert newest_checkpoint(run_dir).name == "step-0000000003-g1-unevaluated"
     repair()
     result = run_torchrun(2, *words)
@@ -89,7 +92,8 @@ def test_under_any_precision_a_bad_image_costs_no_bit(own_photos, run_dir, run_t
 
 
 @pytest.mark.slow
-def test_a_vanished_image_that_is_skipped_is_listed_and_counts_as_done(words, own_photos, run_dir, start_torchrun, undisturbed):
+def test_a_vanished_image_that_is_skipped_is_listed_and_counts_as_done(
+        words, own_photos, run_dir, start_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     gone = image_of(own_photos, "train", sample_of(rank=0, step=3))
     live = start_torchrun(2, *words, "--bad-samples", "skip")
@@ -119,7 +123,7 @@ def test_a_save_under_way_is_finished_where_another_rank_fails(words, own_photos
 
 
 @pytest.mark.slow
-def test_a_start_that_waits_for_the_run_directory_takes_over_when_its_holder_is_killed(
+def test_a_start_that_waits_for_the_lock_takes_over_from_a_killed_holder(
         words, own_photos, run_dir, start_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     holder = start_torchrun(2, *words)

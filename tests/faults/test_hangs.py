@@ -43,43 +43,49 @@ def test_a_frozen_rank_is_named_with_the_place_where_it_fell_silent(
     began = time.monotonic()
     live.wait_for(lambda: live._exit_file.exists(), "that rank 0 gives up")
     assert time.monotonic() - began < TIMEOUT_S + MARGIN_S + SILENCE_S + 3
-    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "made no progress for ", "s: step ", "training", has_stacks=True)
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "made no progress for ", "s: step ",
+                           "training", has_stacks=True)
     assert re.search(r"\n  rank 1 on \S+: step [01], .+, no heartbeat since then\n", result.err), result.text
     held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
 @pytest.mark.slow
-def test_a_rank_that_cannot_stop_because_a_peer_is_frozen_says_so_before_torchrun_kills_it(
+def test_a_rank_that_a_frozen_peer_keeps_from_stopping_says_so_in_time(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     live = start_torchrun(2, *words, "--workers", 0, env={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "8"})
     live.wait_for(held.is_wanted, "the second step's data")
     os.kill(live.rank(1), signal.SIGSTOP)
     live.process.send_signal(signal.SIGTERM)
-    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "made no progress for ", "s: step ", has_stacks=True,
-                           within_s=LIMIT_S)
+    result = assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 0 on ", "made no progress for ", "s: step ",
+                           has_stacks=True, within_s=LIMIT_S)
     assert "no heartbeat since then" in result.err, result.text
     held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_image_whose_reading_hangs_is_named(workers, words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+def test_an_image_whose_reading_hangs_is_named(
+        workers, words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     live = start_torchrun(2, *words, "--workers", workers, *SHORT)
-    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "made no progress for ", "s: step 1, training, waiting for data",
-                  f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
+    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "made no progress for ",
+                  "s: step 1, training, waiting for data", f"({held.image} is being read)",
+                  has_stacks=True, within_s=LIMIT_S)
     held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
 @pytest.mark.slow
-def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
-    held = HeldImage(image_of(own_photos, "val", 8))  # the first of rank 1: evaluation batches are two micro-batches of four
+def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+    # the first of rank 1: evaluation batches are two micro-batches of four
+    held = HeldImage(image_of(own_photos, "val", 8))
     live = start_torchrun(2, *words, "--workers", 1, "--section-timeout", TIMEOUT_S)
-    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "made no progress for ", "s: step 3, evaluation, waiting for data",
-                  f"({held.image} is being read)", has_stacks=True, within_s=LIMIT_S)
+    assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "made no progress for ",
+                  "s: step 3, evaluation, waiting for data", f"({held.image} is being read)",
+                  has_stacks=True, within_s=LIMIT_S)
     held.give()
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
@@ -88,7 +94,8 @@ def environments():
     """What torchrun would give to two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]),
+                  "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     return [common | {"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
 
 

@@ -11,7 +11,7 @@ from tests.harness.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 
 
-def test_what_the_launcher_is_sent_stops_the_run_and_a_restart_that_ends_well_is_a_0(start_launcher, photos, run_dir, undisturbed):
+def test_signals_to_the_launcher_stop_the_run_and_a_good_restart_is_a_0(start_launcher, photos, run_dir, undisturbed):
     words = ["--nproc-per-node", 2, *WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1]
     early = start_launcher(*words)
     early.wait_for(lambda: any("torch.distributed.run" in command for command in early.commands()), "torchrun")
@@ -36,7 +36,7 @@ def test_what_the_launcher_is_sent_stops_the_run_and_a_restart_that_ends_well_is
     assert outcome(run_dir) == outcome(undisturbed)
 
 
-def test_a_job_of_slurm_whose_time_is_over_before_its_run_began_goes_back_into_the_queue(start_launcher, run_dir):
+def test_a_slurm_job_out_of_time_before_its_run_began_is_requeued(start_launcher, run_dir):
     folder = run_dir.parent
     (folder / "scontrol").write_text(f'#!/bin/sh\necho "$@" >{folder}/asked\n')
     (folder / "scontrol").chmod(0o755)

@@ -26,24 +26,26 @@ def words(photos, run_dir):
     return [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
 
 
-def test_one_bad_sample_is_named_with_its_step_and_rank_on_any_number_of_processes(
+def test_a_bad_sample_is_named_with_step_and_rank_on_1_and_2_processes(
         words, photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     bad = sample_of(rank=1, step=2)
-    said = f"the gradient of optimizer step 2 is not finite (under exact: or beyond 2^12 / micro-batches); it comes from rank 1," \
-           f" sample {bad} ({image_of(photos, 'train', bad)}); the training diverged"
+    said = f"the gradient of optimizer step 2 is not finite (under exact: or beyond 2^12 / micro-batches);" \
+           f" it comes from rank 1, sample {bad} ({image_of(photos, 'train', bad)}); the training diverged"
     options = {"script": SCRIPT, "env": {"NAN_SAMPLES": str(bad)}}
     on_two = assert_failed(start_torchrun(2, *words, **options), run_dir, Exit.DIVERGED, said)
     assert newest_checkpoint(run_dir).name == "step-0000000001-g1"
 
     other = run_dir.parent / "other"
     words_there = [other if word == run_dir else word for word in words]
-    on_one = assert_failed(start_torchrun(None, *words_there, **options), other, Exit.DIVERGED, said.replace("rank 1", "rank 0"))
+    on_one = assert_failed(start_torchrun(None, *words_there, **options), other, Exit.DIVERGED,
+                           said.replace("rank 1", "rank 0"))
     assert messages(on_one) == [messages(on_two)[0].replace("rank 1", "rank 0")]
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
 @pytest.mark.slow
-def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(words, photos, run_dir, start_torchrun, run_torchrun):
+def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(
+        words, photos, run_dir, start_torchrun, run_torchrun):
     bad = sample_of(rank=1, step=2)
     options = {"script": SCRIPT, "env": {"NAN_SAMPLES": str(bad)}}
     stopped = run_torchrun(2, *words, "--max-nonfinite", 1, "--stop-after", 3, **options)
@@ -54,7 +56,8 @@ def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(words, p
     assert weights[0] == weights[1] != weights[2]
     assert [json.loads((file / "trainer.json").read_text())["progress"]["skipped"] for file in files] == [0, 1, 1]
 
-    result = assert_failed(start_torchrun(2, *words, "--max-nonfinite", 1, **options), run_dir, Exit.DIVERGED, f"sample {bad} (")
+    result = assert_failed(start_torchrun(2, *words, "--max-nonfinite", 1, **options), run_dir, Exit.DIVERGED,
+                           f"sample {bad} (")
     [step] = map(int, re.findall(r"gradient of optimizer step (\d) is not finite", result.err))
     assert STEPS_PER_EPOCH < step <= 2 * STEPS_PER_EPOCH
     assert status(run_dir)["step"] == trained_steps(run_dir) == step
@@ -62,9 +65,10 @@ def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(words, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_learning_rate_at_which_the_training_diverges_ends_with_80_and_the_checkpoint_before_it(
+def test_a_diverging_learning_rate_is_80_and_the_checkpoint_before_stays(
         processes, photos, run_dir, start_torchrun):
-    words = [*WORDS, "--precision", "fp32", "--lr", "1e30", "--data", photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
+    words = [*WORDS, "--precision", "fp32", "--lr", "1e30", "--data", photos, "--run-dir", run_dir,
+             "--save-every", 1, "--workers", 0]
     from_all = [f"rank {rank}, all its samples" for rank in range(processes)]
     result = assert_failed(start_torchrun(processes, *words), run_dir, Exit.DIVERGED, "use a smaller --lr", *from_all)
     [step] = map(int, re.findall(r"gradient of optimizer step (\d) is not finite", result.err))

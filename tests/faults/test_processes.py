@@ -1,4 +1,7 @@
-"""Processes that are killed and signalled: the code, one message, nothing left, and the same command goes on as if nothing had been."""
+"""Processes that are killed and signalled: the code, one message, nothing left.
+
+And the same command goes on as if nothing had been.
+"""
 
 import os
 import signal
@@ -52,14 +55,14 @@ def reach(launch, run, step):
     launch.wait_for(lambda: trained_steps(run) >= step, f"step {step}")
 
 
-def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_nothing_had_been(
+def test_a_run_killed_rank_by_rank_and_at_once_ends_as_if_undisturbed(
         words, run_dir, start_torchrun, run_torchrun, undisturbed):
     for rank, step, says in ((1, 1, "failed"), (0, 3, "running")):
         live = start_torchrun(2, *words)
         reach(live, run_dir, step)
         live.kill_rank(rank)
-        assert_failed(live, run_dir, Exit.LOST_PEERS, f"rank {1 - rank} on ", " lost its peers", f"no heartbeat from rank {rank}",
-                      says=says)
+        assert_failed(live, run_dir, Exit.LOST_PEERS, f"rank {1 - rank} on ", " lost its peers",
+                      f"no heartbeat from rank {rank}", says=says)
     live = start_torchrun(2, *words, "--workers", 2)
     reach(live, run_dir, 5)
     live.kill_all()
@@ -71,7 +74,7 @@ def test_a_run_whose_ranks_are_killed_one_by_one_and_together_goes_on_as_if_noth
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_itself(words, run_dir, start_torchrun, undisturbed):
+def test_torchrun_restarts_a_run_after_a_killed_rank_and_it_goes_on(words, run_dir, start_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
     for rank, step in ((1, 2), (0, 5)):
         reach(live, run_dir, step)
@@ -82,7 +85,7 @@ def test_torchrun_restarts_a_run_of_which_a_rank_was_killed_and_it_goes_on_by_it
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
-def test_a_run_that_torchrun_stops_and_leaves_goes_on_as_if_nothing_had_been(
+def test_a_run_that_torchrun_stops_and_leaves_ends_as_if_undisturbed(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     live = start_torchrun(2, *own_words, "--workers", 2)
@@ -111,14 +114,15 @@ def test_a_run_that_torchrun_stops_and_leaves_goes_on_as_if_nothing_had_been(
 @pytest.mark.parametrize(("name", "rank", "reason"), [
     ("SIGTERM", 1, "SIGTERM to rank 1"), ("SIGUSR1", 0, "SIGUSR1 to rank 0"), ("SIGHUP", 1, "SIGHUP to rank 1"),
     ("SIGINT", 0, "SIGINT to rank 0")])
-def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_restart_trains_on(
+def test_a_signal_to_one_rank_stops_all_at_one_step_and_no_restart_trains(
         name, rank, reason, words, run_dir, start_torchrun, run_torchrun, undisturbed):
     live = start_torchrun(2, *words, torchrun=("--max-restarts=3",))
     reach(live, run_dir, 2)
     os.kill(live.rank(rank), signal.Signals[name])
     result = assert_gone(live, run_dir)
     found = status(run_dir)
-    assert (result.code, found["state"], found["message"], found["start"]) == (Exit.STOPPED, "stopped", reason, 1), result.text
+    assert (result.code, found["state"], found["message"], found["start"]) == (
+        Exit.STOPPED, "stopped", reason, 1), result.text
     assert 2 <= found["step"] == trained_steps(run_dir) < STEPS
     # torchrun cannot be told not to restart: it does so three times, and each start leaves at once.
     assert messages(result) == [f"{NO_MORE_RESTARTS}{reason}"] * 3, result.text
@@ -127,7 +131,7 @@ def test_a_signal_to_one_rank_stops_all_after_the_same_step_and_no_restart_train
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 3, 4])
-def test_a_run_that_is_killed_goes_on_as_if_nothing_had_been_on_other_numbers_of_processes(
+def test_killed_runs_of_1_3_and_4_processes_end_as_if_undisturbed(
         processes, words, run_dir, photos, start_torchrun, run_torchrun):
     undisturbed = run_dir.parent / "undisturbed"
     run_torchrun(processes, *WORDS, "--data", photos, "--run-dir", undisturbed)
@@ -156,7 +160,8 @@ def test_a_save_that_torchrun_gives_no_time_for_is_lost_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_sigterm_in_the_first_batch_saves_a_step(own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
+def test_sigterm_in_the_first_batch_saves_a_step(
+        own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=1)))
     live = start_torchrun(2, *own_words, "--workers", 0)
     terminate_while_held(live, held)
@@ -165,7 +170,7 @@ def test_sigterm_in_the_first_batch_saves_a_step(own_words, own_photos, run_dir,
 
 
 @pytest.mark.slow
-def test_sigterm_in_an_evaluation_abandons_it_and_the_next_start_does_it_first(
+def test_sigterm_abandons_an_evaluation_and_the_next_start_does_it_first(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "val", 0))
     live = start_torchrun(2, *own_words, "--workers", 0)
@@ -199,9 +204,11 @@ def test_sigterm_in_a_save_finishes_it(own_words, own_photos, run_dir, start_tor
     ("once the run directory is open", lambda live, run: (run / "status.json").exists()),
     ("once the model is there", lambda live, run: (run / "auto.json").exists()),
 ])
-def test_sigterm_in_the_start_up_leaves_nothing_to_mend(moment, is_reached, words, run_dir, start_torchrun, run_torchrun, undisturbed):
+def test_sigterm_in_the_start_up_leaves_nothing_to_mend(
+        moment, is_reached, words, run_dir, start_torchrun, run_torchrun, undisturbed):
     live = start_torchrun(2, *words)
-    live.wait_for(lambda: len(ranks_of(live)) == 2 and all(map(is_watched, ranks_of(live))) and is_reached(live, run_dir), moment)
+    live.wait_for(lambda: len(ranks_of(live)) == 2 and all(map(is_watched, ranks_of(live)))
+                  and is_reached(live, run_dir), moment)
     assert trained_steps(run_dir) == 0, "too late to test anything"
     live.process.send_signal(signal.SIGTERM)
     result = assert_gone(live, run_dir)
@@ -225,7 +232,7 @@ def ranks_of(live):
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_leaves_a_rank_that_cannot_save_and_the_last_checkpoint_stays(
+def test_a_second_ctrl_c_leaves_a_stuck_rank_and_its_checkpoint_stays(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=3)))
     live = start_torchrun(2, *own_words, "--workers", 0, "--save-every", 1)
@@ -241,7 +248,7 @@ def test_a_second_ctrl_c_leaves_a_rank_that_cannot_save_and_the_last_checkpoint_
 
 
 @pytest.mark.slow
-def test_a_rank_that_raises_in_mid_run_ends_all_within_seconds_with_its_message(
+def test_a_rank_that_raises_in_mid_run_ends_all_soon_with_its_message(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     bad = image_of(own_photos, "train", sample_of(rank=1, step=3))
     whole = bad.read_bytes()
@@ -254,7 +261,8 @@ def test_a_rank_that_raises_in_mid_run_ends_all_within_seconds_with_its_message(
 
 
 @pytest.mark.slow
-def test_a_data_loading_process_that_is_killed_ends_the_run_with_its_id(words, run_dir, start_torchrun, run_torchrun, undisturbed):
+def test_a_data_loading_process_that_is_killed_ends_the_run_with_its_id(
+        words, run_dir, start_torchrun, run_torchrun, undisturbed):
     live = start_torchrun(2, *words, "--workers", 2)
     reach(live, run_dir, 2)
     worker = children_of(live, live.rank(1))[0]
@@ -273,7 +281,7 @@ def children_of(live, pid):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_rank_0_cannot_write_ends_all_ranks_with_one_message(
+def test_a_checkpoint_that_rank_0_cannot_write_ends_all_with_one_message(
         own_words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
     live = start_torchrun(2, *own_words, "--workers", 0, "--save-every", 1)
@@ -282,7 +290,8 @@ def test_a_checkpoint_that_rank_0_cannot_write_ends_all_ranks_with_one_message(
     (run_dir / "checkpoints").rename(run_dir / "elsewhere")
     (run_dir / "checkpoints").touch()
     held.give()
-    assert_failed(live, run_dir, Exit.IO, f"cannot save {run_dir}/checkpoints/step-0000000002-g1", "earlier checkpoints are untouched")
+    assert_failed(live, run_dir, Exit.IO, f"cannot save {run_dir}/checkpoints/step-0000000002-g1",
+                  "earlier checkpoints are untouched")
     # The save of step 2 fails beside step 3; the flag that says so is started with step 3 or 4, and read a step later.
     assert trained_steps(run_dir) in (3, 4)
     (run_dir / "checkpoints").unlink()
@@ -291,7 +300,7 @@ def test_a_checkpoint_that_rank_0_cannot_write_ends_all_ranks_with_one_message(
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_ends_all_ranks_with_one_message_and_room_on_it_is_all_that_is_needed(
+def test_a_full_disk_ends_all_with_one_message_and_room_on_it_is_enough(
         words, run_dir, start_torchrun, run_torchrun, undisturbed):
     disk = run_dir.parent / "disk"
     disk.mkdir()
@@ -309,7 +318,7 @@ def test_a_disk_that_is_full_ends_all_ranks_with_one_message_and_room_on_it_is_a
 
 
 @pytest.mark.slow
-def test_checkpoints_none_of_which_is_whole_are_82_on_all_ranks_and_stay_as_they_are(words, run_dir, start_torchrun, run_torchrun):
+def test_no_whole_checkpoint_is_82_on_all_ranks_and_all_stay_as_they_are(words, run_dir, start_torchrun, run_torchrun):
     stopped = run_torchrun(2, *words, "--stop-after", 2)
     assert stopped.code == Exit.STOPPED, stopped.text
     for file in run_dir.glob("checkpoints/step-*/model.safetensors"):
@@ -329,7 +338,8 @@ def test_a_disk_that_fails_under_rank_0_ends_all_ranks_with_one_message(
     assert before.exists(), "an evaluation began before what it follows was on disk"
     with traced(live.rank(0), run_dir.parent, "fsync:error=EIO"):
         held.give()
-        assert_failed(live, run_dir, Exit.IO, "Input/output error", says="running")  # not even that it failed can be written
+        # not even that it failed can be written
+        assert_failed(live, run_dir, Exit.IO, "Input/output error", says="running")
     assert list(run_dir.glob("checkpoints/step-*")) == [before]
     assert trained_steps(run_dir) <= 5
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)

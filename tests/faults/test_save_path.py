@@ -1,6 +1,7 @@
-"""Checkpoints that cannot lie: any moment of a save may be the last, any call may fail, the disk may be full, any bit may flip.
+"""Checkpoints that cannot lie.
 
-The points are swept by tests/faults/sweep_saves.py; `make test` tries one in SAMPLE, `make faults` all of them.
+Any moment of a save may be the last, any call may fail, the disk may be full, any bit may flip. The
+points are swept by tests/faults/sweep_saves.py; `make test` tries one in SAMPLE, `make faults` all of them.
 """
 
 import json
@@ -35,7 +36,7 @@ ROOT = Path(__file__).parent.parent.parent
 FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")
 NAMES = [f"step-{step:010d}-g1" for step in (3, 2, 1)]  # the newest first
 SAMPLE = 11  # of the points of the sweep, `make test` tries every so-many-th
-FLOATS = 2**20 // 2 // 4  # in half a MiB: a checkpoint of so many is 1 MiB, for it holds as much again beside the weights
+FLOATS = 2**20 // 2 // 4  # in half a MiB: a checkpoint of so many is 1 MiB, half of it beside the weights
 
 
 # --- any call may be the last, or fail
@@ -50,8 +51,8 @@ def swept():
         if problem:
             pytest.skip(problem)
         if every not in kept:
-            done = subprocess.run([sys.executable, "-m", "tests.faults.sweep_saves", "--json", f"--every={every}"], cwd=ROOT,
-                                  env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+            done = subprocess.run([sys.executable, "-m", "tests.faults.sweep_saves", "--json", f"--every={every}"],
+                                  cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             kept[every] = json.loads(done.stdout)
         return kept[every]
@@ -77,7 +78,8 @@ def test_nothing_gets_its_final_name_before_what_it_stands_for_is_on_disk(swept)
 
 
 def test_the_order_of_syncs_is_looked_at():
-    lines = ['1 openat(AT_FDCWD, "/r/checkpoints/.tmp-a/f", O_WRONLY|O_CREAT) = 3', '1 write(3</r/checkpoints/.tmp-a/f>, ""..., 9) = 9',
+    lines = ['1 openat(AT_FDCWD, "/r/checkpoints/.tmp-a/f", O_WRONLY|O_CREAT) = 3',
+             '1 write(3</r/checkpoints/.tmp-a/f>, ""..., 9) = 9',
              '1 fsync(3</r/checkpoints/.tmp-a/f>) = 0', '1 fsync(3</r/checkpoints/.tmp-a>) = 0',
              '1 rename("/r/checkpoints/.tmp-a", "/r/checkpoints/step-4") = 0', '1 fsync(3</r/checkpoints>) = 0',
              '1 rename("/r/checkpoints/step-1", "/r/checkpoints/.tmp-removed-step-1") = 0']
@@ -225,7 +227,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_found_set_aside_and_the_next_older_checkpoint_used(saved, newest, file, damage):
+def test_a_checkpoint_with_a_damaged_file_is_set_aside_and_an_older_used(saved, newest, file, damage):
     DAMAGE[damage](newest / file)
     notes = []
     folder = CheckpointFolder(saved / "checkpoints", 1, notes.append)

@@ -1,4 +1,7 @@
-"""A real Slurm of two nodes, each a host of its own: the script that launch.sh prints is submitted, preempted and requeued."""
+"""A real Slurm of two nodes, each a host of its own.
+
+The script that launch.sh prints is cancelled, submitted again, preempted, and requeued when its time is over.
+"""
 
 import os
 import shutil
@@ -41,7 +44,10 @@ PartitionName=urgent Nodes=n1,n2 State=UP PriorityTier=2
 
 @contextmanager
 def slurm(folder):
-    """The cluster; slurm(folder)(*words) runs one of its commands on the first node, from `folder`, and returns what it prints."""
+    """The cluster.
+
+    slurm(folder)(*words) runs one of its commands on the first node, from `folder`, and returns what it prints.
+    """
     if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
         pytest.skip(f"needs Slurm (slurmctld, slurmd, slurm-client, munge): no {', '.join(missing)}")
     folder.mkdir()
@@ -62,10 +68,12 @@ def slurm(folder):
             stack.callback(daemon.terminate)
 
         def run(*words):
-            return subprocess.run(nodes[0].inside(*words), cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
+            return subprocess.run(nodes[0].inside(*words), cwd=folder, env=environment, check=True,
+                                  capture_output=True, text=True).stdout
 
         start("munged", "--foreground", "--force", *(f"--{name}={folder / file}" for name, file in (
-            ("socket", "munge.sock"), ("key-file", "key"), ("log-file", "munge.log"), ("pid-file", "munge.pid"), ("seed-file", "seed"))))
+            ("socket", "munge.sock"), ("key-file", "key"), ("log-file", "munge.log"), ("pid-file", "munge.pid"),
+            ("seed-file", "seed"))))
         start(*nodes[0].inside("slurmctld", "-D"))
         for number, node in enumerate(nodes, 1):
             start(*node.inside("slurmd", "-D", "-N", f"n{number}"))
@@ -87,7 +95,7 @@ def wait_for(is_so, log):
         time.sleep(0.05)
 
 
-def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_out_of_time_and_ends_as_if_nothing_had_been(
+def test_a_cancelled_preempted_and_requeued_job_ends_as_if_undisturbed(
         run_dir, photos, run_torchrun):
     words = [*map(str, WORDS), "--epochs", "20", "--data", str(photos), "--device", "cpu", "--save-every", "1000"]
     straight = run_dir.with_name("straight")
@@ -95,8 +103,8 @@ def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_out_of_time_a
 
     folder = run_dir.with_name("slurm")
     with slurm(folder) as run:
-        (folder / "job.sh").write_text(run(ROOT / "launch.sh", "--print", "slurm", "--nnodes", "2", "--nproc-per-node", "1", *words,
-                                           "--run-dir", run_dir))
+        (folder / "job.sh").write_text(run(ROOT / "launch.sh", "--print", "slurm", "--nnodes", "2",
+                                           "--nproc-per-node", "1", *words, "--run-dir", run_dir))
 
         def submitted():
             job = run("sbatch", "--parsable", "job.sh").strip()
@@ -126,7 +134,8 @@ def test_a_job_of_two_nodes_is_cancelled_submitted_again_preempted_out_of_time_a
         stops.append(status(run_dir))
         wait_for(lambda: not run("squeue", "--noheader"), log)
 
-    assert [(stop["state"], stop["message"].split()[0], stop["exit_code"]) for stop in stops] == [("stopped", "SIGTERM", 75)] * 4, stops
+    assert [(stop["state"], stop["message"].split()[0], stop["exit_code"]) for stop in stops] == [
+        ("stopped", "SIGTERM", 75)] * 4, stops
     assert (status(run_dir)["state"], status(run_dir)["start"]) == ("finished", 5), log()
     steps = [stop["step"] for stop in stops]
     assert 0 < steps[0] < steps[1] < steps[2] < steps[3] < 60, steps

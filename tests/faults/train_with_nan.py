@@ -1,4 +1,4 @@
-"""train.py with training images that are not numbers: NAN_SAMPLES=17,40 torchrun ... train_with_nan.py SETTINGS of train.py."""
+"""train.py with training images that are not numbers: NAN_SAMPLES=17,40 torchrun ... train_with_nan.py SETTINGS."""
 
 import os
 import sys
