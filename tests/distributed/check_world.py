@@ -87,7 +87,7 @@ def _text_task(task: str, world: World, folder: Path) -> Any:
     """The real one, with dropout, on the texts in FOLDER; 57 of them: batches of 26, 16, 15."""
     config = parse_command_line(["--task", task, "--data", str(folder / "texts"), "--model", "bert-tiny",
                                  "--vocab-size", "200", "--max-length", "32"], {})
-    run = Run(folder, {}, writes=world.is_main, note=print, facts={"start": 1, "cores_per_process": 1})
+    run = Run(folder, {}, {"start": 1, "cores_per_process": 1}, print, RunLock())
     return load_task(task)(config, run, world)
 
 
@@ -164,7 +164,7 @@ def hardware_that_differs(world: World, folder: Path) -> Any:
     found = []
     for kept, given in (({}, "auto"), ({"precision": "bf16"}, "auto"), ({}, "bf16")):
         notes: list[str] = []
-        run = Run(folder, dict(kept), False, notes.append, {"start": 1, "cores_per_process": 1})
+        run = Run(folder, dict(kept), {"start": 1, "cores_per_process": 1}, notes.append, RunLock())
         found.append([arithmetic.resolve_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
     return found
 

@@ -41,9 +41,10 @@ def shell(copy, session_dir):
 
 
 def block(beginning: str) -> list[str]:
-    """The lines of the code block whose first line begins so."""
-    return next(lines for text in re.findall(r"```\n(.*?)```", README, re.S)
-                if (lines := text.splitlines())[0].startswith(beginning))
+    """The lines of the code block without a language whose first line begins so."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README, re.S | re.M)
+    return next(lines for language, text in blocks
+                if not language and (lines := text.splitlines())[0].startswith(beginning))
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 
 from data.tokenizer import SPECIAL, load_tokenizer, resolve_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 
 ROOT = Path(__file__).parents[3]
@@ -48,8 +49,7 @@ def start(tmp_path, world):
     """
     def start(source, texts, kept=None):
         (tmp_path / "run").mkdir(exist_ok=True)
-        run = Run(tmp_path / "run", dict(kept or {}), writes=True, note=print,
-                  facts={"start": 1, "cores_per_process": 1})
+        run = Run(tmp_path / "run", dict(kept or {}), {"start": 1, "cores_per_process": 1}, print, RunLock())
 
         def make():
             return load_tokenizer(source) if source else train_tokenizer(texts(), 1000)

@@ -21,6 +21,7 @@ from models.bert import SIZES, EncoderSpec, SparsePrediction, build_encoder, sav
 from models.hub import find_folder, resolve_encoder
 from models.tasks import load_task
 from utils.errors import Exit, UserError
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.config import TextModelOptions
 
@@ -282,7 +283,7 @@ def test_a_name_without_network_is_66_with_three_ways_out(tmp_path):
 
 def new_run(folder: Path) -> Run:
     (folder / "run").mkdir()
-    return Run(folder / "run", {}, True, print, {"start": 1, "cores_per_process": 1})
+    return Run(folder / "run", {}, {"start": 1, "cores_per_process": 1}, print, RunLock())
 
 
 @pytest.fixture

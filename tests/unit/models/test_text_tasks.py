@@ -24,6 +24,7 @@ from tests.conftest import COUNTS
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit, UserError
 from utils.numerics.precision import Precision
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
 from utils.strategies import load_strategy
@@ -68,8 +69,8 @@ def build(world, texts, folders, tmp_path, monkeypatch):
     def built(task, *words, family="bert"):
         folder = folders[family, task]
         argv = ["--task", task, "--data", texts, "--model", folder, "--pretrained", "--max-length", "32", *words]
-        run = Run(tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {}, True, print,
-                  {"start": 1, "cores_per_process": 1})
+        path, facts = tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {"start": 1, "cores_per_process": 1}
+        run = Run(path, {}, facts, print, RunLock())
         run.path.mkdir()
         return load_task(task)(parse_command_line(list(map(str, argv)), {}), run, world)
 
