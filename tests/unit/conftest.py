@@ -1,5 +1,7 @@
 """What unit tests share: one process is a process group of one, as in a run without torchrun."""
 
+import os
+
 import hypothesis
 import pytest
 import torch
@@ -16,4 +18,5 @@ def world():
     from utils.distributed.world import World
 
     with World.from_env("cpu") as world:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)  # which it sets; launches of other tests inherit what is here
         yield world
