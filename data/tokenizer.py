@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -48,7 +48,7 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         raise UserError(f"{folder} holds no tokenizer that can be read ({reason}); give --tokenizer a folder with"
                         " tokenizer.json", Exit.NO_INPUT) from None
     if is_special(tokenizer).all():  # without files the library makes an empty one

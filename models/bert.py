@@ -29,7 +29,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, first_line, some
 from utils.settings.config import TextModelOptions
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
@@ -127,7 +127,7 @@ def read_config(folder: str) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise UserError(f"--model {folder} is not a model folder of a text encoder ({_reason(error)}): it needs a"
+        raise UserError(f"--model {folder} is not a model folder of a text encoder ({first_line(error)}): it needs a"
                         " config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 
 
@@ -139,8 +139,9 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
             folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True)
     except (OSError, SafetensorError) as error:
-        raise UserError(f"--model {name} has no weights that can be read ({_reason(error)}); it needs model.safetensors"
-                        " (transformers' save_pretrained converts other formats)", Exit.NO_INPUT) from None
+        raise UserError(f"--model {name} has no weights that can be read ({first_line(error)}); it needs"
+                        " model.safetensors (transformers' save_pretrained converts other formats)",
+                        Exit.NO_INPUT) from None
 
     # everything but the head must be there
     encoder = f"{model.base_model_prefix}."
@@ -159,11 +160,6 @@ def _reset_head(model: nn.Module) -> None:
         if isinstance(module, nn.Linear) and is_in_head and module.out_features == model.config.num_labels:
             nn.init.normal_(module.weight, std=getattr(model.config, "initializer_range", 0.02))
             nn.init.zeros_(module.bias)
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error of a library, for a message."""
-    return next(iter(str(error).splitlines()), "")[:200]
 
 
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
@@ -221,7 +217,7 @@ def load_classifier(folder: Path) -> nn.Module:
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,
             output_loading_info=True)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UserError(f"{folder} cannot be read ({_reason(error)})", Exit.BAD_DATA) from None
+        raise UserError(f"{folder} cannot be read ({first_line(error)})", Exit.BAD_DATA) from None
     if found["missing_keys"]:
         raise UserError(f"{folder}: model.safetensors lacks {some(sorted(found['missing_keys']))}", Exit.BAD_DATA)
     return model.eval()

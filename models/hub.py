@@ -13,7 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from data.tokenizer import folder_digest
 from models.bert import SIZES, read_config
 from utils.distributed.world import World, is_folder
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run
 
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # weights, tokenizer, their settings
@@ -87,7 +87,7 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
         return huggingface_hub.snapshot_download(
             name, revision=commit, allow_patterns=list(FILES), local_files_only=local_files_only)
     except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), "")[:160] or type(error).__name__
+        reason = first_line(error)
 
     # the ways out
     cache = huggingface_hub.constants.HF_HUB_CACHE

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, say
+from utils.errors import Exit, UserError, first_line, say
 from utils.settings.config import ModelOptions
 
 _FORMER_NAMES = {  # in the library's own files; the library renames DenseNet's and ViT's as it loads them
@@ -31,7 +31,7 @@ def read_weights(path: Path, source: str) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise UserError(f"{source}: there is no file {path}", Exit.NO_INPUT) from None
     except Exception as error:  # unpickling garbage raises almost anything
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = first_line(error)
         if isinstance(error, UnpicklingError):  # torch's own text suggests to run the code in the file
             reason = "it is damaged, or holds more than tensors"
         raise UserError(f"{source}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {reason}",

@@ -99,6 +99,11 @@ _BROKEN = re.compile(
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error, for a message; the error's name if it says nothing."""
+    return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device had no memory left, in the words of torch, the driver, cuBLAS, cuDNN or NCCL. No torch here."""
     words = r"error: out of memory|_ALLOC_FAILED|unable to find an engine|to \w+ calloc"

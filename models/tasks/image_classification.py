@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from data import demo
 from data.augment import build_transforms, is_photo
@@ -17,6 +16,7 @@ from data.batch import Batch
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import build_index
 from data.splits import ValSplit, require_split
+from models.losses import classification_losses
 from models.metrics import classification_metrics
 from models.tasks.base import Output, Prediction, widened
 from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
@@ -88,8 +88,7 @@ class ImageClassification:
         images = batch.inputs["images"].permute(0, 3, 1, 2)         # [B, 3, H, W], channels_last in memory
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
-        smoothing = self._config.optim.label_smoothing if model.training else 0.0
-        losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
+        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:

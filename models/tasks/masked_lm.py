@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModelForMaskedLM
 
 from data.batch import Batch
@@ -18,6 +17,7 @@ from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.text import padded
 from data.tokenizer import is_special
 from models.bert import SparsePrediction
+from models.losses import classification_losses
 from models.metrics import Metric
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -76,8 +76,7 @@ class MaskedLM(TextTask):
         """Cross-entropy of the predicted tokens, in float32."""
         inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "positions"}
         logits = widened(self._sparse.logits(model, inputs, batch.inputs["positions"]))  # [P, V]
-        smoothing = self._config.optim.label_smoothing if model.training else 0.0
-        losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [P]
+        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [P]
         return Output((losses * _token_weight(batch)).sum(), logits)
 
     def baselines(self) -> dict[str, float]:

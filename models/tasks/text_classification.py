@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
@@ -22,6 +21,7 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
+from models.losses import classification_losses
 from models.metrics import classification_metrics
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -54,8 +54,7 @@ class TextClassification(TextTask):
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy in float32."""
         logits = widened(model(**batch.inputs).logits)  # [B, C]
-        smoothing = self._config.optim.label_smoothing if model.training else 0.0
-        losses = F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)  # [B]
+        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def baselines(self) -> dict[str, float]:

@@ -2,42 +2,28 @@
 
 import csv
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.harness.project_copy import copy_project, run_in
 
 README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture(scope="module")
 def copy(session_dir) -> Path:
-    """The files that git tracks or would, in a folder of their own, with this environment as its .venv."""
-    folder = session_dir / "fresh-copy"
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
-        if (ROOT / name).exists():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
-    (folder / ".venv").symlink_to(Path(sys.executable).parent.parent)
-    return folder
+    """A copy of the project in a folder of its own, with this environment as its .venv."""
+    return copy_project(session_dir / "fresh-copy")
 
 
 @pytest.fixture(scope="module")
 def shell(copy, session_dir):
     """Run a line in the copy, as a user would type it."""
-    inherited = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("LOCKSTEP", "MAKE")) and "RANK" not in name}
-    env = inherited | {"LOCKSTEP_CACHE": str(session_dir / "cache"),
-                       "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return lambda line: subprocess.run(
-        ["bash", "-c", line], cwd=copy, env=env, capture_output=True, text=True, timeout=300)
+    return lambda line: run_in(copy, line, session_dir / "cache")
 
 
 def block(beginning: str) -> list[str]:

@@ -7,8 +7,9 @@ wait for it (flush). The files: utils/rundir/checkpoint_folder.py.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,17 @@ class TrainState:
     progress: Progress = Progress()
     best: dict[str, Any] = field(default_factory=dict)  # {"step", "metric", "value"} of the best evaluation
 
+    def weights(self) -> dict[str, Tensor]:
+        """What model.safetensors holds: the weights that are evaluated and exported. All ranks or none."""
+        return self.strategy.model_state()
+
     def state_dict(self) -> dict[str, Any]:
-        """What state.pt holds."""
+        """What state.pt holds: all else that the training goes on from. All ranks or none."""
         return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict()}
 
-    def load(self, state: dict[str, Any], trainer: dict[str, Any]) -> None:
-        """Load what was saved. The weights are loaded by the strategy."""
+    def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any]) -> None:
+        """Load what was saved. All ranks or none. Raises KeyError if it is of another model."""
+        self.strategy.load_model_state(weights)
         self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
         if state["scaler"]:  # else the run did not use fp16 so far
             self.scaler.load_state_dict(state["scaler"])
@@ -101,7 +107,7 @@ class Checkpoints:
 
         # copy the state; a thread of rank 0 writes the copy
         began = time.monotonic()
-        weights, values = state.strategy.model_state(), state.state_dict()
+        weights, values = state.weights(), state.state_dict()
         if self._world.is_main:
             trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best,
                        "processes": self._world.world_size}
@@ -154,8 +160,8 @@ class Checkpoints:
         found = self._read(self._folder.newest_valid)
         if found is None:
             return False
-        _load_weights(found, state.strategy)
-        state.load(found["state"], found["trainer"])
+        with _of_this_model(found):
+            state.load(found["weights"], found["state"], found["trainer"])
         self._saved = state.progress
         return True
 
@@ -165,7 +171,8 @@ class Checkpoints:
         Changes nothing on disk. Raises UserError (66) if there is none.
         """
         found = self._read(self._folder.best, with_state=False)
-        _load_weights(found, strategy)
+        with _of_this_model(found):
+            strategy.load_model_state(found["weights"])
         return Progress(**found["trainer"]["progress"])
 
     def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
@@ -204,9 +211,11 @@ class Checkpoints:
         return self._world.broadcast_nest(found)
 
 
-def _load_weights(found: dict[str, Any], strategy: Strategy) -> None:
+@contextmanager
+def _of_this_model(found: dict[str, Any]) -> Iterator[None]:
+    """Raise UserError (78) if what was found has other names or shapes than the model that loads it."""
     try:
-        strategy.load_model_state(found["weights"])
+        yield
     except KeyError as error:
         raise UserError(f"{found['folder']} holds another model: {error.args[0]}", Exit.OTHER_RUN) from None
 

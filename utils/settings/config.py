@@ -6,7 +6,7 @@ Nothing here imports torch.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from utils.settings.option import NAME_OR_PATH, OPERATIONAL, PATH, TOLERATED, Facts, Interval, option, options
 
@@ -269,11 +269,7 @@ class MaskedLMConfig:
 
 
 Config = ImageClassificationConfig | TextClassificationConfig | MaskedLMConfig
-CONFIGS: dict[str, type] = {
-    "image-classification": ImageClassificationConfig,
-    "text-classification": TextClassificationConfig,
-    "masked-lm": MaskedLMConfig,
-}
+CONFIGS: dict[str, type] = {config().run.task: config for config in get_args(Config)}
 
 
 def settings(config: Config) -> dict[str, Any]:

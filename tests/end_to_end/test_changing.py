@@ -1,0 +1,141 @@
+"""The changes of docs/changing.md, applied to copies of the project and run as the page says."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.conftest import ROOT
+from tests.harness.project_copy import copy_project, run_in
+from tests.harness.run_directory import newest_checkpoint, weights_sha256
+
+PAGE = (ROOT / "docs" / "changing.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
+CHANGES = {title: text for title, text in SECTIONS.items() if "```diff" in text}
+SMALL = " --model shufflenet_v2_x0_5 --device cpu --precision fp32 --workers 0 --threads 1 --log-every 1"
+
+
+@pytest.fixture(scope="module")
+def changed(session_dir):
+    """changed(title): a copy of the project with that section's change, and the command that tries it."""
+    copies = {}
+
+    def make(title: str) -> tuple[Path, str]:
+        if title not in copies:
+            folder = copy_project(session_dir / f"changed-{len(copies)}")
+            blocks = re.findall(r"^```(diff|sh)\n(.*?)^```", CHANGES[title], re.S | re.M)
+            for language, text in blocks[:-1]:
+                words = ["git", "apply", "-"] if language == "diff" else ["bash", "-e"]
+                done = subprocess.run(words, input=text, cwd=folder, capture_output=True, text=True)
+                assert done.returncode == 0, f"{title}: {done.stderr}"
+            copies[title] = (folder, blocks[-1][1].strip())
+        return copies[title]
+
+    yield make
+    for folder, _ in copies.values():
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def train(changed, session_dir, run_dir):
+    """train(title, words): the run of the section's command with more words, in a folder of its own."""
+    def start(title: str, words: str, name: str = "run", command: str = "") -> Path:
+        folder, own = changed(title)
+        done = run_in(folder, f"{command or own} {words} --run-dir {run_dir / name}", session_dir / "cache")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return run_dir / name
+
+    return start
+
+
+def values(run: Path, split: str) -> list[dict[str, float]]:
+    """The records of a split."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["split"] == split]
+
+
+def test_every_change_has_a_test():
+    assert set(CHANGES) == {"Add a loss", "Add a metric", "Add a task", "Add a strategy",
+                            "Add a moving average of the weights (EMA)", "Delete the text tasks"}
+
+
+@pytest.mark.parametrize("title", CHANGES)
+def test_a_changed_program_has_the_projects_style(title, changed):
+    folder, _ = changed(title)
+    program = ["train.py", "engine", "models", "data", "utils"]
+    done = subprocess.run([Path(sys.executable).with_name("ruff"), "check", *program], cwd=folder, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_focal_loss_counts_what_is_sure_less(train):
+    focal, plain = train("Add a loss", SMALL), train("Add a loss", f"{SMALL} --focal-gamma 0", "plain")
+    losses, plain_losses = ([record["loss"] for record in values(run, "train")] for run in (focal, plain))
+    # ten classes and an untrained model: (1 - 0.1)^2 of the cross-entropy, roughly
+    assert 0.7 < losses[0] / plain_losses[0] < 0.9
+    assert np.isfinite(losses).all()
+
+
+def test_the_metric_is_on_record_and_is_what_eval_only_prints(train, changed, session_dir):
+    title = "Add a metric"
+    run = train(title, SMALL)
+    [record] = values(run, "val")
+    evaluated = run_in(changed(title)[0], f"python train.py --eval-only --run-dir {run}", session_dir / "cache")
+    assert 0 < record["calibration_error"] < 1
+    assert json.loads(evaluated.stdout)["calibration_error"] == record["calibration_error"]
+
+
+def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_dir):
+    generator, table = np.random.default_rng(0), run_dir.parent / "table"
+    table.mkdir()
+    for split, rows in (("train", 1000), ("val", 200)):
+        features = generator.normal(size=(rows, 4))
+        target = features[:, :1] * features[:, 1:2] + 3
+        np.savetxt(table / f"{split}.csv", np.hstack([features, target]), delimiter=",", header="a,b,c,d,target")
+    words = f"--data {table} --lr 0.01 --device cpu --workers 0"
+    command = "--task table-regression --data TABLE --epochs 5 --strategy exact"
+    runs = [train("Add a task", words), train("Add a task", words, "alone", f"python train.py {command}")]
+    target_std = np.loadtxt(table / "val.csv", delimiter=",")[:, -1].std()
+    assert values(runs[0], "val")[-1]["rmse"] < 0.7 * target_std
+    assert weights_sha256(runs[0]) == weights_sha256(runs[1])
+
+
+def test_the_strategy_computes_what_ddp_computes(train):
+    losses = [[record["loss"] for record in values(train("Add a strategy", f"{SMALL} {words}", name), "train")]
+              for name, words in (("flat", ""), ("ddp", "--strategy ddp"))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 20
+
+
+def test_the_average_is_evaluated_exported_and_survives_a_stop(train, changed, session_dir):
+    title = "Add a moving average of the weights (EMA)"
+    whole, raw = train(title, SMALL), train(title, f"{SMALL} --ema-decay 0", "raw")
+    cut = f"{changed(title)[1]} {SMALL} --run-dir {whole.parent / 'cut'}"
+    stopped = run_in(changed(title)[0], f"{cut} --stop-after 9", session_dir / "cache")
+    continued = run_in(changed(title)[0], cut, session_dir / "cache")
+    assert (stopped.returncode, continued.returncode) == (75, 0), stopped.stderr + continued.stderr
+    assert weights_sha256(whole) == weights_sha256(whole.parent / "cut") != weights_sha256(raw)
+
+    # the training is that without averages; what is evaluated is not
+    assert [record["loss"] for record in values(whole, "train")] == [record["loss"] for record in values(raw, "train")]
+    assert values(whole, "val")[-1]["loss"] != values(raw, "val")[-1]["loss"]
+    exported, checkpoint = load_file(whole / "model" / "model.safetensors"), newest_checkpoint(whole)
+    assert all(np.array_equal(value, exported[name])
+               for name, value in load_file(checkpoint / "model.safetensors").items())
+    evaluated = run_in(changed(title)[0], f"python train.py --eval-only --run-dir {whole}", session_dir / "cache")
+    assert json.loads(evaluated.stdout)["loss"] == values(whole, "val")[-1]["loss"]
+
+
+def test_without_the_text_tasks_images_train_and_help_names_no_other(train, changed, session_dir):
+    title = "Delete the text tasks"
+    assert len(values(train(title, SMALL), "train")) == 20
+    helped = run_in(changed(title)[0], "python train.py --help", session_dir / "cache")
+    assert "image-classification" in helped.stdout and "masked-lm" not in helped.stdout
+    left = subprocess.run(["grep", "-rlE", r"transformers|masked-lm|text-classification", "--include=*.py", "train.py",
+                           "engine", "models", "data", "utils"], cwd=changed(title)[0], capture_output=True, text=True)
+    assert left.stdout == "engine/warm_up.py\n"  # layerdrop, which costs nothing
