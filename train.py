@@ -18,18 +18,18 @@ import sys
 from contextlib import closing
 from functools import partial
 
-from engine.start import begin
+from engine.start import Start, begin
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer at once
     CONFIG, WATCHDOG = begin(sys.argv[1:])
 
 import torch
 
-from engine.after_step import after_step, evaluate_and_save, is_evaluation_due
+from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_over
 from engine.arithmetic import resolve_arithmetic
 from engine.evaluation import evaluate_only
-from engine.memory import lack_of_memory, memory_error
-from engine.nonfinite import raise_if_diverged
+from engine.memory import naming_a_size_that_fits
+from engine.nonfinite import judge_last_step
 from engine.records import close_run, log_step, watch_run
 from engine.saving import save, wait_for_save
 from engine.training import Training, build_training
@@ -41,7 +41,7 @@ from utils.errors import Exit, exit_after, say
 from utils.numerics.optimizers import set_lr
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir.identity import require_same_program
-from utils.rundir.restart import early_device
+from utils.rundir.restart import device_of_run
 from utils.rundir.run import open_run
 from utils.settings.config import Config
 
@@ -49,7 +49,7 @@ from utils.settings.config import Config
 def main(config: Config, watchdog: Watchdog) -> Exit:
     """Train, or evaluate, as `config` says. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
-    with World.from_env(early_device(config), config.faults, watchdog) as world:  # Collective.
+    with World.from_env(device_of_run(config), config.faults, watchdog) as world:  # Collective.
         require_same_program(config, world)  # Collective.
         note = partial(say, stream=console) if world.is_main else lambda text: None
         with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
@@ -59,14 +59,12 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
                 note(text)
             world.require_same(task.fingerprint, "the data set")  # Collective.
             run.require_same("data", task.fingerprint, "the data set")
+            start = Start(config, world, run, task, precision, watchdog)
             if config.run.eval_only:
-                return evaluate_only(config, task, precision, run, watchdog, world)  # Collective.
-            training = build_training(config, task, precision, run, watchdog, world)  # Collective.
-            codes: list[Exit] = []
-            with closing(training.log), closing(training.checkpoints):
-                if lack := lack_of_memory(lambda: codes.append(train(training))):
-                    raise memory_error(lack, training)
-            return codes[0]
+                return evaluate_only(start)  # Collective.
+            training = build_training(start)  # Collective.
+            with closing(training.log), closing(training.checkpoints), naming_a_size_that_fits(training):
+                return train(training)  # Collective.
 
 
 def train(t: Training) -> Exit:
@@ -76,7 +74,7 @@ def train(t: Training) -> Exit:
     t.watchdog.save_on_stop()  # from here on there is something to save
     if is_evaluation_due(t):  # the last start ended before it was done
         evaluate_and_save(t)  # Collective.
-    while not t.flags.stop and t.state.progress.step < t.last_step:
+    while not is_over(t):
         train_one_epoch(t)  # Collective.
     t.flags.wait()  # Collective.
     progress = t.state.progress
@@ -103,13 +101,13 @@ def train_one_epoch(t: Training) -> None:
         step = t.state.progress.step
         set_lr(optimizer, t.schedule(step))
 
-        # forward and backward of this rank's micro-batches; the last backward sums gradients over ranks
+        # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
         losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=device)
-        for micro_batch in strategy.accumulate(batch.micro_batches, batch.share, precision.scale):
+        for micro_batch in strategy.accumulate(batch.micro_batches, batch.num_own, precision.scale):
             seed_micro_batch(t.config.run.seed, step, micro_batch.index, device)  # never from the rank
             with precision.autocast():
                 output = t.task.forward(strategy.model, micro_batch.to(device))
-            # Divided by what the whole global batch weighs: sums over ranks, and never a mean of means.
+            # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
             losses[micro_batch.index] = output.loss_sum.detach().double() / batch.normalizer
             (output.loss_sum / batch.normalizer * precision.scale).backward()
 
@@ -117,11 +115,11 @@ def train_one_epoch(t: Training) -> None:
         t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
         precision.unscale_(optimizer)
         grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
-        raise_if_diverged(t)  # about the step before. Collective where its gradient was not finite.
+        judge_last_step(t)  # about the step before. Collective where its gradient was not finite.
         is_finite = precision.step(optimizer, t.state.progress, grad_norm)
         strategy.commit_buffers(is_finite)  # BatchNorm's statistics: those of micro-batch 0
         optimizer.zero_grad(set_to_none=True)
-        # (A moving average of the weights would be updated here, where is_finite: docs/changing.md.)
+        # (A moving average of the weights would be updated here, if is_finite: docs/changing.md.)
 
         # log
         t.state.progress = t.state.progress.after(*batch.end)

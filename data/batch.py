@@ -61,7 +61,7 @@ class GlobalBatch:
     """What one optimizer step learns from: this rank's micro-batches, and what every rank knows about the whole."""
 
     micro_batches: Iterator[Batch]  # this rank's, one by one as they are loaded; can be read once
-    share: int  # number of them; 0 where there are more ranks than micro-batches
+    num_own: int  # how many these are; 0 if there are more ranks than micro-batches
     num_micro_batches: int  # of all ranks, like all that follows
     num_samples: int
     num_tokens: int  # 0 for samples without tokens

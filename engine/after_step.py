@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from engine.nonfinite import raise_if_diverged
+from engine.nonfinite import judge_last_step
 from engine.records import position
 from engine.saving import save, wait_for_save
 from engine.training import Training
@@ -11,19 +11,24 @@ from engine.training import Training
 def after_step(t: Training) -> bool:
     """Evaluate or save where that is due after this step. Returns whether to leave the epoch. Collective."""
     step = t.state.progress.step
-    is_last, is_save_due = step == t.last_step, t.flags.save or t.checkpoints.is_due(step)
-    if is_evaluation_due(t) or is_save_due or is_last or t.flags.stop:
+    is_save_due = t.flags.save or t.checkpoints.is_due(step)
+    if is_evaluation_due(t) or is_save_due or is_over(t):
         t.flags.wait()  # Collective: no rank may be ahead of a stop that another one knows of
-        raise_if_diverged(t)  # Collective where the gradient was not finite.
+        judge_last_step(t)  # Collective where the gradient was not finite.
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
-    if (t.flags.stop or is_last) and step < t.total_steps:
+    if is_over(t) and step < t.total_steps:
         return True  # train() saves
     if is_evaluation_due(t):
         evaluate_and_save(t)  # Collective.
     elif is_save_due:
         save(t)  # Collective.
-    return t.flags.stop or is_last
+    return is_over(t)
+
+
+def is_over(t: Training) -> bool:
+    """Whether this start trains no further step: it was its last one, or a stop is agreed."""
+    return t.flags.stop or t.state.progress.step >= t.last_step
 
 
 def is_evaluation_due(t: Training) -> bool:
@@ -38,7 +43,7 @@ def evaluate_and_save(t: Training) -> None:
 
     A stop abandons the evaluation: the next start does it first.
     """
-    save(t, is_evaluated=False)  # Collective.
+    save(t, awaits_evaluation=True)  # Collective.
     # Collective. Nothing is lost, whatever ends the evaluation; and it forks while no thread writes.
     wait_for_save(t)
     values = t.evaluation.run()  # Collective.
@@ -46,8 +51,7 @@ def evaluate_and_save(t: Training) -> None:
     if values is None:
         return
     progress, best = t.state.progress, t.state.best
-    confusion = values.pop("confusion", None)
-    t.log.evaluation(position(progress, t.feed.plan.num_samples) | values, confusion)
+    t.log.evaluation(position(progress, t.feed.plan.num_samples) | values)
     t.state.progress = replace(progress, evaluated_step=progress.step)
     value = values[t.task.best]
     is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])

@@ -12,43 +12,47 @@ from data.batch import Batch, GlobalBatch
 from data.loader import BadSamples, MicroBatchDataset
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
-from models.tasks.base import Task
+from engine.start import Start
 from utils.distributed.deadlines import MARGIN_S
-from utils.distributed.watchdog import Watchdog
 from utils.rundir.checkpoint import Progress
 from utils.rundir.throughput import Throughput
-from utils.settings.config import FaultOptions
 
 
 class Feed:
-    """See above. Made once the position is known; goes on for `epochs` epochs, the current one included."""
+    """See above. Made once the position is known; goes on to the end of the run."""
 
-    def __init__(self, task: Task, loader: DataLoader, progress: Progress, epochs: int, bad_samples: BadSamples,
-                 throughput: Throughput, watchdog: Watchdog, limits: FaultOptions, is_compiled: bool):
+    def __init__(self, start: Start, loader: DataLoader, progress: Progress, bad_samples: BadSamples,
+                 throughput: Throughput):
         self.samples: MicroBatchDataset = loader.dataset
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
-        self._task, self._bad_samples, self._watchdog = task, bad_samples, watchdog
+        self._task, self._bad_samples, self._watchdog = start.task, bad_samples, start.watchdog
+        epochs = start.config.run.epochs - progress.epoch  # the current one included
         self.sampler.set_position(progress.epoch, progress.sample_offset, epochs)
-        # torch.compile compiles anew where a batch has a width that it has not met, which may be at any step.
-        first_s, self._next_s = limits.start_timeout, limits.start_timeout if is_compiled else limits.step_timeout
-        self._limit_s = first_s
+
+        # limits; torch.compile compiles anew for a batch of a width that it has not met, which may be at any step
+        limits = start.config.faults
+        self._limit_s = limits.start_timeout
+        self._next_s = limits.start_timeout if start.config.device.compile else limits.step_timeout
+
         # The iterator is made now: it forks, which is better done while no thread writes a checkpoint.
-        items = iter(loader) if self.sampler.share else iter(())
-        self._items = watchdog.watch(throughput.waiting(items), "training", first_s, self._next_s, self.samples.reading)
+        items = throughput.waiting(iter(loader) if self.sampler.share else ())
+        self._items = self._watchdog.watch(items, "training", self._limit_s, self._next_s, self.samples.reading)
 
     def rest_of_epoch(self, progress: Progress) -> Iterator[GlobalBatch]:
         """The global batches from the position on to the end of its epoch."""
-        sampler, share, epoch, start = self.sampler, len(self.sampler.share), progress.epoch, progress.sample_offset
+        epoch, start, num_own = progress.epoch, progress.sample_offset, len(self.sampler.share)
         while start < self.plan.num_samples:
-            indices, end = sampler.indices(epoch, start), self.plan.end(start)
-            if not share:  # the others have one micro-batch each: a limit for its data, and one for its work
+            end = self.plan.end(start)
+            if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
+            indices = self.sampler.indices(epoch, start)
             taken: list[tuple[int, tuple[int, ...]]] = []
             yield GlobalBatch(
-                self._micro_batches(share, taken), share, self.plan.num_micro_batches, end - start,
-                sampler.num_tokens(indices), self._task.normalizer(indices), epoch,
-                (epoch + 1, 0) if end == self.plan.num_samples else (epoch, end), taken)
+                micro_batches=self._micro_batches(num_own, taken), num_own=num_own, taken=taken,
+                num_micro_batches=self.plan.num_micro_batches, num_samples=end - start,
+                num_tokens=self.sampler.num_tokens(indices), normalizer=self._task.normalizer(indices), epoch=epoch,
+                end=(epoch + 1, 0) if end == self.plan.num_samples else (epoch, end))
             start, self._limit_s = end, self._next_s
 
     def _micro_batches(self, count: int, taken: list[tuple[int, tuple[int, ...]]]) -> Iterator[Batch]:

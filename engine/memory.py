@@ -5,30 +5,30 @@ An attempt takes part in no collective, so that a rank that runs out of memory k
 
 import socket
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from models.tasks.base import Task
 from utils.distributed.world import World
 from utils.errors import RankError, UserError, is_out_of_memory
-from utils.numerics.precision import Precision
+from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
 if TYPE_CHECKING:
+    from engine.start import Start
     from engine.training import Training
 
 
 class Attempts:
     """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
 
-    def __init__(self, task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision,
-                 bytes_per_param: int, device: torch.device):
-        self._task, self._model, self._optimizer, self._precision = task, model, optimizer, precision
-        self.bytes_per_param, self._device = bytes_per_param, device
+    def __init__(self, start: "Start", strategy: Strategy, optimizer: torch.optim.Optimizer):
+        self._task, self._precision, self._device = start.task, start.precision, start.world.device
+        self._model, self._optimizer = strategy.module, optimizer
+        self.bytes_per_param = strategy.bytes_per_param
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
@@ -95,30 +95,43 @@ def way_out(flag: str, fit: int) -> str:
     return f"{flag} {fit} fits" if fit else "one sample does not fit: use a smaller --model, or smaller samples"
 
 
-def lack_of_memory(work: Callable[..., Any], *arguments: Any) -> str:
+def lack_of_memory(work: Callable[[int], None], size: int) -> str:
     """Do `work`. If memory runs out, free what it held and return the host and the error message; else ""."""
     try:
-        work(*arguments)
+        work(size)
     except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        traceback.clear_frames(error.__traceback__)  # which hold what was allocated
-        with suppress(RuntimeError):  # an allocator without a cache
-            torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
-        return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
+        return freed(error)
     return ""
 
 
-def memory_error(lack: str, t: "Training") -> RankError:
-    """The error (64) of a rank whose device ran out of memory: the checkpoint that stands, and a size that fits.
+def freed(error: Exception) -> str:
+    """Free what was allocated on the way to `error`, and return the host and its message; raises any other error."""
+    if not is_out_of_memory(error):
+        raise error
+    traceback.clear_frames(error.__traceback__)  # which hold what was allocated
+    with suppress(RuntimeError):  # an allocator without a cache
+        torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
+    return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
 
-    lack: what lack_of_memory returned.
-    """
+
+@contextmanager
+def naming_a_size_that_fits(t: "Training") -> Iterator[None]:
+    """If memory runs out, end this rank with an error (64) that names the checkpoint and a size that fits."""
+    try:
+        yield
+    except Exception as error:
+        lack = freed(error)
+    else:
+        return
+    raise _memory_error(lack, t)
+
+
+def _memory_error(lack: str, t: "Training") -> RankError:
     t.watchdog.enter("looking for a size that fits", t.config.faults.section_timeout)
     if t.strategy.module.training:
         flag, attempt, size = "--micro-batch-size", t.attempts.train, t.feed.plan.sizes[1]
     else:
-        flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.loader.sampler.batch_size
+        flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.eval_batch
     t.state.optimizer.zero_grad(set_to_none=True)
     t.attempts.bytes_per_param = 0  # the strategy holds its sums already
     fit, _ = largest_fit(attempt, size // 2)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.training import Training
 
 
-def raise_if_diverged(t: "Training") -> None:
+def judge_last_step(t: "Training") -> None:
     """End the run with 80 if the last step's gradient was not finite; that step has changed nothing.
 
     The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,

@@ -3,10 +3,8 @@
 from torch import nn
 
 from data.plan import BatchPlan
-from utils.distributed.world import World
+from engine.start import Start
 from utils.errors import some
-from utils.rundir.run import Run
-from utils.settings.config import BatchOptions
 from utils.strategies.base import Strategy
 
 AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
@@ -16,15 +14,14 @@ INVARIANT_LIMIT = 32  # ... and at most as many
 FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a setting
 
 
-def resolve_plan(
-    config: BatchOptions, num_samples: int, strategy: Strategy, run: Run, world: World, fit: int | None = None
-) -> BatchPlan:
+def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> BatchPlan:
     """The plan of this run; its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
 
     auto: the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples; cut finer
     later if there are more processes. Where strategy.is_invariant, auto ignores the number of processes, and ranks may
     have no work. fit: samples that fit into the device's memory, where those of the plan before did not.
     """
+    config, run, world, num_samples = start.config.batch, start.run, start.world, len(start.task.train_set)
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in strategy.module.modules())
 
@@ -59,6 +56,7 @@ def resolve_plan(
     return plan
 
 
-def resolve_eval_batch(config: BatchOptions, plan: BatchPlan, run: Run) -> int:
+def resolve_eval_batch(start: Start, plan: BatchPlan) -> int:
     """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, at most AUTO_LIMIT."""
-    return run.resolve("eval_batch_size", config.eval_batch_size, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))
+    given = start.config.batch.eval_batch_size
+    return start.run.resolve("eval_batch_size", given, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.batch import GlobalBatch
+from engine.log import figure, last_record
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
 from utils.errors import Exit
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Progress
-from utils.rundir.log import figure, last_record
 from utils.rundir.run import Run, command
 
 if TYPE_CHECKING:

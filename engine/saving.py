@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from engine.training import Training
 
 
-def save(t: "Training", is_best: bool = False, is_evaluated: bool = True) -> None:
+def save(t: "Training", is_best: bool = False, awaits_evaluation: bool = False) -> None:
     """Start to save; the training goes on while rank 0 writes. Collective.
 
-    is_best: write RUN/model, too. is_evaluated: False before an evaluation; the save after it replaces this one.
+    is_best: write RUN/model, too. awaits_evaluation: the save after it replaces this one.
     """
 
     def beside(weights: dict[str, Tensor]) -> None:
@@ -20,7 +20,7 @@ def save(t: "Training", is_best: bool = False, is_evaluated: bool = True) -> Non
             t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
 
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)
-    t.checkpoints.save(t.state, beside, is_evaluated)  # Collective.
+    t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.
     t.throughput.restart()
 
 

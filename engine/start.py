@@ -1,17 +1,34 @@
-"""The first moments of a process, before torch is imported: signals, packages, settings, a finished run.
+"""A start of a run: its first moments, before torch is imported; and what it knows before there is a model.
 
 --help, typing errors and finished runs answer in 0.3 s.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from utils.distributed.preflight import require_packages
 from utils.distributed.watchdog import Watchdog
-from utils.errors import begin_start
+from utils.errors import forget_exit_code
 
 if TYPE_CHECKING:
+    from models.tasks.base import Task
+    from utils.distributed.world import World
+    from utils.numerics.precision import Precision
+    from utils.rundir.run import Run
     from utils.settings.config import Config
+
+
+@dataclass(frozen=True)
+class Start:
+    """What one start of a run has before there is a model: training and evaluation are built from it."""
+
+    config: "Config"
+    world: "World"
+    run: "Run"
+    task: "Task"
+    precision: "Precision"
+    watchdog: Watchdog
 
 
 def begin(argv: Sequence[str]) -> tuple["Config", Watchdog]:
@@ -19,7 +36,7 @@ def begin(argv: Sequence[str]) -> tuple["Config", Watchdog]:
 
     Exits: 0 after --help and where the run is finished, 64 and 66 on what the user got wrong.
     """
-    begin_start()
+    forget_exit_code()
     watchdog = Watchdog()
     require_packages()
     from data import demo  # these need packages

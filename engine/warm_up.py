@@ -51,9 +51,7 @@ def warm_up(t: "Training") -> None:
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.
     t.strategy.require_all_grads()
 
-    # evaluation
-    with torch.no_grad(), t.precision.autocast():
-        t.task.forward(module, t.task.example(t.evaluation.loader.sampler.batch_size).to(t.world.device))
+    t.attempts.evaluate(t.evaluation.eval_batch)
 
 
 def names_unused(t: "Training", without: dict[str, nn.Parameter]) -> list[str]:

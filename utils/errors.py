@@ -121,7 +121,6 @@ def explain(
     out_of_memory, killed: the ways out if memory ran out, and if a data loading process was killed.
     """
     names, text = {kind.__name__ for kind in type(error).__mro__}, str(error)
-    first_line = next(iter(text.splitlines()), type(error).__name__)
     rank, host = os.environ.get("RANK", 0), socket.gethostname()
 
     # the user's
@@ -142,7 +141,7 @@ def explain(
         return (f"--deterministic: {found[1]} has no deterministic implementation; leave it out, or use another"
                 " --model"), Exit.USAGE
     if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return f"out of memory: {out_of_memory} ({first_line})", Exit.USAGE
+        return f"out of memory: {out_of_memory} ({first_line(error)})", Exit.USAGE
 
     # the peers'
     if "NCCL error" in text:
@@ -150,7 +149,8 @@ def explain(
     is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
     if "DistError" in names or is_of_backend:
         found = re.search(_LOST, text, re.I)
-        return f"rank {rank} on {host} lost its peers ({found[0] if found else first_line[:100]})", Exit.LOST_PEERS
+        reason = found[0] if found else first_line(error)[:100]
+        return f"rank {rank} on {host} lost its peers ({reason})", Exit.LOST_PEERS
 
     # the disk's
     if isinstance(error, OSError):
@@ -169,8 +169,8 @@ def _explain_nccl(text: str, rank: str) -> tuple[str, Exit]:
     return f"{rank} lost its peers (NCCL: {line})", Exit.LOST_PEERS
 
 
-def begin_start() -> None:
-    """Delete the exit code of torchrun's start before this one. The first process of a node does it, first of all."""
+def forget_exit_code() -> None:
+    """Remove the exit code that the start before this one left; the first process of a node calls it first of all."""
     path = os.environ.get("LOCKSTEP_EXIT_FILE")
     if path and os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):

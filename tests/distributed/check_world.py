@@ -278,7 +278,7 @@ def a_save_that_fails(world: World, folder: Path) -> Any:
 
 
 def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
-    return checkpoint.Checkpoints(path, world, RecordOptions(), 1, print)
+    return checkpoint.Checkpoints(SimpleNamespace(path=path, start=1, note=print), world, RecordOptions())
 
 
 def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
@@ -439,7 +439,7 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
     warm_up(SimpleNamespace(
         strategy=strategy, task=task, feed=SimpleNamespace(plan=BatchPlan(67, 26, M)),
         precision=Precision("fp32", world.device), log=SimpleNamespace(note=notes.append),
-        evaluation=SimpleNamespace(loader=SimpleNamespace(sampler=SimpleNamespace(batch_size=2))),
+        evaluation=SimpleNamespace(eval_batch=2), attempts=SimpleNamespace(evaluate=lambda size: None),
         config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine")),
         state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from tests.harness.run_directory import newest_checkpoint, weights_sha256
 PAGE = (ROOT / "docs" / "changing.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
 CHANGES = {title: text for title, text in SECTIONS.items() if "```diff" in text}
-SMALL = " --model shufflenet_v2_x0_5 --device cpu --precision fp32 --workers 0 --threads 1 --log-every 1"
+SMALL = " --device cpu --precision fp32 --workers 0 --threads 1 --log-every 1 --max-steps 5 --image-size 16"
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def changed(session_dir):
 
     def make(title: str) -> tuple[Path, str]:
         if title not in copies:
-            folder = copy_project(session_dir / f"changed-{len(copies)}")
+            folder = copy_project(Path(tempfile.mkdtemp(prefix="changed-", dir=session_dir)))
             blocks = re.findall(r"^```(diff|sh)\n(.*?)^```", CHANGES[title], re.S | re.M)
             for language, text in blocks[:-1]:
                 words = ["git", "apply", "-"] if language == "diff" else ["bash", "-e"]
@@ -109,14 +110,14 @@ def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_
 def test_the_strategy_computes_what_ddp_computes(train):
     losses = [[record["loss"] for record in values(train("Add a strategy", f"{SMALL} {words}", name), "train")]
               for name, words in (("flat", ""), ("ddp", "--strategy ddp"))]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 20
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 5
 
 
 def test_the_average_is_evaluated_exported_and_survives_a_stop(train, changed, session_dir):
     title = "Add a moving average of the weights (EMA)"
     whole, raw = train(title, SMALL), train(title, f"{SMALL} --ema-decay 0", "raw")
     cut = f"{changed(title)[1]} {SMALL} --run-dir {whole.parent / 'cut'}"
-    stopped = run_in(changed(title)[0], f"{cut} --stop-after 9", session_dir / "cache")
+    stopped = run_in(changed(title)[0], f"{cut} --stop-after 2", session_dir / "cache")
     continued = run_in(changed(title)[0], cut, session_dir / "cache")
     assert (stopped.returncode, continued.returncode) == (75, 0), stopped.stderr + continued.stderr
     assert weights_sha256(whole) == weights_sha256(whole.parent / "cut") != weights_sha256(raw)
@@ -133,7 +134,7 @@ def test_the_average_is_evaluated_exported_and_survives_a_stop(train, changed, s
 
 def test_without_the_text_tasks_images_train_and_help_names_no_other(train, changed, session_dir):
     title = "Delete the text tasks"
-    assert len(values(train(title, SMALL), "train")) == 20
+    assert len(values(train(title, SMALL), "train")) == 5
     helped = run_in(changed(title)[0], "python train.py --help", session_dir / "cache")
     assert "image-classification" in helped.stdout and "masked-lm" not in helped.stdout
     left = subprocess.run(["grep", "-rlE", r"transformers|masked-lm|text-classification", "--include=*.py", "train.py",

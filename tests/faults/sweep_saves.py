@@ -68,7 +68,7 @@ def weights_of(step: int, size: int = 5000) -> dict[str, torch.Tensor]:
 
 
 def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, is_best: bool = True,
-         is_evaluated: bool = True) -> None:
+         awaits_evaluation: bool = False) -> None:
     """Save a run at `step` as train.py does on rank 0: RUN/model if it is the best, then the checkpoint.
 
     Raises UserError (74).
@@ -82,8 +82,8 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
                                optimizer_state=lambda optimizer: weights_of(-step, size))
     best = {"step": step, "metric": "top1", "value": float(step)} if is_best else {}
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best)
-    checkpoints = Checkpoints(run / "checkpoints", WORLD, RecordOptions(keep=keep), start, say_nothing)
-    checkpoints.save(state, beside, is_evaluated)
+    checkpoints = Checkpoints(SimpleNamespace(path=run, start=start, note=say_nothing), WORLD, RecordOptions(keep=keep))
+    checkpoints.save(state, beside, awaits_evaluation)
     checkpoints.flush()
 
 
@@ -217,7 +217,7 @@ def check_save(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
 def prepare_unevaluated(run: Path) -> None:
     """Checkpoints of steps 1, 2 and 3, and the one of step 4 that was saved before its evaluation."""
     prepare_three(run)
-    save(run, 4, keep=3, is_best=False, is_evaluated=False)
+    save(run, 4, keep=3, is_best=False, awaits_evaluation=True)
 
 
 def check_evaluated(run: Path, outcome: dict[str, Any] | None, call: str) -> None:

@@ -21,6 +21,7 @@ from data import demo
 from data.loader import build_loader
 from engine.arithmetic import resolve_arithmetic
 from engine.feed import Feed
+from engine.start import Start
 from engine.training import Training, build_training
 from engine.warm_up import warm_up
 from models.tasks import load_task
@@ -81,8 +82,8 @@ def main() -> None:
              "--workers", "0", "--save-every", "6", "--threads", "1"], demo.SETTINGS)
         with open_run(config, world, lambda text: None) as run:
             precision = resolve_arithmetic(config.device, run, world)
-            safe = build_training(config, load_task(config.run.task)(config, run, world), precision, run, watchdog,
-                                  world)
+            task = load_task(config.run.task)(config, run, world)
+            safe = build_training(Start(config, world, run, task, precision, watchdog))
             unguarded = Unguarded(precision.name, world.device)
             bare = replace(safe, watchdog=NoWatchdog(), flags=NoAgreement(), precision=unguarded,
                            config=replace(config, record=replace(config.record, save_every=Interval("100000"))))
@@ -101,8 +102,7 @@ def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) ->
         for name, found in times.items():
             t = bare if name == "without" else safe
             loader = build_loader(safe.task.train_set, safe.task.collate, safe.feed.sampler, 0, world)
-            t = replace(t, feed=Feed(t.task, loader, t.state.progress, 1, t.bad_samples, t.throughput, t.watchdog,
-                                     t.config.faults, is_compiled=False))
+            t = replace(t, feed=Feed(t, loader, t.state.progress, t.bad_samples, t.throughput))
             is_safe = name != "without"
             safe.strategy.clip_grad_norm_ = norm if is_safe else lambda limit: torch.zeros(())
             watchdog._peers._store = store if is_safe else None  # no signs of life either

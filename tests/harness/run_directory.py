@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from engine.log import TIMING
 from utils.rundir.checkpoint_folder import CheckpointFolder
-from utils.rundir.log import TIMING
 
 
 def newest_checkpoint(run: Path) -> Path:

@@ -74,7 +74,8 @@ class Precision(Generic[Position]):
 
     def undo(self) -> Position:
         """Return the position of the last step, whose gradient was not finite, and restore its loss scale."""
-        (position, _), self._last = self._last, None
+        position, _ = self._last
+        self._last = None
         if self.scaler.is_enabled():
             self.scaler._scale, self.scaler._growth_tracker = self._scale_before
         return position
@@ -84,9 +85,12 @@ class Precision(Generic[Position]):
 
         With fp16, such steps are how the scale finds its level: they count only after the scale has fallen below 1.
         """
-        (position, answer), self._last = self._last or (None, None), None
-        is_finite = answer is None or bool(answer.wait()[0])
-        return None if is_finite or (self.scaler.is_enabled() and self.scaler.get_scale() >= 1) else position
+        if self._last is None:
+            return None
+        position, is_finite = self._last
+        self._last = None
+        is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
+        return None if bool(is_finite.wait()[0]) or is_usual else position
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:

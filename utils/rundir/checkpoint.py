@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
+from utils.rundir.run import Run
 from utils.settings.config import RecordOptions
 from utils.strategies.base import Strategy
 
@@ -72,10 +72,11 @@ class TrainState:
 
 
 class Checkpoints:
-    """The checkpoints of a run, under `path`. Rank 0 writes; every rank calls."""
+    """The checkpoints of a run. Rank 0 writes; every rank calls."""
 
-    def __init__(self, path: Path, world: World, config: RecordOptions, start: int, note: Callable[[str], None]):
-        self._folder, self._world, self._start = CheckpointFolder(path, config.keep, note), world, start
+    def __init__(self, run: Run, world: World, config: RecordOptions):
+        self._folder = CheckpointFolder(run.path / "checkpoints", config.keep, run.note)
+        self._world, self._start = world, run.start
         self._every = config.save_every
         self._saved, self._saved_at = Progress(), time.monotonic()  # before the first step there is nothing to save
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -95,11 +96,12 @@ class Checkpoints:
         """The same for a duration, by rank 0's clock: ranks must agree on it before they act."""
         return self._world.is_main and time.monotonic() - self._saved_at > self._every.seconds
 
-    def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None], is_evaluated: bool = True) -> None:
+    def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None],
+             awaits_evaluation: bool = False) -> None:
         """Start to save, unless nothing happened since the last save. Collective.
 
         beside: rank 0 calls it with the weights; it writes what the checkpoint refers to, before the checkpoint.
-        is_evaluated: False if an evaluation comes next, after which the same step is saved again.
+        awaits_evaluation: an evaluation comes next, after which the same step is saved again.
         """
         if state.progress == self._saved:
             return
@@ -111,7 +113,7 @@ class Checkpoints:
         if self._world.is_main:
             trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best,
                        "processes": self._world.world_size}
-            name = name_of(state.progress.step, self._start, is_evaluated)
+            name = name_of(state.progress.step, self._start, awaits_evaluation)
             self._pending = self._writer.submit(self._write, name, _copied(weights), _copied(values), trainer, beside)
 
         # count

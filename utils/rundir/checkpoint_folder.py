@@ -205,9 +205,9 @@ def find_damage(folder: Path) -> str | None:
     return None
 
 
-def name_of(step: int, start: int, is_evaluated: bool) -> str:
+def name_of(step: int, start: int, awaits_evaluation: bool) -> str:
     """The name of the checkpoint after `step`, written by that start of the run."""
-    return f"step-{step:010d}-g{start}{'' if is_evaluated else _UNEVALUATED}"
+    return f"step-{step:010d}-g{start}{_UNEVALUATED if awaits_evaluation else ''}"
 
 
 def step_of(name: str) -> int:

@@ -10,13 +10,16 @@ import re
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from utils.errors import Exit, UserError
 from utils.settings.config import Config, facts, settings
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
+
+if TYPE_CHECKING:
+    from utils.distributed.world import World
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -78,7 +81,7 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         note(f"{'; '.join(differ.values())}: not bit-exact from here")
 
 
-def require_same_program(config: Config, world: Any) -> None:
+def require_same_program(config: Config, world: "World") -> None:
     """Raise UserError (65) on every rank if settings, code or torch differ between nodes. Collective."""
     known = facts(config)
     values = {name: value for name, value in settings(config).items() if not known[name].per_node}

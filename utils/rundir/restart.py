@@ -59,7 +59,7 @@ def finish_early(config: Config) -> None:
     raise SystemExit(0)
 
 
-def early_device(config: Config) -> str:
+def device_of_run(config: Config) -> str:
     """--device, or what `auto` became in this run. Known before the process group exists."""
     kept = {} if acts_fresh(config) else read_json(run_path(config) / "auto.json")
     return config.device.device if config.device.device != "auto" else kept.get("device", "auto")

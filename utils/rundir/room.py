@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 from utils.distributed.world import World
@@ -14,32 +13,25 @@ PREFETCH = 2  # items that a data loading process keeps ready (torch's default);
 GB = 1e9
 
 
-@dataclass(frozen=True)
-class Room:
-    """What a run takes on the disk, and its data loading processes in shared memory."""
+def warn_of_room(param_bytes: int, keep: int, item_bytes: int, workers: int, run: Run, world: World) -> None:
+    """Warn of a disk or a shared memory that may be too small. Collective.
 
-    weight_bytes: int
-    keep: int  # checkpoints
-    item_bytes: int  # of what a data loading process returns at a time
-    workers: int  # data loading processes of each rank
-
-
-def warn_of_room(room: Room, run: Run, world: World) -> None:
-    """Warn of a disk or a shared memory that may be too small. Collective."""
+    keep: checkpoints. item_bytes: what a data loading process returns at a time. workers: such processes of each rank.
+    """
     found = []
 
     # disk: the checkpoints, one more being written, RUN/model
     if world.is_main:
         have = shutil.disk_usage(run.path).free
         have += sum(file.stat().st_size for file in run.path.glob("checkpoints/*/*"))
-        if have < (needed := ((room.keep + 1) * STATES + 1) * room.weight_bytes):
-            found.append(f"{run.path} has room for {have / GB:.3g} GB, and {room.keep} checkpoints, one more and"
+        if have < (needed := ((keep + 1) * STATES + 1) * param_bytes):
+            found.append(f"{run.path} has room for {have / GB:.3g} GB, and {keep} checkpoints, one more and"
                          f" RUN/model may take {needed / GB:.3g}: use a smaller --keep, or --run-dir on another disk")
 
     # shared memory of each node
-    needed = room.workers * (PREFETCH + 1) * room.item_bytes * world.local_world_size
+    needed = workers * (PREFETCH + 1) * item_bytes * world.local_world_size
     if world.local_rank == 0 and SHARED_MEMORY.exists() and (free := shutil.disk_usage(SHARED_MEMORY).free) < needed:
-        found.append(f"{SHARED_MEMORY} has {free / GB:.3g} GB free, and {world.local_world_size} x {room.workers} data"
+        found.append(f"{SHARED_MEMORY} has {free / GB:.3g} GB free, and {world.local_world_size} x {workers} data"
                      f" loading processes may take {needed / GB:.3g}: docker run --ipc=host (or --shm-size), or"
                      " --workers 0")
 

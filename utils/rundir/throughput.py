@@ -13,7 +13,8 @@ class Throughput:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._mark = device, time.perf_counter()
-        self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
+        self._samples, self._tokens, self._elapsed_s = 0, 0, 0.0
+        self.wait_s = 0.0  # that this rank waited for data since the last record
 
     def restart(self) -> None:
         """Leave out the time since the end of the last step: it was not training."""
@@ -27,7 +28,7 @@ class Throughput:
             item = next(items, None)
             if item is None:
                 return
-            self._wait_s += time.perf_counter() - began
+            self.wait_s += time.perf_counter() - began
             yield item
 
     def step(self, samples: int, tokens: int = 0) -> None:
@@ -38,11 +39,6 @@ class Throughput:
         self._elapsed_s += now - self._mark
         self._mark = now
 
-    @property
-    def wait_s(self) -> float:
-        """Seconds that this rank waited for data since the last record."""
-        return self._wait_s
-
     def record(self, wait_s: float) -> dict[str, float]:
         """The timing fields of a train record; then start again from 0. wait_s: mean over ranks. memory is in MiB."""
         elapsed_s = max(self._elapsed_s, 1e-9)
@@ -52,5 +48,5 @@ class Throughput:
         if self._device.type != "cpu":
             with suppress(RuntimeError):  # an allocator that does not count
                 fields["memory"] = torch.accelerator.max_memory_allocated(self._device) / 2**20
-        self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0.0, 0.0
+        self._samples, self._tokens, self._elapsed_s, self.wait_s = 0, 0, 0.0, 0.0
         return fields

@@ -33,11 +33,11 @@ class Strategy(ABC):
     The attributes below are what others must know about a strategy. Nobody asks for its name.
     """
 
-    is_invariant = False  # sums have the same bits on any number of ranks (engine: plan, arithmetic; run directory)
-    needs_every_grad = False  # a step hangs or fails if a parameter gets no gradient on some rank (engine/warm_up.py)
-    bytes_per_param = 0  # device memory per parameter, besides it and its gradient (engine/memory.py)
-    largest = torch.finfo(torch.float32).max  # larger values in a micro-batch's gradient are non-finite (nonfinite.py)
-    not_finite = "is not finite"  # what a message says about such a gradient (engine/nonfinite.py)
+    is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
+    needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
+    bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/memory.py
+    largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
+    not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
     def __init__(self, module: nn.Module, world: World):
         """module: on the device; its parameters may be sharded here: the optimizer is built from them afterwards."""
@@ -66,7 +66,8 @@ class Strategy(ABC):
         """Yield this rank's micro-batches of one step; the caller runs forward and backward on each. Collective.
 
         count: how many micro-batches this rank has, maybe 0. scale: scalar, the power of two that losses are multiplied
-        by. After the loop every param.grad is the sum over all micro-batches of all ranks, times scale.
+        by. After the loop every param.grad is the sum over all micro-batches of all ranks, times scale, and has the
+        strides of its parameter: fused optimizers read memory in order.
         """
 
     @abstractmethod

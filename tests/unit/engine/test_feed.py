@@ -51,9 +51,10 @@ def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
     sampler = ElasticDistributedSampler(PLAN, rank, world_size, 0, LENGTHS)
     loader = build_loader(Numbers(), collate, sampler, 0, SimpleNamespace(device=torch.device("cpu")))
     task, watchdog = SimpleNamespace(normalizer=lambda indices: 2.0 * len(indices)), Watchdog()
-    limits = FaultOptions(start_timeout=300, step_timeout=100)
-    bad_samples, throughput = BadSamples("stop", None), Throughput(torch.device("cpu"))
-    return Feed(task, loader, progress, epochs, bad_samples, throughput, watchdog, limits, is_compiled), watchdog
+    config = SimpleNamespace(faults=FaultOptions(start_timeout=300, step_timeout=100),
+                             run=SimpleNamespace(epochs=epochs), device=SimpleNamespace(compile=is_compiled))
+    start = SimpleNamespace(task=task, watchdog=watchdog, config=config)
+    return Feed(start, loader, progress, BadSamples("stop", None), Throughput(torch.device("cpu"))), watchdog
 
 
 def numbers_of(batch):
@@ -63,7 +64,7 @@ def numbers_of(batch):
 @pytest.mark.parametrize("rank, world_size, share", [(0, 1, [0, 1, 2, 3]), (1, 3, [1]), (0, 3, [0, 3]), (4, 5, [])])
 def test_every_rank_is_handed_its_share_and_the_facts_of_the_whole(rank, world_size, share):
     feed, _ = feed_of(rank, world_size)
-    found = [(numbers_of(batch), batch.share, batch.num_samples, batch.normalizer, batch.end, batch.num_tokens)
+    found = [(numbers_of(batch), batch.num_own, batch.num_samples, batch.normalizer, batch.end, batch.num_tokens)
              for batch in feed.rest_of_epoch(START)]
     order = feed.sampler.order(0)
     expected = [

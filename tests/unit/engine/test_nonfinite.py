@@ -1,4 +1,4 @@
-"""engine/nonfinite.py, and raise_if_diverged: the samples behind a gradient that is not finite are named."""
+"""engine/nonfinite.py, and judge_last_step: the samples behind a gradient that is not finite are named."""
 
 import copy
 from types import SimpleNamespace
@@ -128,7 +128,7 @@ def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):
     assert net.norm.training is False
 
 
-# --- raise_if_diverged
+# --- judge_last_step
 
 
 def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0):
@@ -141,7 +141,7 @@ def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0
         config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
     t.log = SimpleNamespace(note=t.notes.append)
     monkeypatch.setattr(nonfinite, "nonfinite_names", lambda t, at: found)
-    nonfinite.raise_if_diverged(t)
+    nonfinite.judge_last_step(t)
     return t
 
 

@@ -20,7 +20,12 @@ NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), n
 
 def resolved(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
     strategy = SimpleNamespace(module=model, is_invariant=is_invariant)
-    return resolve_plan(BatchOptions(**options), num_samples, strategy, run, world_of(world_size), fit)
+    return resolve_plan(start_of(run, BatchOptions(**options), num_samples, world_size), strategy, fit)
+
+
+def start_of(run, options, num_samples=1000, world_size=1):
+    return SimpleNamespace(config=SimpleNamespace(batch=options), run=run, world=world_of(world_size),
+                           task=SimpleNamespace(train_set=range(num_samples)))
 
 
 def world_of(world_size):
@@ -131,7 +136,7 @@ def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path)
 def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
     run = run_in(tmp_path, [], {"micro_batches": 8})
     plan = resolved(run, 1)
-    assert resolve_eval_batch(BatchOptions(), plan, run) == 64
+    assert resolve_eval_batch(start_of(run, BatchOptions()), plan) == 64
 
 
 @pytest.mark.parametrize("given_size, micro_batches, expected", [
@@ -139,5 +144,5 @@ def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
 def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
     run = run_in(tmp_path, [])
     options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
-    assert resolve_eval_batch(options, BatchPlan(1000, 64, micro_batches), run) == expected
-    assert resolve_eval_batch(BatchOptions(global_batch_size=64), BatchPlan(1000, 64, 2), run) == expected
+    assert resolve_eval_batch(start_of(run, options), BatchPlan(1000, 64, micro_batches)) == expected
+    assert resolve_eval_batch(start_of(run, BatchOptions(global_batch_size=64)), BatchPlan(1000, 64, 2)) == expected

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from utils.errors import Exit, begin_start, explain, record_exit, say
+from utils.errors import Exit, explain, forget_exit_code, record_exit, say
 
 ROOT = Path(__file__).parents[3]
 KILLED = ("data loading process {pid} of rank 2 was killed ({reason}); the same command continues;"
@@ -225,12 +225,12 @@ def test_the_first_process_of_a_node_deletes_the_last_exit_code(tmp_path, monkey
     """That of torchrun's start before this one."""
     for name in ("LOCKSTEP_EXIT_FILE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    begin_start()  # without launch.sh there is no such file
+    forget_exit_code()  # without launch.sh there is no such file
     file = tmp_path / "exit"
     for name, value in (environment | {"LOCKSTEP_EXIT_FILE": str(file)}).items():
         monkeypatch.setenv(name, value)
     if first:
         file.write_text(first)
-    begin_start()
+    forget_exit_code()
     record_exit(Exit.BAD_DATA)
     assert file.read_text() == then

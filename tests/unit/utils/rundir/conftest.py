@@ -1,6 +1,7 @@
 """What the tests of checkpoints share: a small state, checkpoints of a run, damage."""
 
 import hashlib
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +49,8 @@ def checkpoints_of(world, folder):
     """Checkpoints of one start of a run, and the notes to the user."""
     def build(start=1, **options):
         notes = []
-        return Checkpoints(folder, world, RecordOptions(**options), start, notes.append), notes
+        run = SimpleNamespace(path=folder.parent, start=start, note=notes.append)
+        return Checkpoints(run, world, RecordOptions(**options)), notes
     return build
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.utils.conftest import config_of, start
 from utils.rundir import run as run_module
-from utils.rundir.restart import acts_fresh, early_device, finish_early, launch_id
+from utils.rundir.restart import acts_fresh, device_of_run, finish_early, launch_id
 from utils.rundir.run import open_run
 
 ROOT = Path(__file__).parents[4]
@@ -70,12 +70,12 @@ def test_fresh_does_not_act_when_slurm_starts_the_job_again(world, monkeypatch, 
     assert acts_fresh(config_of("--run-dir=run", "--fresh")) == expected
 
 def test_the_device_of_a_run_is_known_before_the_process_group_exists(world):
-    before = early_device(config_of("--run-dir=run"))
+    before = device_of_run(config_of("--run-dir=run"))
     with open_run(config_of("--run-dir=run"), world, print) as run:
         run.resolve("device", "auto", lambda: "cpu")
         run.keep_resolved()
     words = [["--run-dir=run"], ["--run-dir=run", "--device=cuda"], ["--run-dir=run", "--fresh"]]
-    assert [before, *(early_device(config_of(*each)) for each in words)] == ["auto", "cpu", "cuda", "auto"]
+    assert [before, *(device_of_run(config_of(*each)) for each in words)] == ["auto", "cpu", "cuda", "auto"]
 
 
 # --- a finished run

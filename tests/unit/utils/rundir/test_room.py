@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 
 from utils.rundir import room
-from utils.rundir.room import Room, warn_of_room
+from utils.rundir.room import warn_of_room
 
 Usage = namedtuple("Usage", "free")
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 
 
-def warnings(needed, world):
+def warnings(world, *needed):
     notes = []
-    warn_of_room(needed, SimpleNamespace(path=Path("run"), note=notes.append), world)
+    warn_of_room(*needed, SimpleNamespace(path=Path("run"), note=notes.append), world)
     return notes
 
 
@@ -32,7 +32,7 @@ def test_a_small_disk_or_shared_memory_gives_a_warning(world, monkeypatch, free_
         return Usage(1e9 * (shared_gb if str(path) == "/dev/shm" else free_gb))
 
     monkeypatch.setattr(room.shutil, "disk_usage", usage)
-    notes = warnings(Room(int(1e8), 3, int(1e7), workers), world)
+    notes = warnings(world, int(1e8), 3, int(1e7), workers)
     assert len(notes) == bool(parts)
     assert [part for part in parts if part not in notes[0]] == []
 
@@ -41,4 +41,4 @@ def test_existing_checkpoints_count_as_room(world, monkeypatch):
     (Path("run") / "checkpoints" / "step-1-g1").mkdir(parents=True)
     os.truncate(os.open(Path("run/checkpoints/step-1-g1/state.pt"), os.O_CREAT | os.O_WRONLY), int(2e8))
     monkeypatch.setattr(room.shutil, "disk_usage", lambda path: Usage(1.2e9))
-    assert warnings(Room(int(1e8), 3, 0, 0), world) == []
+    assert warnings(world, int(1e8), 3, 0, 0) == []

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from torch import Tensor
 
+from models.tasks.base import Task
 from utils.errors import say
 from utils.rundir.checkpoint import Progress
 from utils.rundir.run import Run
@@ -29,20 +30,6 @@ TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory", "time")  # the
 _TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch",
          "samples": "progress/samples", **{name: f"perf/{name}" for name in TIMING}}
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
-
-
-class Metric(Protocol):
-    """What the log must know of a metric: models/metrics.py."""
-
-    percentages: tuple[str, ...]  # its values that are shown in percent
-
-
-class Task(Protocol):
-    """What the log must know of a task: models/tasks/base.py."""
-
-    unit: str
-    classes: Sequence[str]
-    metrics: Sequence[Metric]
 
 
 def open_log(run: Run, task: Task, done: Progress, total_steps: int, has_ledger: bool) -> "Log | SilentLog":
@@ -54,10 +41,10 @@ def open_log(run: Run, task: Task, done: Progress, total_steps: int, has_ledger:
 
 
 def json_line(split: str, record: Mapping[str, Any]) -> str:
-    """The record as metrics.jsonl holds it, without the line's end."""
+    """The numbers of the record as metrics.jsonl holds them, without the line's end."""
     record = {"split": split, **record, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
     finite = {name: None if isinstance(value, float) and not math.isfinite(value) else value
-              for name, value in record.items()}
+              for name, value in record.items() if not isinstance(value, Tensor)}
     return json.dumps(finite, allow_nan=False)  # JSON has no NaN; floats are written by repr
 
 
@@ -78,7 +65,7 @@ class SilentLog:
 
     def note(self, text: str) -> None: pass
     def train(self, record: Mapping[str, Any]) -> None: pass
-    def evaluation(self, record: Mapping[str, Any], confusion: Tensor | None) -> None: pass
+    def evaluation(self, record: Mapping[str, Any]) -> None: pass
     def advance(self, step: int) -> None: pass
     def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None: pass
     def flush(self) -> None: pass
@@ -127,15 +114,16 @@ class Log:
             self.note(f"epoch {record['epoch']:.2f} step {step}/{self._total_steps} loss {record['loss']:.4f}"
                       f" lr {record['lr']:.4g} grad {record['grad_norm']:.3g} {speed}{memory}{eta}")
 
-    def evaluation(self, record: Mapping[str, Any], confusion: Tensor | None) -> None:
-        """record: step, epoch, samples, then the metrics. confusion: [C, C] counts, a row per true class."""
-        figures = {name: value for name, value in record.items() if name not in _POSITION}
+    def evaluation(self, record: Mapping[str, Any]) -> None:
+        """record: step, epoch, samples, then the metrics; those that are tensors [C, C] of counts become pictures."""
+        metrics = {name: value for name, value in record.items() if name not in _POSITION}
+        figures = {name: value for name, value in metrics.items() if not isinstance(value, Tensor)}
         self._write("val", record, {name: f"val/{name}" for name in figures})
-        if confusion is not None:
-            from utils.rundir.confusion_picture import confusion_picture
+        for name in metrics.keys() - figures.keys():
+            from engine.confusion_picture import confusion_picture
             title = f"step {record['step']}, shade = share of the true class"
-            picture = confusion_picture(confusion, self._task.classes, title)
-            self._writer.add_image("val/confusion", picture, record["step"], dataformats="HWC")
+            picture = confusion_picture(metrics[name], self._task.classes, title)
+            self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
         shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items())
         self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
 

@@ -1,4 +1,4 @@
-"""utils/rundir/log.py: what is recorded, where, and what stays of it after a resume."""
+"""engine/log.py: what is recorded, where, and what stays of it after a resume."""
 
 import contextlib
 import fcntl
@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from engine.log import Log, SilentLog, open_log
 from utils.rundir.checkpoint import Progress
-from utils.rundir.log import Log, SilentLog, open_log
 
 CLASSES = ("cat", "dog")
 
@@ -57,7 +57,7 @@ def events_of(run_dir):
 
 def picture_of(run_dir, confusion, classes):
     log = open_here(run_dir, classes=classes)
-    log.evaluation(val_record(10), confusion)
+    log.evaluation(val_record(10, confusion=confusion))
     log.close()
     [image] = events_of(run_dir).Images("val/confusion")
     picture = Image.open(io.BytesIO(image.encoded_image_string)).convert("RGB")
@@ -79,7 +79,7 @@ def test_a_record_is_written_with_all_its_digits_between_split_and_time(tmp_path
 def test_a_non_finite_number_becomes_null(tmp_path, value):
     log = open_here(tmp_path)
     log.train(train_record(1, loss=value))
-    log.evaluation(val_record(1, top1=value), None)
+    log.evaluation(val_record(1, top1=value))
     log.close()
     text = (tmp_path / "metrics.jsonl").read_text()
     train, val = [json.loads(line, parse_constant=pytest.fail) for line in text.splitlines()]
@@ -91,7 +91,7 @@ def test_resume_drops_records_that_will_be_written_again(tmp_path):
     log = open_here(tmp_path)
     for step in (10, 20, 30):
         log.train(train_record(step))
-        log.evaluation(val_record(step), None)
+        log.evaluation(val_record(step))
     log.close()
     path = tmp_path / "metrics.jsonl"
     before = path.read_bytes().splitlines(keepends=True)
@@ -107,7 +107,7 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
             log.advance(step)
             log.train(train_record(step, loss=1 / step))
             if step % 5 == 0:
-                log.evaluation(val_record(step, loss=1 / step), torch.eye(2).long())
+                log.evaluation(val_record(step, loss=1 / step, confusion=torch.eye(2).long()))
         log.close()
 
     run(open_here(tmp_path / "whole"), 1, 12)
@@ -160,7 +160,7 @@ def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
     log = open_here(tmp_path)
     log.train(train_record(10, memory=512.0))
     log.train(train_record(20, memory=512.0))
-    log.evaluation(val_record(20), torch.eye(2).long())
+    log.evaluation(val_record(20, confusion=torch.eye(2).long()))
     log.close()
     events = events_of(tmp_path)
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -203,10 +203,10 @@ def test_a_class_that_never_occurs_and_odd_names_can_be_drawn(tmp_path):
 def test_without_a_terminal_the_console_gets_plain_lines(tmp_path, monkeypatch):
     stream = io.StringIO()
     log = open_here(tmp_path, stream=stream)
-    monkeypatch.setattr("utils.rundir.log.time", SimpleNamespace(monotonic=iter(range(100, 1000, 18)).__next__))
+    monkeypatch.setattr("engine.log.time", SimpleNamespace(monotonic=iter(range(100, 1000, 18)).__next__))
     for step in (1, 10):
         log.train(train_record(step))
-    log.evaluation(val_record(10), None)
+    log.evaluation(val_record(10))
     log.note("bye")
     log.close()
     first, second, *rest = stream.getvalue().splitlines()
@@ -262,7 +262,7 @@ def test_a_note_survives_a_closed_pipe(tmp_path):
         log.note("hello")
         log.train(train_record(step))
         log.advance(step)
-    log.evaluation(val_record(2), None)
+    log.evaluation(val_record(2))
     log.close()
     log.note("bye")
     with contextlib.suppress(OSError):
@@ -298,7 +298,7 @@ def test_the_log_of_another_rank_writes_and_prints_nothing(tmp_path, capsys):
     run = SimpleNamespace(path=tmp_path, writes=False)
     log = open_log(run, task_of(CLASSES), Progress(), 40, has_ledger=True)
     log.train(train_record(1))
-    log.evaluation(val_record(1), torch.eye(2).long())
+    log.evaluation(val_record(1, confusion=torch.eye(2).long()))
     log.consumed(1, 0, [[1]])
     log.note("hello")
     log.close()
