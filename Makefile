@@ -24,7 +24,7 @@ faults: .venv/ready-dev             ## every fault of docs/reliability.md, every
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py
 
-image-test: .venv/ready-dev         ## builds and runs the Dockerfile without an engine; root, buildah, debootstrap
+image-test: .venv/ready-dev         ## builds and runs the Dockerfile; needs root, buildah and debootstrap
 	$(BIN)/python -m pytest tests/end_to_end/test_image.py
 
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run
