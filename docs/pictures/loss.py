@@ -76,7 +76,7 @@ def draw() -> str:
             svg.text(begin - 8, row + 14, text, "quiet small", "end")
         if number < num_kills:
             svg.cross(x(end), row + 9.5)
-    what = "A row is a start of the killed run. It goes on from the newest checkpoint, saved every 6 steps."
+    what = "A row is a start of the killed run. It continues from the newest checkpoint; one is saved every 6 steps."
     svg.text(24, bottom + 4, what, "quiet small")
     what = f"MobileNetV3-small, built-in digits, fp32; n = 1 run of {num_steps} steps each"
     small_print(svg, bottom + 18, found, what)

@@ -16,7 +16,7 @@ def draw() -> str:
     bottom = TOP + ROW * len(kills)
     svg = Svg(0, f"{middle:.0f} seconds from a kill to the next finished step", [
         f"{len(kills)} times a random rank of {found['processes']} was killed (SIGKILL) at a random moment. torchrun",
-        "restarted both, and the run went on from its newest checkpoint."])
+        "restarted both, and the run continued from its newest checkpoint."])
     longest = max(kill["seconds"] for kill in kills)
     stride = next(stride for stride in (1, 2, 5, 10, 20, 50) if longest / stride <= 6)
     limit = stride * -(-longest // stride)

@@ -1,7 +1,7 @@
-"""map.svg: the rooms of the program with their files, from the tree and from the imports.
+"""map.svg: the packages of the program with their files, from the tree and from the imports.
 
-A room is a folder of the program, or one of utils/. It stands one floor above the highest room that it imports from. So
-the picture shows that no rooms import from each other; where some do, it cannot be drawn.
+A room is a package: a folder of the program, or one of utils/. It stands one floor above the highest room that it
+imports from. So the picture shows that no rooms import from each other; if some do, it cannot be drawn.
 """
 
 import ast
@@ -98,8 +98,8 @@ def draw() -> str:
         cards += [(LEFT + 22 + (width + GAP) * number, top, width, height, room, texts[number], is_wide)
                   for number, room in enumerate(row)]
         top += height + GAP
-    svg = Svg(top + 14, "The rooms of the program", [
-        "A file imports from its own room and from rooms below it, never from one above."])
+    svg = Svg(top + 14, "The packages of the program", [
+        "A file imports from its own package and from packages below it, never from one above."])
     svg.line(LEFT + 5, 96, LEFT + 5, top - 14, stroke_width=2)
     svg.curve([(LEFT, top - 22), (LEFT + 5, top - 14), (LEFT + 10, top - 22)], GREY, stroke_width=2)
     turned = f"translate({LEFT - 4} {round(top / 2 + 46)}) rotate(-90)"

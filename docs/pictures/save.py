@@ -43,7 +43,7 @@ def draw() -> str:
     svg = Svg(0, "A save runs beside the training", [
         f"The training waits for {copies:.0f} ms, while the state is copied. A thread of rank 0 writes the"
         f" {found['mib']} MiB",
-        f"during the next steps; that takes {saves:.0f} ms. (Medians; drawn is a save of about this length.)"])
+        f"during the next steps; that takes {saves:.0f} ms. (Medians; the save below took about as long.)"])
     begin, end = -usual, spans[-1]["end"] + usual
 
     def x(ms: float) -> float:

@@ -20,7 +20,7 @@ def draw() -> str:
     height = 196 + sum(44 + ROW * world_size for world_size in PROCESSES)
     svg = Svg(height, "One global batch on 1, 2, 3 and 4 processes", [
         f"Its {num_samples} samples make {count} micro-batches, a colour each, whatever the number of processes.",
-        "Processes only share the micro-batches out, so the sum is the same on any number of them."])
+        "Processes share them out, so each micro-batch computes the same on any number of them."])
 
     # the global batch: its samples in order
     side = (WIDTH - 48) / num_samples

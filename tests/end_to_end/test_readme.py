@@ -27,8 +27,8 @@ def shell(copy, session_dir):
 
 
 def block(beginning: str) -> list[str]:
-    """The lines of the code block without a language whose first line begins so."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README, re.S | re.M)
+    """The commands of the code block without a language whose first line begins so; a \\ at an end joins lines."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", README.replace("\\\n", ""), re.S | re.M)
     return next(lines for language, text in blocks
                 if not language and (lines := text.splitlines())[0].startswith(beginning))
 
