@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains on one machine or many: the same command on every machine, one process per GPU (without GPUs: one).
-# NVIDIA GPUs are counted by nvidia-smi. Without one, torch counts those of AMD and Intel.
+# nvidia-smi counts NVIDIA GPUs. If there are none, torch counts the GPUs of AMD and Intel.
 #
 #   ./launch.sh [options] [settings of train.py]                                       one machine
 #   ./launch.sh --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 [settings]             on each of two, with its rank
@@ -125,7 +125,8 @@ ask_slurm() {
 check_options() {
   master_addr=${master_addr#[} master_addr=${master_addr%]}  # IPv6, as platforms write it before a port
   [[ -n $nnodes || -z $master_addr$node_rank ]] ||
-    refuse "NODE_RANK=$node_rank or MASTER_ADDR=$master_addr is set, but not the number of machines: --nnodes N"
+    refuse "node rank '$node_rank', master address '$master_addr': an option or the environment sets one of them," \
+      "but not the number of machines: --nnodes N"
   nnodes=${nnodes:-1}
   [[ $nnodes =~ ^[1-9][0-9]{0,5}(:[1-9][0-9]{0,5})?$ ]] || refuse "--nnodes $nnodes: must be a number, or MIN:MAX"
   ((${nnodes%:*} <= ${nnodes#*:})) || refuse "--nnodes $nnodes: MIN is above MAX"
@@ -156,7 +157,7 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
   [[ $processes =~ ^[1-9][0-9]{0,5}$ ]] || case $processes in
     '' | auto | gpu) processes=$(count_gpus) ;;
     cpu) processes=$cores ;;
-    *) refuse "--nproc-per-node $processes: must be a number" ;;
+    *) refuse "--nproc-per-node $processes: must be a number from 1 to 999999, or auto, gpu or cpu" ;;
   esac
   folder=$(mktemp --directory --dry-run)  # of this start: run() makes it
   local threads=$((cores > processes ? cores / processes : 1))

@@ -5,13 +5,10 @@
     torchrun ... train.py --data DIR --model resnet50 --pretrained
     python train.py --help                                       # --task T --help: the settings of task T
 
-What a run guarantees, on any number of processes: every sample is trained on once per epoch and evaluated once;
-gradients, BatchNorm statistics, dropout and augmentation do not depend on the number; a run that was stopped or killed
-ends with the weights of one that was not (same number of processes; any number with --strategy exact).
-
-Measured on two CPU cores (torch 2.15, n=1): the digits 99.4 % in 8 epochs (fp32); ResNet-18 from scratch on 10,000 of
-CIFAR-10's images 65.3 % in 10 epochs, 158 s (AVX512-BF16, bf16); `exact` costs 1.07 times `ddp` at 224 px
-(docs/design.md).
+What a run guarantees, on any number of processes: every sample is trained on once per epoch and evaluated once. With
+the same micro-batches, dropout, augmentation and BatchNorm see the same samples, and gradients agree up to rounding
+(--strategy exact: bit for bit). A run that was stopped or killed ends with the weights of one that was not (ddp: on the
+same number of processes; exact: on any number). Measured figures: docs/.
 """
 
 import sys
@@ -68,7 +65,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
 
 
 def train(t: Training) -> Exit:
-    """The run from where it is to its end, or to a stop: 75. Collective."""
+    """Train from the run's position to its end, or to a stop (exit code 75). Collective."""
     t.watchdog.enter("the first step", t.config.faults.start_timeout)
     warm_up(t)  # Collective.
     t.watchdog.save_on_stop()  # from here on there is something to save
@@ -83,7 +80,7 @@ def train(t: Training) -> Exit:
         wait_for_save(t)  # Collective.
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.
-        t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues"
+        t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues the run"
                    f" ({t.checkpoints.cost()})")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED

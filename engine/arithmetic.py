@@ -43,6 +43,6 @@ def _resolve_precision(config: DeviceOptions, run: Run, world: World) -> str:
     if config.precision == "auto" and kept is None and differ:
         run.note(f"--precision auto is fp32: {some(without)} does not compute in bf16, and other nodes do")
     elif config.precision == "auto" and kept == "bf16" and without:
-        run.note(f"warning: the run keeps bf16, which {some(without)} does not compute in: it is emulated, slowly;"
-                 " --precision fp32 changes that, and the run is not bit-exact from there")
+        run.note(f"warning: the run keeps bf16, and {some(without)} emulates bf16, which is slow; --precision fp32 is"
+                 " faster there, but the run is not bit-exact from there on")
     return name

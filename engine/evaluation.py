@@ -1,4 +1,4 @@
-"""Evaluation: every sample once, the same digits on any number of processes; in training and for --eval-only."""
+"""Evaluation: every sample once, the same figures on any number of processes; in training and for --eval-only."""
 
 from typing import Any
 

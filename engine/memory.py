@@ -92,7 +92,8 @@ def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str]
 
 def way_out(flag: str, fit: int) -> str:
     """Words for the end of a message."""
-    return f"{flag} {fit} fits" if fit else "one sample does not fit: use a smaller --model, or smaller samples"
+    return f"{flag} {fit} fits" if fit else ("one sample does not fit: use a smaller --model, or a smaller --image-size"
+                                             " or --max-length")
 
 
 def lack_of_memory(work: Callable[[int], None], size: int) -> str:
@@ -137,6 +138,6 @@ def _memory_error(lack: str, t: "Training") -> RankError:
     fit, _ = largest_fit(attempt, size // 2)
     t.checkpoints.close()  # finish the save under way
     step = t.checkpoints.newest_step()
-    saved = "nothing is saved yet" if step is None else f"the checkpoint of step {step} stands"
+    saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
     return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
                      f" ({lack}); {saved}; {way_out(flag, fit)}")

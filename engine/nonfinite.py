@@ -42,11 +42,11 @@ def judge_last_step(t: "Training") -> None:
     named = t.world.gather(nonfinite_names(t, at))  # Collective.
     causes = "; ".join(f"rank {rank}, {some(names)}" for rank, names in enumerate(named) if names)
     found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from"
-             f" {causes or 'the sum, and from no one sample'}")
+             f" {causes or 'the sum: the gradient of every micro-batch is finite'}")
     t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
     most = t.config.faults.max_nonfinite
     if progress.skipped > most:
-        raise UserError(f"{found}; the training diverged: weights and checkpoints are as they were before it; use a"
+        raise UserError(f"{found}; the training diverged; this step changed neither weights nor checkpoints; use a"
                         " smaller --lr, --max-grad-norm 1 or --precision fp32, or skip a few such steps with"
                         " --max-nonfinite", Exit.DIVERGED)
     t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most})")

@@ -34,15 +34,15 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     # resolve
     if fit:
         kept = run.kept.pop("micro_batches")
-        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches of at most {fit} samples instead"
-                 f" of {kept}")
+        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches instead of {kept}, each of at"
+                 f" most {fit} samples")
     if "micro_batches" in run.kept:
         run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # an earlier version began the run
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
     if size == "auto" and world.world_size > count and not strategy.is_invariant:
         count = run.kept["micro_batches"] = count * -(-world.world_size // count)
-        run.note(f"{world.world_size} processes: a global batch is cut into {count} micro-batches from here on:"
-                 " not bit-exact from here")
+        run.note(f"{world.world_size} processes need more micro-batches: a global batch is now cut into {count}; the"
+                 " run is not bit-exact from here on")
 
     # check
     plan = BatchPlan(num_samples, config.global_batch_size, count)

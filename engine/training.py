@@ -123,5 +123,5 @@ def _note_idle_cores(start: Start, strategy: Strategy, plan: BatchPlan) -> None:
     run, processes = start.run, start.world.world_size
     useful = min(plan.num_micro_batches, processes * run.cores_per_process)
     if strategy.is_invariant and run.start == 1 and torch.get_num_threads() == 1 and useful > processes:
-        run.note(f"--strategy {start.config.device.strategy} computes with one thread per process, whatever their"
-                 f" number: {useful} processes use the cores")
+        run.note(f"--strategy {start.config.device.strategy} uses one CPU thread per process: {useful} processes"
+                 f" would use {useful} cores")

@@ -26,7 +26,7 @@ def warm_up(t: "Training") -> None:
     module = t.strategy.module
     if t.strategy.needs_every_grad and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
-                        " DistributedDataParallel cannot sum the rest over several processes: use --strategy exact, one"
+                        " DistributedDataParallel needs every layer's gradient on every rank: use --strategy exact, one"
                         " process, or a layerdrop of 0")
     while True:
         # a step that changes nothing

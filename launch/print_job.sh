@@ -5,8 +5,9 @@ print_job() {
   local gpus=$nproc_per_node options
   options=(${master_port:+--master-port "$master_port"} ${max_restarts:+--max-restarts "$max_restarts"}
     ${retries:+--retries "$retries"})
-  [[ -z $master_addr$node_rank ]] || refuse "--print $1: --master-addr and --node-rank are set by the scheduler"
-  [[ $nnodes != *:* ]] || refuse "--print $1 --nnodes $nnodes: such a job has a fixed number of nodes"
+  [[ -z $master_addr$node_rank ]] ||
+    refuse "--print $1: --master-addr and --node-rank are set by the scheduler; leave them out"
+  [[ $nnodes != *:* ]] || refuse "--print $1 --nnodes $nnodes: such a job has a fixed number of nodes; give one number"
   [[ " ${settings[*]} " != *" --fresh "* ]] ||
     refuse "--print $1: --fresh could start over each time the platform restarts the job; use a new --run-dir"
   ! is_on_cpu || gpus=0

@@ -1,4 +1,4 @@
-"""Metrics as sums: the same digits on any number of processes.
+"""Metrics as sums: the same figures on any number of processes.
 
 A metric gives a vector of sums per batch. Integer sums add in any order. Float sums are kept in a table with a row for
 each batch: one rank owns a row, the others hold zeros. It is all-reduced once, and its rows are added in batch order.

@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import IntEnum
 from typing import NoReturn, TextIO
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # a wish to stop: exit code 75
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # requests to stop: exit code 75
 LAST_WORDS_S = 5  # limit for last work: a disk may hang, and a console may not be read
 
 
@@ -114,7 +114,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explain(
     error: Exception,
     out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
-    killed: str = "the same command continues; fewer --workers need less memory"
+    killed: str = "the same command continues the run; fewer --workers need less memory"
 ) -> tuple[str, Exit]:
     """The message and the exit code of an error; INTERNAL for one that should not happen.
 
@@ -130,16 +130,16 @@ def explain(
     # the host's and the device's
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
         is_full = "Bus error" in f"{text}{error.__cause__}"
-        reason = "/dev/shm is full: docker run --ipc=host, or --shm-size" if is_full else "out of memory?"
+        reason = "/dev/shm is full: use docker run --ipc=host or --shm-size" if is_full else "probably out of memory"
         notes, code = "".join(getattr(error, "__notes__", [])), Exit.IO if is_full else Exit.HARDWARE
         return f"data loading process {found[1].strip()} of rank {rank} was killed ({reason}); {killed}{notes}", code
     if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
         line = next(line for line in text.splitlines() if found[0] in line).strip()
         return (f"device {os.environ.get('LOCAL_RANK', 0)} of {host} (rank {rank}) failed ({line});"
-                " the same command continues, on a device that works"), Exit.HARDWARE
+                " the same command continues the run on a device that works"), Exit.HARDWARE
     if found := re.match(r"(\S+) does not have a deterministic implementation", text):
-        return (f"--deterministic: {found[1]} has no deterministic implementation; leave it out, or use another"
-                " --model"), Exit.USAGE
+        return (f"--deterministic: {found[1]} has no deterministic implementation; leave --deterministic out, or use"
+                " another --model"), Exit.USAGE
     if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: {out_of_memory} ({first_line(error)})", Exit.USAGE
 
@@ -150,12 +150,12 @@ def explain(
     if "DistError" in names or is_of_backend:
         found = re.search(_LOST, text, re.I)
         reason = found[0] if found else first_line(error)[:100]
-        return f"rank {rank} on {host} lost its peers ({reason})", Exit.LOST_PEERS
+        return f"rank {rank} on {host} lost its peers ({reason}); the same command continues the run", Exit.LOST_PEERS
 
     # the disk's
     if isinstance(error, OSError):
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        way_out = "; free some space, and the same command continues" if is_full else ""
+        way_out = "; free some space, and the same command continues the run" if is_full else ""
         return f"{type(error).__name__}: {text}{way_out}", Exit.IO
     return text, Exit.INTERNAL
 
@@ -164,8 +164,8 @@ def _explain_nccl(text: str, rank: str) -> tuple[str, Exit]:
     found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
     line = found[1].strip() if found else text.splitlines()[0]
     if re.search("Duplicate GPU detected|no socket interface found", line):
-        return (f"{rank}: NCCL: {line}: each process needs a visible GPU of its own (--nproc-per-node at most their"
-                " number), and NCCL_SOCKET_IFNAME must name an interface of this host"), Exit.USAGE
+        return (f"{rank}: NCCL: {line}: each process needs a GPU of its own (--nproc-per-node must not exceed the"
+                " number of visible GPUs), and NCCL_SOCKET_IFNAME must name an interface of this host"), Exit.USAGE
     return f"{rank} lost its peers (NCCL: {line})", Exit.LOST_PEERS
 
 

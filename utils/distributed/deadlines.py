@@ -15,7 +15,7 @@ T = TypeVar("T")
 class Deadlines:
     """What the main thread is doing, and by when it must make progress.
 
-    drain_s: the limit once torchrun has told this process to end.
+    drain_s: the limit in seconds after torchrun has sent SIGTERM.
     """
 
     def __init__(self, drain_s: float):
@@ -26,8 +26,8 @@ class Deadlines:
     def enter(self, doing: str, limit_s: float, detail: Callable[[], str] = lambda: "", drains: bool = True) -> None:
         """The main thread made progress and begins something; it enters the next thing within `limit_s` seconds.
 
-        detail: returns more words about it. drains: False = the limit stays when torchrun tells the process to end (a
-        save; torchrun may be patient).
+        detail: returns more words about it. drains: False = a SIGTERM of torchrun does not shorten the limit (of a
+        save, for which TORCH_ELASTIC_SHUTDOWN_TIMEOUT may leave more time).
         """
         self._doing, self._detail, self.limit_s, self._drains = doing, detail, limit_s, drains
         if self._is_draining and self._drains:
@@ -56,7 +56,7 @@ class Deadlines:
             limit_s = next_s
 
     def drain(self) -> None:
-        """torchrun has told this process to end: shorten the limits."""
+        """After a SIGTERM of torchrun: shorten the limits."""
         self._is_draining = True
         if self._drains:
             self.limit_s = min(self.limit_s, self._drain_s)

@@ -98,7 +98,8 @@ class Peers:
             if " to rank " in why:  # then torchrun's signal is a consequence, and no node comes or goes
                 message = why
         if silent := [rank for rank in silent if rank not in left]:
-            return Ending(f"rank {self.rank} lost its peers{_silence(silent)}", Exit.LOST_PEERS)
+            return Ending(f"rank {self.rank} lost its peers{_silence(silent)}; the same command continues the run",
+                          Exit.LOST_PEERS)
         return Ending(message, Exit.STOPPED, prints=self.rank == 0)
 
     def _beats(self) -> dict[int, int]:

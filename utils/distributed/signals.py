@@ -1,4 +1,4 @@
-"""Signals of a process as wishes to stop.
+"""Signals that ask this process to stop.
 
 A Python handler runs in the main thread alone, and that may be stuck in a collective; and a signal to the whole process
 group would kill the data loading processes first. So SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGHUP are blocked in every

@@ -183,8 +183,8 @@ class World:
         """Raise UserError (65) on every rank if `value` differs between them. Collective."""
         values = self.gather([value, socket.gethostname()])
         if other := next((host for found, host in values if found != values[0][0]), None):
-            raise UserError(f"{what} on {other} differs from that on {values[0][1]}: it must be the same on all nodes",
-                            Exit.BAD_DATA)
+            raise UserError(f"{what} must be the same on all nodes, but {other} and {values[0][1]} differ: give all"
+                            " nodes the same command, program, torch and data", Exit.BAD_DATA)
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, by rank, on every rank. Collective. (No pickle: a peer's bytes could run code.)"""

@@ -185,8 +185,8 @@ class Checkpoints:
         try:
             beside(weights)
         except (OSError, RuntimeError, SafetensorError) as error:
-            raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room and run the same command to"
-                            " continue", Exit.IO) from error
+            raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room or repair the disk, and the"
+                            " same command continues the run", Exit.IO) from error
 
         # then the checkpoint itself
         self._folder.write(name, {

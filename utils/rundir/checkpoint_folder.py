@@ -86,8 +86,8 @@ class CheckpointFolder:
             free = shutil.disk_usage(self.path).free >> 20 if self.path.is_dir() else 0
             shutil.rmtree(partial, ignore_errors=True)
             raise UserError(
-                f"cannot save {self.path / name}: {error} ({free} MiB free); earlier checkpoints are untouched:"
-                " make room and run the same command to continue", Exit.IO) from error
+                f"cannot save {self.path / name}: {error} ({free} MiB free); earlier checkpoints are unchanged; make"
+                " room or repair the disk, and the same command continues the run", Exit.IO) from error
 
         # remove old ones
         try:

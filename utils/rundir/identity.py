@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from utils.errors import Exit, UserError
-from utils.settings.config import Config, facts, settings
+from utils.settings.config import Config, facts, flag, settings
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     except (yaml.YAMLError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh",
                         Exit.IO) from None
-    differ = {name: f"{name} is {old[name]} there and {new[name]} here" for name in new
+    differ = {name: f"{flag(name)} was {old[name]} and is now {new[name]}" for name in new
               if old[name] != new[name] and not known[name].resolved}  # Run.resolve and require_same compare those
     if defining := [name for name in differ if known[name].kind == DEFINING]:
         is_longer = any(known[name].ends_run for name in defining)
@@ -78,7 +78,7 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         raise UserError(f"{path} was created with different settings: {'; '.join(map(differ.get, defining))}."
                         f" Use its settings, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
     if differ:
-        note(f"{'; '.join(differ.values())}: not bit-exact from here")
+        note(f"{'; '.join(differ.values())}; the run is not bit-exact from here on")
 
 
 def require_same_program(config: Config, world: "World") -> None:

@@ -25,7 +25,7 @@ FINAL = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.CANNOT_CREATE, Exit.OTHE
 def finish_early(config: Config) -> None:
     """If this run is finished, say so and exit with 0. If a restart cannot help, exit as the start before did.
 
-    torchrun cannot be told not to restart. After a SIGTERM it restarts only if it sent the signal
+    torchrun has no way to be asked not to restart. After a SIGTERM it restarts only if it sent the signal
     itself: another node joined or left.
     """
     path = run_path(config)
@@ -37,7 +37,8 @@ def finish_early(config: Config) -> None:
         if _is_restart() and _has_seen(last, [launch_id()]) and is_final:
             record_exit(last["exit_code"])
             if os.environ.get("RANK", "0") == "0":
-                say(f"train.py: no restart: {last['state']}, {last['message']}")
+                say("train.py: not restarted, because a restart would end in the same way:"
+                    f" {last['state']}, {last['message']}")
             raise SystemExit(last["exit_code"])
 
         # a finished run: the same command has nothing to do

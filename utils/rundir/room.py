@@ -25,15 +25,16 @@ def warn_of_room(param_bytes: int, keep: int, item_bytes: int, workers: int, run
         have = shutil.disk_usage(run.path).free
         have += sum(file.stat().st_size for file in run.path.glob("checkpoints/*/*"))
         if have < (needed := ((keep + 1) * STATES + 1) * param_bytes):
-            found.append(f"{run.path} has room for {have / GB:.3g} GB, and {keep} checkpoints, one more and"
-                         f" RUN/model may take {needed / GB:.3g}: use a smaller --keep, or --run-dir on another disk")
+            found.append(f"{run.path} has room for {have / GB:.3g} GB, but {keep} checkpoints, one that is being"
+                         f" written, and RUN/model may take {needed / GB:.3g} GB: use a smaller --keep, or --run-dir on"
+                         " another disk")
 
     # shared memory of each node
     needed = workers * (PREFETCH + 1) * item_bytes * world.local_world_size
     if world.local_rank == 0 and SHARED_MEMORY.exists() and (free := shutil.disk_usage(SHARED_MEMORY).free) < needed:
         found.append(f"{SHARED_MEMORY} has {free / GB:.3g} GB free, and {world.local_world_size} x {workers} data"
-                     f" loading processes may take {needed / GB:.3g}: docker run --ipc=host (or --shm-size), or"
-                     " --workers 0")
+                     f" loading processes may take {needed / GB:.3g} GB: use docker run --ipc=host (or"
+                     " --shm-size), or fewer --workers")
 
     for host, findings in world.gather([socket.gethostname(), found]):  # Collective.
         for finding in findings:

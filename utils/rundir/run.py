@@ -63,7 +63,7 @@ class Run:
             self.kept[name] = derive() if kept is None else kept
         else:
             if kept is not None and kept != given:
-                self.note(f"{name} was {kept} in this run and is {given} from here on: not bit-exact from here")
+                self.note(f"{name} was {kept} in this run and is now {given}; the run is not bit-exact from here on")
             self.kept[name] = given
         return self.kept[name]
 
@@ -167,8 +167,8 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     # every node must see what rank 0 wrote
     hosts = world.gather(None if (path / "config.yaml").exists() else socket.gethostname())  # Collective.
     for host in filter(None, hosts):
-        raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared",
-                        Exit.IO)
+        raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared;"
+                        " give a --run-dir on a disk that all nodes mount", Exit.IO)
     run = Run(path, kept, facts, note, lock)
     run.status("running")
     return run
@@ -202,9 +202,10 @@ def _note_changes(config: Config, kept: dict[str, Any], last: Mapping[str, Any],
     strategy, before, now = config.device.strategy, last.get("processes"), facts["processes"]
     if kept and not load_strategy(strategy).is_invariant and before not in (None, now):
         note(f"{before} processes before, {now} now: with --strategy {strategy} sums are rounded differently from here"
-             " (not with exact)")
+             " on; a new run with --strategy exact avoids this")
     if kept.setdefault("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
-        note(f"warning: the program changed since {run_path(config)} was created")
+        note(f"warning: the program changed since {run_path(config)} was created; results may differ from here on; for"
+             " the same bits, continue with the program that began the run")
 
 
 def _facts(last: Mapping[str, Any], world: World, launches: list[str | None]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class RunOptions:
     config: str | None = option(
         None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True)
     fresh: bool = option(
-        False, "start over, once per launch; moves the old run directory to runs/.old/",
+        False, "start over, once per launch; moves the old run directory to .old/ in its parent folder",
         OPERATIONAL, kept=False, in_file=False)
     seed: int = option(
         0, "seed of initial weights, order of samples, augmentation, masking and dropout",
@@ -33,10 +33,10 @@ class RunOptions:
     epochs: int = option(
         30, "passes over the training data; sets the length of the schedule", at_least=1, ends_run=True)
     max_steps: int | None = option(
-        None, "end after this many optimizer steps, if that is earlier; sets the length of the schedule",
+        None, "end after this many optimizer steps, if --epochs would take more; sets the length of the schedule",
         at_least=1, ends_run=True)
     stop_after: Interval | None = option(
-        None, "stop this launch after N steps or a duration (30s, 5min, 2h): save and exit with 75",
+        None, "save and exit with 75 after this start has taken N steps or this long (30s, 5min, 2h)",
         OPERATIONAL, kept=False)
     eval_only: bool = option(
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
@@ -54,7 +54,7 @@ class DataOptions:
         " texts (.csv, .tsv, .jsonl, .txt); demo = the built-in data",
         path=PATH, per_node=True, resolved=True)  # nodes and starts compare a fingerprint of the samples
     val_fraction: float = option(
-        0.1, "share of train that is held out, per class, if there is no val, valid, validation or test",
+        0.1, "fraction of train to hold out, per class, if there is no val, valid, validation or test",
         at_least=0, below=1)
     bad_samples: Literal["stop", "skip"] = option(
         "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it and give it weight 0)",
@@ -96,7 +96,7 @@ class TextOptions:
 
     text_column: str = option(
         "auto", "column with the text; A,B = a sentence pair; auto = text, else the only column besides the label")
-    max_length: int = option(128, "most tokens in a sample, including special tokens", at_least=8)
+    max_length: int = option(128, "maximum number of tokens in a sample, including special tokens", at_least=8)
     tokenizer: str = option(
         "auto", "name or folder of a tokenizer; auto = that of --model, or one trained on the training texts",
         path=NAME_OR_PATH)
@@ -115,7 +115,7 @@ class MaskOptions:
     """Masks"""
 
     mask_probability: float = option(
-        0.15, "share of tokens to predict: 80 % of them are masked, 10 % are random, 10 % stay as they are",
+        0.15, "fraction of tokens to predict: 80 % of them are masked, 10 % are random, 10 % stay as they are",
         above=0, below=1)
 
 
@@ -172,7 +172,7 @@ class DeviceOptions:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
         "auto", "auto = bf16 if the hardware computes in it, else fp32", TOLERATED, resolved=True)
     tf32: Literal["auto", "always", "never"] = option(
-        "auto", "CUDA: float32 matrix products and convolutions in TF32 (three decimals); auto = not with fp32",
+        "auto", "CUDA: float32 matrix products and convolutions in TF32 (3 decimal digits); auto = with bf16 or fp16",
         TOLERATED)
     strategy: Literal["ddp", "exact"] = option(
         "ddp", "exact = the same bits on any number of processes", TOLERATED)
@@ -202,13 +202,13 @@ class RecordOptions:
 
 @options
 class FaultOptions:
-    """Fault tolerance: timeouts (exit code 76)"""
+    """Fault tolerance: time limits (exit code 76), non-finite gradients (80)"""
 
     start_timeout: float = option(
         300, "seconds for the processes to connect, and for the first step",
         OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
     step_timeout: float = option(
-        100, "seconds for a micro-batch and what follows it, and for loading its data",
+        100, "seconds to load a micro-batch, and to compute it and all that follows until the next one",
         OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
     section_timeout: float = option(
         300, "seconds for a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",

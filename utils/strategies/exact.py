@@ -64,7 +64,7 @@ class Exact(Replicated):
         ]
 
     def require_all_grads(self) -> None:
-        """Otherwise a rank that skipped a layer ever since it started would not take the other ranks' sum for it."""
+        """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""
         for bucket in self._buckets:
             bucket.used = set(range(len(bucket.params)))
 

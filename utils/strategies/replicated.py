@@ -14,7 +14,7 @@ from utils.strategies.buffers import Buffers
 
 
 class Replicated(Strategy):
-    """A Strategy but for setup and the sum over ranks: grad_sync and finish."""
+    """All of a Strategy except setup and the sum over ranks, which a subclass adds in grad_sync and finish."""
 
     def __init__(self, module: nn.Module, world: World):
         super().__init__(module, world)
@@ -52,7 +52,7 @@ class Replicated(Strategy):
         return norm
 
     def commit_buffers(self, is_finite: Tensor) -> None:
-        """Send those that the next forward reads; the others wait until they are needed. Collective."""
+        """Send the buffers that the next forward reads; the others are sent before an evaluation. Collective."""
         self._buffers.commit(is_finite)
         for buffer in self._buffers.stepwise:
             self.world.broadcast(buffer)
