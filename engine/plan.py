@@ -41,7 +41,7 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
     if size == "auto" and world.world_size > count and not strategy.is_invariant:
         count = run.kept["micro_batches"] = count * -(-world.world_size // count)
-        run.note(f"{world.world_size} processes need more micro-batches: a global batch is now cut into {count}; the"
+        run.note(f"{world.world_size} processes need more: a global batch is now cut into {count} micro-batches; the"
                  " run is not bit-exact from here on")
 
     # check

@@ -1,5 +1,4 @@
-"""Memory of a device that runs out: before training starts a size that fits is found or named, later the checkpoint
-stands.
+"""Memory of a device that runs out: a size that fits is found or named before training starts, or after a save.
 
 Only a simulated device can be given a small memory. A step takes 100 MiB in a micro-batch of 57 samples, 63 in one of
 28, 45 in one of 14.
@@ -37,7 +36,7 @@ def test_auto_under_ddp_finds_a_size_that_fits_and_the_run_keeps_it(accelerator,
     small = accelerator.simulating(shrinks={"rank": 1, "operation": 1, "memory": ROOM_FOR_14})
     result = small.run(2, *words, "--stop-after", 1)
     assert result.code == Exit.STOPPED, result.text
-    note = "out of memory: a global batch is cut into 6 micro-batches of at most 14 samples instead of 2"
+    note = "out of memory: a global batch is cut into 6 micro-batches instead of 2, each of at most 14 samples"
     assert result.out.count(note) == 1, result.text
     assert micro_batches(run_dir) == 6
     result = accelerator.run(2, *words)
@@ -86,7 +85,7 @@ def test_late_lack_of_memory_names_the_checkpoint_and_a_size_that_fits(accelerat
     result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of rank 0 at step ",
                            "the checkpoint of step ", f"--micro-batch-size {size // 2} fits")
     saved = int(newest_checkpoint(run_dir).name.split("-")[1])
-    assert f"the checkpoint of step {saved} stands" in result.err and (
+    assert f"the run is saved at step {saved}" in result.err and (
         0 < saved <= trained_steps(run_dir) == status(run_dir)["step"])
     result = accelerator.simulating(memory=room).run(processes, *words, "--micro-batch-size", size // 2)
     assert result.returncode == 0 and f"resumed at step {saved}" in result.out, result.text

@@ -101,8 +101,8 @@ def test_precision_auto_is_what_the_hardware_of_all_ranks_does(told, processes):
     """A run that keeps bf16 goes on in bf16, with a warning; a given precision is taken as it is."""
     host = socket.gethostname()
     new = ["fp32", [f"--precision auto is fp32: {host} does not compute in bf16, and other nodes do"]]
-    kept = ["bf16", [f"warning: the run keeps bf16, which {host} does not compute in: it is emulated, slowly;"
-                     " --precision fp32 changes that, and the run is not bit-exact from there"]]
+    kept = ["bf16", [f"warning: the run keeps bf16, and {host} emulates bf16, which is slow; --precision fp32 is"
+                     " faster there, but the run is not bit-exact from there on"]]
     expected = [new, kept, ["bf16", []]] if processes > 1 else [["bf16", []]] * 3
     assert by_rank(told, processes, "hardware_that_differs") == [expected] * processes
 
@@ -125,8 +125,8 @@ def test_the_ranks_of_a_node_share_its_cores(told, processes):
 def test_what_differs_between_ranks_is_refused_on_all(told, processes):
     found = by_rank(told, processes, "what_differs_between_ranks")
     assert [kind for kind, _, _ in found] == ["no error" if processes == 1 else "UserError"] * processes
-    assert processes == 1 or {(message[:15], code) for _, message, code in found} == {
-        ("the data set on", Exit.BAD_DATA)}
+    assert processes == 1 or {(message[:20], code) for _, message, code in found} == {
+        ("the data set must be", Exit.BAD_DATA)}
 
 
 @pytest.mark.parametrize("processes", NUMBERS)

@@ -31,7 +31,7 @@ def test_a_run_goes_on_in_fp16_and_without_the_weights_it_began_from(begun, run_
     words, run = begun
     result = run_train(*words, "--precision", "fp16")
     assert result.returncode == 0, result.text
-    assert "precision was fp32 in this run and is fp16 from here on: not bit-exact from here" in result.out
+    assert "precision was fp32 in this run and is now fp16; the run is not bit-exact from here on" in result.out
     assert records(run)[-1]["step"] == 3
 
 

@@ -105,7 +105,7 @@ def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(words, 
     results = [assert_gone(rank, run_dir) for rank in ranks]
     assert [result.returncode for result in results] == [Exit.BAD_DATA] * 2, [result.text for result in results]
     [said] = [message for result in results for message in messages(result)]
-    assert said.startswith("train.py: the settings on "), said
+    assert said.startswith("train.py: the settings must be the same on all nodes"), said
     assert not run_dir.exists()
 
 

@@ -28,7 +28,7 @@ from tests.harness.launches import (
 from tests.harness.run_directory import records, status, trained_steps
 from utils.errors import Exit
 
-NO_MORE_RESTARTS = "train.py: no restart: stopped, "
+NO_MORE_RESTARTS = "train.py: not restarted, because a restart would end in the same way: stopped, "
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_a_checkpoint_that_rank_0_cannot_write_ends_all_with_one_message(
     (run_dir / "checkpoints").touch()
     held.give()
     assert_failed(live, run_dir, Exit.IO, f"cannot save {run_dir}/checkpoints/step-0000000002-g1",
-                  "earlier checkpoints are untouched")
+                  "earlier checkpoints are unchanged")
     # The save of step 2 fails beside step 3; the flag that says so is started with step 3 or 4, and read a step later.
     assert trained_steps(run_dir) in (3, 4)
     (run_dir / "checkpoints").unlink()

@@ -75,7 +75,7 @@ def test_every_rank_is_handed_its_share_and_the_facts_of_the_whole(rank, world_s
 
 def test_the_rest_of_an_epoch_and_the_next_one_come_without_a_gap():
     here = Progress(epoch=1, sample_offset=32)
-    feed, _ = feed_of(progress=here, epochs=2)
+    feed, _ = feed_of(progress=here, epochs=3)
     found = [[sample for micro_batch in batch.micro_batches for sample in micro_batch.indices]
              for progress in (here, Progress(epoch=2)) for batch in feed.rest_of_epoch(progress)]
     orders = {epoch: feed.sampler.order(epoch) for epoch in (1, 2)}

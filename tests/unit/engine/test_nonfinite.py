@@ -170,7 +170,7 @@ def test_one_more_is_80(world, monkeypatch):
 
 def test_where_no_sample_is_found_the_sum_is_named(world, monkeypatch):
     [note] = check(monkeypatch, world, [], max_nonfinite=1).notes
-    assert "it comes from the sum, and from no one sample" in note
+    assert "it comes from the sum: the gradient of every micro-batch is finite" in note
 
 
 def test_of_a_finite_gradient_nothing_is_said(world, monkeypatch):

@@ -61,8 +61,8 @@ def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, w
     before = resolved(run, world_size).num_micro_batches
     plan = resolved(run, world_size, fit=fit)
     assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
-    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches of at most {fit} samples"
-                     f" instead of {before}"]
+    assert notes == [f"out of memory: a global batch is cut into {count} micro-batches instead of {before},"
+                     f" each of at most {fit} samples"]
 
 
 def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 from utils.errors import Exit, explain, forget_exit_code, record_exit, say
 
 ROOT = Path(__file__).parents[3]
-KILLED = ("data loading process {pid} of rank 2 was killed ({reason}); the same command continues;"
+KILLED = ("data loading process {pid} of rank 2 was killed ({reason}); the same command continues the run;"
           " fewer --workers need less memory")
-FULL = "/dev/shm is full: docker run --ipc=host, or --shm-size"
+FULL = "/dev/shm is full: use docker run --ipc=host or --shm-size"
 
 
 class Killed:
@@ -33,7 +33,7 @@ class Killed:
 
 
 @pytest.mark.parametrize("number, reason, code", [
-    (signal.SIGKILL, "out of memory?", Exit.HARDWARE), (signal.SIGBUS, FULL, Exit.IO)])
+    (signal.SIGKILL, "probably out of memory", Exit.HARDWARE), (signal.SIGBUS, FULL, Exit.IO)])
 def test_a_killed_data_loading_process_is_71_or_74_with_pid_and_reason(monkeypatch, number, reason, code):
     """74 where /dev/shm is full. What was noted of it, the samples, stands at the end."""
     monkeypatch.setenv("RANK", "2")
@@ -46,9 +46,9 @@ def test_a_killed_data_loading_process_is_71_or_74_with_pid_and_reason(monkeypat
 
 
 @pytest.mark.parametrize("text, pids, reason, code", [
-    ("DataLoader worker (pid 71) is killed by signal: Killed. ", "71", "out of memory?", Exit.HARDWARE),
+    ("DataLoader worker (pid 71) is killed by signal: Killed. ", "71", "probably out of memory", Exit.HARDWARE),
     ("DataLoader worker (pid 71) is killed by signal: Bus error. It is possible that", "71", FULL, Exit.IO),
-    ("DataLoader worker (pid(s) 71, 72) exited unexpectedly", "71, 72", "out of memory?", Exit.HARDWARE)])
+    ("DataLoader worker (pid(s) 71, 72) exited unexpectedly", "71, 72", "probably out of memory", Exit.HARDWARE)])
 def test_both_of_torchs_messages_for_that_are_recognised(monkeypatch, text, pids, reason, code):
     monkeypatch.setenv("RANK", "2")
     assert explain(RuntimeError(text)) == (KILLED.format(pid=pids, reason=reason), code)
@@ -79,7 +79,7 @@ def test_a_device_that_failed_is_71_and_named(monkeypatch, words):
     monkeypatch.setenv("RANK", "10")
     monkeypatch.setenv("LOCAL_RANK", "2")
     assert explain(torch.AcceleratorError(AS_TORCH.format(words))) == (
-        f"device 2 of {socket.gethostname()} (rank 10) failed (CUDA error: {words}); the same command continues,"
+        f"device 2 of {socket.gethostname()} (rank 10) failed (CUDA error: {words}); the same command continues the run"
         " on a device that works", Exit.HARDWARE)
 
 
@@ -202,7 +202,7 @@ def leave(work, **environment):
     ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "2", 66, ""),
     ("fail(PeerError('rank 1: a bug', Exit.INTERNAL))", "0", 70, ""),
     ("fail(OSError(28, 'No space left'))", "1", 74,
-     "train.py: OSError: [Errno 28] No space left; free some space, and the same command continues\n")])
+     "train.py: OSError: [Errno 28] No space left; free some space, and the same command continues the run\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
     assert leave(work, RANK=rank) == (code, message)
 

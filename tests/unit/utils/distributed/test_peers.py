@@ -141,7 +141,7 @@ def test_without_the_store_the_loss_of_peers_is_reported_all_the_same(monkeypatc
     store = Store()
     store.set = store.multi_get = lambda *question: answer()
     cause = peers_of(store).cause_of(RuntimeError("Connection closed by peer"), lambda: "")
-    assert str(cause) == "rank 0 on host lost its peers (Connection closed by peer)"
+    assert str(cause) == "rank 0 on host lost its peers (Connection closed by peer); the same command continues the run"
 
 
 # --- an error
@@ -175,7 +175,8 @@ def test_what_ended_a_peer_takes_the_place_of_having_lost_it():
 
 def test_a_lost_peer_that_wrote_nothing_is_named_if_it_is_silent():
     assert cause(RuntimeError("Connection closed by peer"), Store(living=(1,)), lambda: "; a record") == (
-        RankError, "rank 0 on host lost its peers (Connection closed by peer); no heartbeat from rank 2; a record",
+        RankError, "rank 0 on host lost its peers (Connection closed by peer); the same command continues the run;"
+        " no heartbeat from rank 2; a record",
         Exit.LOST_PEERS, None)
 
 
@@ -183,7 +184,7 @@ def test_a_lost_peer_that_wrote_nothing_is_named_if_it_is_silent():
 
 STOPPED = "stopped (SIGTERM); there was nothing to save"
 ALONE = "stopped (SIGUSR1 to rank 1); there was nothing to save"
-LOST = "rank 0 lost its peers; no heartbeat from rank 1"
+LOST = "rank 0 lost its peers; no heartbeat from rank 1; the same command continues the run"
 SECOND = "rank 1: second Ctrl-C"
 
 
@@ -207,7 +208,7 @@ def test_torchruns_sigterm_has_the_code_of_what_became_of_the_peers(living, left
 @pytest.mark.parametrize("living, left, expected", [
     ((0, 2), (), Ending(STOPPED, 75, False)), ((0, 2), (2, 75, ALONE, False), Ending(ALONE, 75, False)),
     ((0, 2), (2, 66, "no file w.pth", False), Ending("rank 2: no file w.pth", 66, False, False)),
-    ((0,), (), Ending("rank 1 lost its peers; no heartbeat from rank 2", 76))])
+    ((0,), (), Ending("rank 1 lost its peers; no heartbeat from rank 2; the same command continues the run", 76))])
 def test_each_rank_prints_that_it_lost_a_peer_and_rank_0_alone_a_stop(living, left, expected):
     store = Store(living=living)
     if left:

@@ -145,7 +145,7 @@ def test_a_full_disk_is_74_and_earlier_checkpoints_are_unchanged(world, checkpoi
     state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
     checkpoints.restore(state)
     train_step(state)
-    with files_of_at_most(limit), pytest.raises(UserError, match="earlier checkpoints are untouched") as refused:
+    with files_of_at_most(limit), pytest.raises(UserError, match="earlier checkpoints are unchanged") as refused:
         save(checkpoints, state)
     assert (refused.value.code, contents(folder), names_in(folder)) == (Exit.IO, before, [path.name for path in saved])
 

@@ -58,7 +58,7 @@ def test_a_setting_newer_than_the_run_counts_as_its_default(world):
     start(world, "--lr=0.3")
     path = run_path(config_of("--lr=0.3"))
     compare(later_config(rotation=0), path)
-    with pytest.raises(UserError, match="rotation is 0 there and 9 here"):
+    with pytest.raises(UserError, match="--rotation was 0 and is now 9"):
         compare(later_config(rotation=9), path)
 
 
@@ -101,12 +101,12 @@ def test_config_yaml_gives_the_same_run_again_by_config(world, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("first, then, message", [
-    (["--lr=1e-05"], ["--lr=0.3"], "lr is 1e-05 there and 0.3 here"),
-    (["--epochs=3"], ["--epochs=4"], "epochs is 3 there and 4 here"),
-    ([], ["--max-steps=4"], "max_steps is None there and 4 here"),
-    (["--max-steps=4"], [], "max_steps is 4 there and None here"),
-    ([], ["--mean", "0.1", "0.2", "0.3"], "mean is [0.485, 0.456, 0.406] there and [0.1, 0.2, 0.3] here"),
-    ([], ["--pretrained"], "pretrained is False there and True here")])
+    (["--lr=1e-05"], ["--lr=0.3"], "--lr was 1e-05 and is now 0.3"),
+    (["--epochs=3"], ["--epochs=4"], "--epochs was 3 and is now 4"),
+    ([], ["--max-steps=4"], "--max-steps was None and is now 4"),
+    (["--max-steps=4"], [], "--max-steps was 4 and is now None"),
+    ([], ["--mean", "0.1", "0.2", "0.3"], "--mean was [0.485, 0.456, 0.406] and is now [0.1, 0.2, 0.3]"),
+    ([], ["--pretrained"], "--pretrained was False and is now True")])
 def test_another_defining_value_in_a_given_run_dir_is_78(world, first, then, message):
     """The message has the key and both values."""
     start(world, "--run-dir=run", *first)

@@ -142,13 +142,16 @@ def restart(world, monkeypatch, exit_code, message, restarts=1, is_same_launch=T
     return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
 
 
+NOT_RESTARTED = "train.py: not restarted, because a restart would end in the same way:"
+
+
 @pytest.mark.parametrize("exit_code, message", [
     (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"),
     (75, "SIGUSR1"), (75, "SIGINT"), (75, "--stop-after")])
 def test_a_restart_that_cannot_help_exits_with_the_same_code(world, monkeypatch, exit_code, message):
     """Before torch is imported."""
     assert restart(world, monkeypatch, exit_code, message) == (
-        exit_code, "", f"train.py: no restart: failed, {message}\n", f"{exit_code}\n")
+        exit_code, "", f"{NOT_RESTARTED} failed, {message}\n", f"{exit_code}\n")
 
 
 def test_only_rank_0_says_that_a_restart_cannot_help(world, monkeypatch):

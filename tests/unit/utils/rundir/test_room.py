@@ -22,10 +22,10 @@ def warnings(world, *needed):
 
 @pytest.mark.parametrize("free_gb, shared_gb, workers, parts", [
     (10, 1, 2, []),
-    (1.2, 1, 2, ["warning: ", "run has room for 1.2 GB, and 3 checkpoints, one more and RUN/model may take 1.3:"
-                 " use a smaller --keep"]),
-    (10, 0.05, 2, ["/dev/shm has 0.05 GB free, and 1 x 2 data loading processes may take 0.06:"
-                   " docker run --ipc=host", "--workers 0"]),
+    (1.2, 1, 2, ["warning: ", "run has room for 1.2 GB, but 3 checkpoints, one that is being written, and RUN/model"
+                 " may take 1.3 GB: use a smaller --keep"]),
+    (10, 0.05, 2, ["/dev/shm has 0.05 GB free, and 1 x 2 data loading processes may take 0.06 GB:"
+                   " use docker run --ipc=host", "fewer --workers"]),
     (10, 0.05, 0, [])])
 def test_a_small_disk_or_shared_memory_gives_a_warning(world, monkeypatch, free_gb, shared_gb, workers, parts):
     def usage(path):
