@@ -53,7 +53,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SHEET, LABELS = Path(__file__).with_name("digits.png"), Path(__file__).with_name("digits.txt")
 SIDE = 8  # px of one digit
 VAL_EVERY = 5  # each fifth of a class is for validation
-LAYOUT_VERSION = 1
+VERSION = f"1-{hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]}"  # of the layout; the digits
 
 
 def data_root(data: str, task: str, cache: Path, world: "World") -> str:
@@ -71,7 +71,7 @@ def unpack_demo(task: str, cache: Path) -> Path:
     """
     if task not in SOURCES:
         raise UserError(f"--task {task} has no built-in data; pass your own with --data")
-    name, write = SOURCES[task]()
+    name, write = SOURCES[task]
     root = Path(cache) / "demo" / name
     if root.is_dir():
         return root
@@ -99,11 +99,6 @@ def linear_baseline(root: Path) -> float:
     return float(((pixels @ coefficients).argmax(axis=1) == labels).mean())
 
 
-def _digits() -> tuple[str, Callable[[Path], None]]:
-    version = hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]
-    return f"digits-{LAYOUT_VERSION}-{version}", _write_digits
-
-
 def _write_digits(root: Path) -> None:
     from PIL import Image
 
@@ -125,11 +120,11 @@ def _write_digits(root: Path) -> None:
             sheet.crop((left, top, left + SIDE, top + SIDE)).save(root / split / name / f"{index:04d}.png")
 
 
-# What makes the built-in data of a task: the folder's name, and a function that writes its files.
-SOURCES: dict[str, Callable[[], tuple[str, Callable[[Path], None]]]] = {
-    "image-classification": _digits,
-    "text-classification": demo_text.docstrings,
-    "masked-lm": demo_text.topics,
+# The built-in data of a task: the folder's name in the cache, and a function that writes its files.
+SOURCES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "image-classification": (f"digits-{VERSION}", _write_digits),
+    "text-classification": (f"docstrings-{demo_text.VERSION}", demo_text.write_docstrings),
+    "masked-lm": (f"topics-{demo_text.VERSION}", demo_text.write_topics),
 }
 
 
