@@ -7,14 +7,13 @@ Nothing here imports torch: the command line reads SETTINGS first.
 """
 
 import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from data import demo_text
 from utils.errors import Exit, UserError
+from utils.files import make_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,24 +66,17 @@ def data_root(data: str, task: str, cache: Path, world: "World") -> str:
 def unpack_demo(task: str, cache: Path) -> Path:
     """Write the built-in data of `task` as a data folder under `cache`, once; returns its path.
 
-    It appears whole or not at all; of several processes at once, one wins. Raises UserError (64, 66, 73).
+    It appears whole or not at all; of several processes one works, the others wait. Raises UserError (64, 66, 73).
     """
     if task not in SOURCES:
         raise UserError(f"--task {task} has no built-in data; pass your own with --data")
     name, write = SOURCES[task]
     root = Path(cache) / "demo" / name
-    if root.is_dir():
-        return root
-    temporary = root.with_name(f".{root.name}.{uuid4().hex}")
     try:
-        write(temporary)
-        temporary.rename(root)
+        make_folder(root, write, is_whole=Path.is_dir)
     except OSError as error:
-        if not root.is_dir():  # else another process was first, and its data is the same
-            raise UserError(f"cannot unpack the built-in data to {root}: {error.strerror};"
-                            " set LOCKSTEP_CACHE to a writable folder", Exit.CANNOT_CREATE) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"cannot unpack the built-in data to {root}: {error.strerror};"
+                        " set LOCKSTEP_CACHE to a writable folder", Exit.CANNOT_CREATE) from None
     return root
 
 

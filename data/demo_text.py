@@ -65,7 +65,6 @@ def write_docstrings(root: Path) -> None:
                 rows[masked] = package if rows.get(masked, package) == package else ""
 
     # write
-    root.mkdir(parents=True)
     for split, is_val in (("train", False), ("val", True)):
         with (root / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -97,7 +96,6 @@ def write_topics(root: Path) -> None:
                         " pass your own with --data", Exit.NO_INPUT) from None
     texts = (text for name in sorted(topics) for text in topics[name].split("\n\n"))
     paragraphs = dict.fromkeys(" ".join(text.split()) for text in texts)
-    root.mkdir(parents=True)
     for split, is_val in (("train", False), ("val", True)):
         chosen = [text for text in paragraphs if len(text) >= SHORTEST and _is_val(text) == is_val]
         (root / f"{split}.txt").write_text("\n".join(chosen) + "\n", encoding="utf-8")
