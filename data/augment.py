@@ -7,7 +7,6 @@ Sources: torchvision's RandomResizedCrop, Resize and CenterCrop (antialias=True)
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +23,6 @@ RESERVE = 2
 MAX_RATIO = 8  # of the sides: longer images are cut first, else 1 x 20,000 pixels would be resized to gigabytes
 
 
-class Transform(Protocol):
-    """From an encoded image to uint8 [size, size, 3]."""
-
-    size: int
-
-    def __call__(self, image: EncodedImage) -> Tensor: ...
-
-
 @dataclass(frozen=True)
 class PhotoTrain:
     """A random box of 8 to 100 % of the area, resized; half of them mirrored."""
@@ -45,17 +36,6 @@ class PhotoTrain:
 
 
 @dataclass(frozen=True)
-class PhotoEval:
-    """The centre at 224/256 of the shorter side (other sizes in proportion)."""
-
-    size: int
-    interpolation: str = "bilinear"
-
-    def __call__(self, image: EncodedImage) -> Tensor:
-        return _centre(image, round(self.size * 256 / 224), self.size, self.interpolation)
-
-
-@dataclass(frozen=True)
 class SmallTrain:
     """The image moved by up to an eighth, the gap zero; half of them mirrored if `flip`. Usual for CIFAR."""
 
@@ -65,37 +45,50 @@ class SmallTrain:
 
     def __call__(self, image: EncodedImage) -> Tensor:
         pad = self.size // 8
-        padded = F.pad(_centre(image, self.size, self.size, self.interpolation), (0, 0, pad, pad, pad, pad))
+        centre = CentreCrop(self.size, self.interpolation, photo=False)(image)
+        padded = F.pad(centre, (0, 0, pad, pad, pad, pad))
         top, left = torch.randint(0, 2 * pad + 1, (2,)).tolist()
         moved = padded[top:top + self.size, left:left + self.size].contiguous()
         return _maybe_mirrored(moved) if self.flip else moved
 
 
 @dataclass(frozen=True)
-class SmallEval:
-    """The centre, as large as the shorter side."""
+class CentreCrop:
+    """The centre, as large as the shorter side; of a photo 224/256 of that (other sizes in proportion).
+
+    For evaluation and prediction: RUN/model/config.json keeps the three values.
+    """
 
     size: int
-    interpolation: str = "bilinear"
+    interpolation: str
+    photo: bool
 
     def __call__(self, image: EncodedImage) -> Tensor:
-        return _centre(image, self.size, self.size, self.interpolation)
+        # the image, without the ends of a long one
+        height, width = image.height, image.width
+        h, w = min(height, MAX_RATIO * width), min(width, MAX_RATIO * height)
+        box = ((height - h) // 2, (width - w) // 2, h, w)
+
+        # resize its shorter side, then cut out the centre
+        shorter = round(self.size * 256 / 224) if self.photo else self.size
+        target = int(shorter * h / min(h, w)), int(shorter * w / min(h, w))
+        resized = _resized(image, box, target, self.interpolation, RESERVE)
+        top, left = round((target[0] - self.size) / 2), round((target[1] - self.size) / 2)
+        return resized[top:top + self.size, left:left + self.size].contiguous()
+
+
+Transform = PhotoTrain | SmallTrain | CentreCrop
 
 
 def build_transforms(augmentation: str, image_size: int, interpolation: str) -> tuple[Transform, Transform]:
     """The transforms of training and of evaluation. augmentation: a value of --augmentation."""
     photo = is_photo(augmentation, image_size)
-    for_eval = build_eval_transform(image_size, interpolation, photo)
+    for_eval = CentreCrop(image_size, interpolation, photo)
     if augmentation == "none":
         return for_eval, for_eval
     if photo:
         return PhotoTrain(image_size, interpolation), for_eval
     return SmallTrain(image_size, interpolation, flip=augmentation != "shift"), for_eval
-
-
-def build_eval_transform(image_size: int, interpolation: str, photo: bool) -> Transform:
-    """The transform of evaluation and prediction; RUN/model/config.json keeps the three arguments."""
-    return (PhotoEval if photo else SmallEval)(image_size, interpolation)
 
 
 def is_photo(augmentation: str, image_size: int) -> bool:
@@ -118,17 +111,6 @@ def _random_box(height: int, width: int) -> Box:
     # the centre
     h, w = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
     return (height - h) // 2, (width - w) // 2, h, w
-
-
-def _centre(image: EncodedImage, shorter: int, size: int, interpolation: str) -> Tensor:
-    """Resize the shorter side to `shorter` px, then cut [size, size, 3] out of the centre."""
-    height, width = image.height, image.width
-    h, w = min(height, MAX_RATIO * width), min(width, MAX_RATIO * height)
-    box = ((height - h) // 2, (width - w) // 2, h, w)
-    target = int(shorter * h / min(h, w)), int(shorter * w / min(h, w))
-    resized = _resized(image, box, target, interpolation, RESERVE)
-    top, left = round((target[0] - size) / 2), round((target[1] - size) / 2)
-    return resized[top:top + size, left:left + size].contiguous()
 
 
 def _resized(

@@ -7,14 +7,13 @@ Nothing here imports torch: the command line reads SETTINGS first.
 """
 
 import hashlib
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from data import demo_text
 from utils.errors import Exit, UserError
+from utils.files import make_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +52,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 SHEET, LABELS = Path(__file__).with_name("digits.png"), Path(__file__).with_name("digits.txt")
 SIDE = 8  # px of one digit
 VAL_EVERY = 5  # each fifth of a class is for validation
-LAYOUT_VERSION = 1
+VERSION = f"1-{hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]}"  # of the layout; the digits
 
 
 def data_root(data: str, task: str, cache: Path, world: "World") -> str:
@@ -67,24 +66,17 @@ def data_root(data: str, task: str, cache: Path, world: "World") -> str:
 def unpack_demo(task: str, cache: Path) -> Path:
     """Write the built-in data of `task` as a data folder under `cache`, once; returns its path.
 
-    It appears whole or not at all; of several processes at once, one wins. Raises UserError (64, 66, 73).
+    It appears whole or not at all; of several processes one works, the others wait. Raises UserError (64, 66, 73).
     """
     if task not in SOURCES:
         raise UserError(f"--task {task} has no built-in data; pass your own with --data")
-    name, write = SOURCES[task]()
+    name, write = SOURCES[task]
     root = Path(cache) / "demo" / name
-    if root.is_dir():
-        return root
-    temporary = root.with_name(f".{root.name}.{uuid4().hex}")
     try:
-        write(temporary)
-        temporary.rename(root)
+        make_folder(root, write, is_whole=Path.is_dir)
     except OSError as error:
-        if not root.is_dir():  # else another process was first, and its data is the same
-            raise UserError(f"cannot unpack the built-in data to {root}: {error.strerror};"
-                            " set LOCKSTEP_CACHE to a writable folder", Exit.CANNOT_CREATE) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"cannot unpack the built-in data to {root}: {error.strerror};"
+                        " set LOCKSTEP_CACHE to a writable folder", Exit.CANNOT_CREATE) from None
     return root
 
 
@@ -97,11 +89,6 @@ def linear_baseline(root: Path) -> float:
     coefficients = np.linalg.solve(normal, pixels.T @ np.eye(10)[labels])      # [65, 10]
     pixels, labels = _read_split(root / "val")
     return float(((pixels @ coefficients).argmax(axis=1) == labels).mean())
-
-
-def _digits() -> tuple[str, Callable[[Path], None]]:
-    version = hashlib.sha256(SHEET.read_bytes() + LABELS.read_bytes()).hexdigest()[:8]
-    return f"digits-{LAYOUT_VERSION}-{version}", _write_digits
 
 
 def _write_digits(root: Path) -> None:
@@ -125,11 +112,11 @@ def _write_digits(root: Path) -> None:
             sheet.crop((left, top, left + SIDE, top + SIDE)).save(root / split / name / f"{index:04d}.png")
 
 
-# What makes the built-in data of a task: the folder's name, and a function that writes its files.
-SOURCES: dict[str, Callable[[], tuple[str, Callable[[Path], None]]]] = {
-    "image-classification": _digits,
-    "text-classification": demo_text.docstrings,
-    "masked-lm": demo_text.topics,
+# The built-in data of a task: the folder's name in the cache, and a function that writes its files.
+SOURCES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "image-classification": (f"digits-{VERSION}", _write_digits),
+    "text-classification": (f"docstrings-{demo_text.VERSION}", demo_text.write_docstrings),
+    "masked-lm": (f"topics-{demo_text.VERSION}", demo_text.write_topics),
 }
 
 

@@ -10,7 +10,7 @@ import csv
 import hashlib
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,20 +23,9 @@ if TYPE_CHECKING:
 
     from data.text import TokenTable
 PACKAGES = ("asyncio", "email", "importlib", "logging", "unittest", "xml", "multiprocessing", "http")
-LAYOUT_VERSION = 1
-VERSION = f"{LAYOUT_VERSION}-python-{platform.python_version()}"  # each version of Python has other texts
+VERSION = f"1-python-{platform.python_version()}"  # of the layout; each version of Python has other texts
 SHORTEST = 20  # characters
 VAL_EVERY = 5  # one text in five is for validation
-
-
-def docstrings() -> tuple[str, Callable[[Path], None]]:
-    """The name of the folder of docstrings, and a function that writes its files."""
-    return f"docstrings-{VERSION}", _write_docstrings
-
-
-def topics() -> tuple[str, Callable[[Path], None]]:
-    """The name of the folder of topics, and a function that writes its files."""
-    return f"topics-{VERSION}", _write_topics
 
 
 def linear_baseline(train: "TokenTable", val: "TokenTable") -> float:
@@ -65,7 +54,8 @@ def _counts(table: "TokenTable", vocab_size: int) -> "np.ndarray":
     return np.stack(rows).astype(np.float32)
 
 
-def _write_docstrings(root: Path) -> None:
+def write_docstrings(root: Path) -> None:
+    """Write train.csv and val.csv into the new folder `root`. Raises UserError (66)."""
     # collect
     rows: dict[str, str] = {}  # text: its package, or "" if it occurs in two packages
     for package in PACKAGES:
@@ -75,7 +65,6 @@ def _write_docstrings(root: Path) -> None:
                 rows[masked] = package if rows.get(masked, package) == package else ""
 
     # write
-    root.mkdir(parents=True)
     for split, is_val in (("train", False), ("val", True)):
         with (root / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -98,7 +87,8 @@ def _docstrings(package: str) -> Iterator[str]:
                 yield text
 
 
-def _write_topics(root: Path) -> None:
+def write_topics(root: Path) -> None:
+    """Write train.txt and val.txt into the new folder `root`. Raises UserError (66)."""
     try:
         topics = import_module("pydoc_data.topics").topics
     except ImportError:
@@ -106,7 +96,6 @@ def _write_topics(root: Path) -> None:
                         " pass your own with --data", Exit.NO_INPUT) from None
     texts = (text for name in sorted(topics) for text in topics[name].split("\n\n"))
     paragraphs = dict.fromkeys(" ".join(text.split()) for text in texts)
-    root.mkdir(parents=True)
     for split, is_val in (("train", False), ("val", True)):
         chosen = [text for text in paragraphs if len(text) >= SHORTEST and _is_val(text) == is_val]
         (root / f"{split}.txt").write_text("\n".join(chosen) + "\n", encoding="utf-8")

@@ -19,9 +19,9 @@ from typing import ClassVar
 import numpy as np
 
 from data.splits import SPLIT_NAMES, VAL_NAMES, ValSplit, hold_out, require_classes
-from utils.array_folder import digest_of, kept_arrays, one_at_a_time, open_arrays
+from utils.array_folder import digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, some
-from utils.files import read_checked, sync, write_checked
+from utils.files import one_at_a_time, read_checked, sync, write_checked
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 HIDDEN = (".", "__MACOSX")  # how names begin that are passed over

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.batch import Batch, SampleSet
-from data.sampler import MicroBatch
+from data.sampler import MicroBatchRequest
 from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
@@ -28,7 +28,7 @@ class MicroBatchDataset(Dataset):
         # 1 + the index of the sample that is being read: by this process, then by each worker. Forked workers share it.
         self._reading = memoryview(mmap.mmap(-1, 8 * (workers + 1))).cast("q")
 
-    def __getitem__(self, wanted: MicroBatch) -> Batch:
+    def __getitem__(self, wanted: MicroBatchRequest) -> Batch:
         batch = self.collated(wanted.epoch, wanted.indices)
         if wanted.is_stand_in:  # if its sample is bad, the micro-batch that really has it reports that
             return replace(batch, index=wanted.index, sample_weight=torch.zeros_like(batch.sample_weight), bad=())
@@ -37,7 +37,8 @@ class MicroBatchDataset(Dataset):
     def collated(self, epoch: int, indices: Sequence[int]) -> Batch:
         """Samples as one batch."""
         worker = get_worker_info()
-        place, samples = worker.id + 1 if worker else 0, []
+        place = worker.id + 1 if worker else 0
+        samples = []
         for index in indices:
             self._reading[place] = index + 1
             samples.append(self._samples[epoch, index])
@@ -55,21 +56,21 @@ class MicroBatchDataset(Dataset):
 
 
 def build_loader(
-    samples: SampleSet, collate: Callable[[Sequence[Any]], Batch], sampler: Iterable[MicroBatch], workers: int,
+    samples: SampleSet, collate: Callable[[Sequence[Any]], Batch], sampler: Iterable[MicroBatchRequest], workers: int,
     world: World
 ) -> DataLoader:
     """A DataLoader whose items are Batches. Workers, if any, live as long as the loader."""
     _raise_limit_of_open_files()
     return DataLoader(
         MicroBatchDataset(samples, collate, workers),
-        batch_size=None,  # an item is a batch already
+        batch_size=None,  # an item is a batch already, which torch's default_convert returns as it is
         sampler=sampler,
-        collate_fn=_as_it_is,
         num_workers=workers,
         persistent_workers=workers > 0,
         # Forked workers share the index without a copy. Explicit, because Python 3.14 changed the default.
         multiprocessing_context="fork" if workers else None,
-        worker_init_fn=_end_with_parent,
+        # torch's workers check on their parent every 5 s, and not while a read hangs.
+        worker_init_fn=lambda worker: end_with_parent(signal.SIGKILL),
         generator=torch.Generator(),  # its own: else making an iterator would draw from torch's default one
         pin_memory=world.device.type != "cpu")
 
@@ -98,7 +99,10 @@ class BadSamples:
         self.stopped_by: list[str] = []  # "path: reason" of those that this rank met, if the policy is to stop
 
     def check(self, batch: Batch) -> Batch:
-        """The batch, after acting on its bad samples. If they must stop the run, its weights make the gradient NaN."""
+        """The batch, after acting on its bad samples.
+
+        If they must stop the run, its sample weights make the gradient NaN.
+        """
         # stop
         if batch.bad and self._policy == "stop":
             self.stopped_by += batch.bad
@@ -131,16 +135,8 @@ class BadSamples:
             note(f"{len(lines)} unreadable samples were skipped, see {self._file}")
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
-
-
 def _raise_limit_of_open_files() -> None:
     """Each tensor from a worker holds a file descriptor until it is freed; shells give 1,024 and allow more."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # the hard limit may be above what the kernel permits
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-
-
-def _end_with_parent(worker: int) -> None:
-    end_with_parent(signal.SIGKILL)  # torch's workers check on their parent every 5 s, and not while a read hangs

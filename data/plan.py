@@ -16,7 +16,7 @@ class BatchPlan:
 
     N = qB + t. t = 0: q batches of B. q = 0: one batch of N. Else q - 1 batches of B, then two of ceil((B + t) / 2) and
     floor((B + t) / 2) samples. So every sample occurs once, in ceil(N / B) steps, and no batch is smaller than B / 2.
-    Micro-batch v takes the positions p of its batch with p mod M = v.
+    Micro-batch v takes the positions p of the epoch's order, within the batch, with p mod M = v.
     """
 
     num_samples: int
@@ -49,7 +49,7 @@ class BatchPlan:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Samples in the smallest and in the largest micro-batch of an epoch. 0: a stand-in of weight 0 replaces it."""
+        """Samples in the smallest and in the largest micro-batch of an epoch. 0: a stand-in replaces it."""
         whole, tail = divmod(self.num_samples, self.global_batch_size)
         smallest = largest = min(self.global_batch_size, self.num_samples)
         if whole and tail:

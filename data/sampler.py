@@ -8,6 +8,7 @@ Legend: N samples, B samples per global batch, M micro-batches per global batch,
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -51,13 +52,13 @@ def bucketed(order: Tensor, lengths: Tensor, plan: BatchPlan, seed: int) -> Tens
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class MicroBatchRequest:
     """What a loader is asked for: micro-batch `index` of a global batch, as indices into the data set."""
 
     epoch: int
     index: int
     indices: tuple[int, ...]
-    is_stand_in: bool  # no sample was left: it has one sample of weight 0, so that all ranks meet
+    is_stand_in: bool  # no sample was left: it has one sample, with sample weight 0, so that all ranks meet
 
 
 class ElasticDistributedSampler(DistributedSampler):
@@ -71,7 +72,7 @@ class ElasticDistributedSampler(DistributedSampler):
     def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Tensor | None = None):
         super().__init__(range(plan.num_samples), num_replicas=world_size, rank=rank, shuffle=True, seed=seed)
         self.plan, self._lengths, self._start, self._epochs = plan, lengths, 0, 1
-        self._orders: dict[int, Tensor] = {}  # of two epochs, because loading is ahead of training
+        self.order = lru_cache(maxsize=2)(self.order)  # of two epochs, because loading is ahead of training
 
     @property
     def share(self) -> range:
@@ -84,12 +85,10 @@ class ElasticDistributedSampler(DistributedSampler):
 
     def order(self, epoch: int) -> Tensor:
         """The order of an epoch, [N], the same on every rank."""
-        if epoch not in self._orders:
-            order = epoch_order(self.seed, epoch, self.plan.num_samples)
-            if self._lengths is not None:
-                order = bucketed(order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
-            self._orders = {each: self._orders[each] for each in list(self._orders)[-1:]} | {epoch: order}
-        return self._orders[epoch]
+        order = epoch_order(self.seed, epoch, self.plan.num_samples)
+        if self._lengths is None:
+            return order
+        return bucketed(order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
 
     def indices(self, epoch: int, start: int) -> Tensor:
         """Indices into the training set of the global batch that begins at `start`; the same on every rank."""
@@ -99,7 +98,7 @@ class ElasticDistributedSampler(DistributedSampler):
         """Tokens of these samples; 0 for samples without tokens."""
         return 0 if self._lengths is None else int(self._lengths[indices].sum())
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[MicroBatchRequest]:
         epoch, start, end = self.epoch, self._start, self.epoch + self._epochs
         while self.share and epoch < end:
             yield from (self.micro_batch(epoch, start, index) for index in self.share)
@@ -110,17 +109,20 @@ class ElasticDistributedSampler(DistributedSampler):
     def __len__(self) -> int:
         return self.plan.steps_per_epoch * len(self.share)  # of a whole epoch
 
-    def micro_batch(self, epoch: int, start: int, index: int) -> MicroBatch:
+    def micro_batch(self, epoch: int, start: int, index: int) -> MicroBatchRequest:
         """Micro-batch `index` of the global batch that begins at position `start` of an epoch."""
         positions = self.plan.positions(start, index)
         taken = positions if len(positions) else range(start, start + 1)
         indices = self.order(epoch)[taken.start : taken.stop : taken.step]
-        return MicroBatch(epoch, index, tuple(indices.tolist()), is_stand_in=len(positions) == 0)
+        return MicroBatchRequest(epoch, index, tuple(indices.tolist()), is_stand_in=len(positions) == 0)
 
 
 @dataclass(frozen=True)
 class EvaluationSampler:
-    """Batches of one size, batch j on rank j mod W. Every rank gets ceil(batches / W); surplus ones have weight 0."""
+    """Batches of one size, batch j on rank j mod W. Every rank gets ceil(batches / W).
+
+    Surplus ones have sample weight 0.
+    """
 
     num_samples: int
     batch_size: int
@@ -132,12 +134,12 @@ class EvaluationSampler:
         """Batches over all ranks, without surplus ones."""
         return -(-self.num_samples // self.batch_size)
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[MicroBatchRequest]:
         for index in range(self.rank, len(self) * self.world_size, self.world_size):
             is_surplus = index >= self.num_batches
             start = 0 if is_surplus else index * self.batch_size
             stop = min(start + self.batch_size, self.num_samples)
-            yield MicroBatch(0, index, tuple(range(start, stop)), is_stand_in=is_surplus)
+            yield MicroBatchRequest(0, index, tuple(range(start, stop)), is_stand_in=is_surplus)
 
     def __len__(self) -> int:
         return -(-self.num_batches // self.world_size)

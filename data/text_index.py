@@ -23,8 +23,9 @@ from data.table import Row, choose_columns, read_rows
 from data.table_files import find_tables
 from data.text import TokenTable
 from data.tokenizer import is_special, without_ends
-from utils.array_folder import describe, digest_of, make_folder, open_arrays
+from utils.array_folder import describe, digest_of, open_arrays
 from utils.errors import Exit, UserError, some
+from utils.files import make_folder
 
 CACHE_VERSION = 2
 ROWS_AT_ONCE = 2000  # the tokenizer works on them in one thread per core
@@ -71,7 +72,7 @@ def tokenize(source: TextSource, tokenizer: PreTrainedTokenizerBase, cache: Path
     """
     folder = _folder(source, cache)
     try:
-        make_folder(folder, lambda partial: _Writer(source, tokenizer, partial).write())
+        make_folder(folder, lambda partial: _Writer(source, tokenizer, partial).write(), open_arrays)
     except OSError as error:
         raise UserError(f"cannot keep token ids in {folder}: {error.strerror}; set LOCKSTEP_CACHE to a folder with"
                         " room", Exit.CANNOT_CREATE) from None

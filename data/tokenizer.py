@@ -24,8 +24,8 @@ MAX_TOKENS = 512  # that `truncation=True` of a trained one leaves
 
 def resolve_tokenizer(
     make: Callable[[], PreTrainedTokenizerBase], has_types: bool, run: Run, world: World
-) -> PreTrainedTokenizerBase:
-    """The run's tokenizer: make() at the run's first start, kept in RUN/tokenizer from then on. Collective.
+) -> tuple[PreTrainedTokenizerBase, str]:
+    """The run's tokenizer, and its sha256: make() at the first start, kept in RUN/tokenizer from then on. Collective.
 
     has_types: whether the model takes token types. Raises UserError: what make() raises, 78 if the kept one changed.
     """
@@ -39,8 +39,9 @@ def resolve_tokenizer(
             run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
         return folder_digest(folder)
 
-    run.require_same("tokenizer", world.on_rank_zero(keep, takes_long=True), f"the tokenizer in {folder}")
-    return world.everywhere(lambda: load_tokenizer(str(folder)))  # Collective.
+    digest = world.on_rank_zero(keep, takes_long=True)  # Collective.
+    run.require_same("tokenizer", digest, f"the tokenizer in {folder}")
+    return world.everywhere(lambda: load_tokenizer(str(folder))), digest  # Collective.
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:

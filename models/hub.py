@@ -26,10 +26,10 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
     auto.json. Raises UserError (66) if there is no such folder and it cannot be fetched.
     """
     # what the name means
-    is_folder(name, world)  # Collective: on all nodes or on none.
-    kind = world.everywhere(lambda: _kind_of(name))  # Collective.
-    if kind != "hub":
-        return name if kind == "folder" else None
+    is_local = is_folder(name, world)  # Collective: on all nodes or on none.
+    world.everywhere(lambda: _check(name))  # Collective.
+    if is_local or name in SIZES:
+        return name if is_local else None
 
     # the commit, then the files on every node
     commits = run.kept.setdefault("hub", {})
@@ -62,19 +62,15 @@ def resolve_encoder(name: str, run: Run, world: World) -> str | None:
     return str(folder)
 
 
-def _kind_of(name: str) -> str:
-    """"folder", "size" or "hub". Raises UserError (66) if it can be none of these."""
+def _check(name: str) -> None:
+    """Raise UserError (66) if `name` is a folder of something else, or can be neither a size nor a name of the hub."""
     path, files = Path(name), {"config.json", "tokenizer_config.json", "tokenizer.json"}
     if path.is_dir():
         if not files & {file.name for file in path.iterdir()}:
             raise UserError(f"{name} is not a model folder: it needs a config.json with a model_type,"
                             " as RUN/model of a text run has", Exit.NO_INPUT)
-        return "folder"
-    if name in SIZES:
-        return "size"
-    if path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
+    elif name not in SIZES and (path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
-    return "hub"
 
 
 def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bool = False) -> str:

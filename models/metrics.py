@@ -69,19 +69,12 @@ class Totals:
         # values
         values: dict[str, Any] = {}
         for metric, sums in zip(self._metrics, all_sums, strict=True):
-            values |= metric.values(sums if metric.is_count else _added_in_order(sums))
+            values |= metric.values(sums if metric.is_count else sum(sums))  # a table's rows, in batch order
         if wrong := [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]:
             raise UserError(f"{', '.join(wrong)} of the evaluation is NaN: the model diverged; continue with"
                             " --precision fp32, or start over (--fresh) with a smaller --lr or --max-grad-norm 1",
                             Exit.DIVERGED)
         return values
-
-
-def _added_in_order(table: Tensor) -> Tensor:
-    total = torch.zeros_like(table[0])
-    for row in table:
-        total += row
-    return total
 
 
 def classification_metrics(num_classes: int) -> tuple[Metric, ...]:

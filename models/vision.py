@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from data.augment import build_eval_transform
+from data.augment import CentreCrop
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
 from models.vision_weights import initial_weights_of, load_backbone, read_weights
@@ -150,7 +150,7 @@ def classify_images(
     # preprocessing
     model.to(device)
     mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
-    transform = build_eval_transform(description["image_size"], description["interpolation"], description["photo"])
+    transform = CentreCrop(description["image_size"], description["interpolation"], description["photo"])
 
     # loading
     encoded = [os.fsencode(path) for path in paths]

@@ -1,10 +1,15 @@
-"""Small files: a reader sees the old or the new content, and damage is detected. And the folder of caches."""
+"""Small files: a reader sees the old or the new content, and damage is detected. Folders of caches: whole or absent."""
 
+import fcntl
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from utils.errors import Exit, UserError
 
@@ -51,6 +56,60 @@ def read_checked(path: Path) -> Any:
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         raise ValueError(f"{path} is damaged")
     return json.loads(text)
+
+
+def make_folder(folder: Path, write: Callable[[Path], None], is_whole: Callable[[Path], object]) -> None:
+    """Make `folder` with write(partial), which fills the new folder `partial`; not if is_whole(folder).
+
+    One process works while others wait. The files directly in it reach the disk before it gets its name. Raises OSError
+    if it cannot be written, and whatever `write` raises.
+    """
+    if is_whole(folder):
+        return
+    with one_at_a_time(folder):
+        if is_whole(folder):  # another process made it meanwhile
+            return
+        partial = folder.with_name(f".{folder.name}.{uuid4().hex}")
+        try:
+            partial.mkdir(parents=True)
+            write(partial)
+            for path in (*partial.iterdir(), partial):
+                sync(path)
+            if not is_whole(folder):
+                shutil.rmtree(folder, ignore_errors=True)  # damaged
+                partial.rename(folder)
+                sync(folder.parent)
+        except OSError:
+            if not is_whole(folder):  # else another process was first, and wrote the same
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """For work whose result `path` others can use: one process works, the others wait here and then look for `path`.
+
+    A process that waited holds no lock: if the first one failed, all fail at once, not one after another. A process
+    that dies blocks nobody. There is no lock if the cache cannot be written or its file system has none (lockf).
+    """
+    with ExitStack() as stack:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = path.with_name(f".{path.name}.lock")
+            file = stack.enter_context(lock.open("a"))
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.callback(_unlink, lock)  # while it is held
+            except BlockingIOError:
+                fcntl.lockf(file, fcntl.LOCK_EX)
+                file.close()
+        yield
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def cache_path() -> Path:

@@ -43,8 +43,8 @@ class TextTask:
 
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
-        self._tokenizer = self._resolve_tokenizer(source)  # Collective.
-        source = replace(source, tokenizer=run.kept["tokenizer"])
+        self._tokenizer, digest = self._resolve_tokenizer(source)  # Collective.
+        source = replace(source, tokenizer=digest)
 
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:
@@ -58,8 +58,8 @@ class TextTask:
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
             self.lengths = torch.from_numpy(self._train.lengths)
 
-    def _resolve_tokenizer(self, source: TextSource) -> PreTrainedTokenizerBase:
-        """The run's tokenizer: given, that of --model, or trained. Collective."""
+    def _resolve_tokenizer(self, source: TextSource) -> tuple[PreTrainedTokenizerBase, str]:
+        """The run's tokenizer, and its sha256: given, that of --model, or trained. Collective."""
         text, model, folder = self._config.text, self._config.model.model, None
         if "tokenizer" not in self._run.kept:
             name = model if text.tokenizer == "auto" else text.tokenizer

@@ -109,9 +109,8 @@ class Run:
                 os.rename(folder, old)
             os.rename(partial, folder)
             sync(self.path)
-        except BaseException:
+        finally:
             shutil.rmtree(partial, ignore_errors=True)
-            raise
         shutil.rmtree(old, ignore_errors=True)
 
     def status(self, state: str, code: int | None = None, message: str = "") -> None:

@@ -1,4 +1,5 @@
 import io
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,10 +8,11 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from data import augment
-from data.augment import PhotoEval, PhotoTrain, SmallEval, SmallTrain, build_eval_transform, build_transforms
+from data.augment import CentreCrop, PhotoTrain, SmallTrain, build_transforms
 from data.image_decode import EncodedImage
 
 torch.set_num_threads(1)
+photo, small = (partial(CentreCrop, interpolation="bilinear", photo=is_photo) for is_photo in (True, False))
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
 
 
@@ -30,18 +32,18 @@ SHAPES = [(300, 451), (457, 301), (224, 224), (50, 31), (1, 7), (7, 1), (120, 90
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("interpolation", MODES)
-def test_photo_eval_is_torchvisions_resize_and_centre_crop(shape, interpolation):
+def test_the_centre_of_a_photo_is_torchvisions_resize_and_centre_crop(shape, interpolation):
     encoded, pixels = picture(*shape)
     theirs = v2.CenterCrop(112)(v2.Resize(128, MODES[interpolation], antialias=True)(pixels)).permute(1, 2, 0)
-    ours = PhotoEval(112, interpolation)(encoded)
+    ours = CentreCrop(112, interpolation, photo=True)(encoded)
     assert ours.is_contiguous() and (ours.int() - theirs.int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_small_eval_is_torchvisions_resize_and_centre_crop_without_margin(shape):
+def test_the_centre_is_torchvisions_resize_and_centre_crop(shape):
     encoded, pixels = picture(*shape)
     theirs = v2.CenterCrop(32)(v2.Resize(32, antialias=True)(pixels)).permute(1, 2, 0)
-    assert (SmallEval(32)(encoded).int() - theirs.int()).abs().max() <= 1
+    assert (small(32)(encoded).int() - theirs.int()).abs().max() <= 1
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,7 +61,7 @@ def test_reduced_decode_has_nearly_the_pixels_of_the_full_one():
     theirs = v2.CenterCrop(112)(v2.Resize(128, antialias=True)(pixels)).permute(1, 2, 0).float()
     # Decoded at 1/4 (libjpeg's box filter), then resized: on noise, the worst case, a fifth of its standard deviation;
     # unshifted.
-    ours = PhotoEval(112)(encoded).float()
+    ours = photo(112)(encoded).float()
     assert (ours - theirs).abs().mean() < 0.25 * theirs.std()
     assert (ours.roll(1, 0) - theirs).abs().mean() > 0.5 * theirs.std()
 
@@ -83,7 +85,7 @@ def test_reduced_decode_is_never_smaller_than_the_target(monkeypatch):
 
 def test_long_images_are_cut_before_they_are_resized():
     for shape in ((1, 20_000), (20_000, 1)):
-        assert PhotoEval(224)(picture(*shape)[0]).shape == (224, 224, 3)
+        assert photo(224)(picture(*shape)[0]).shape == (224, 224, 3)
 
 
 def test_small_train_moves_the_image_over_zeros():
@@ -99,10 +101,10 @@ def test_small_train_moves_the_image_over_zeros():
 
 
 @pytest.mark.parametrize(("augmentation", "size", "train", "evaluation"), [
-    ("auto", 224, PhotoTrain(224), PhotoEval(224)), ("auto", 64, SmallTrain(64), SmallEval(64)),
-    ("photo", 32, PhotoTrain(32), PhotoEval(32)), ("small", 224, SmallTrain(224), SmallEval(224)),
-    ("shift", 32, SmallTrain(32, flip=False), SmallEval(32)), ("none", 224, PhotoEval(224), PhotoEval(224)),
-    ("none", 32, SmallEval(32), SmallEval(32))])
+    ("auto", 224, PhotoTrain(224), photo(224)), ("auto", 64, SmallTrain(64), small(64)),
+    ("photo", 32, PhotoTrain(32), photo(32)), ("small", 224, SmallTrain(224), small(224)),
+    ("shift", 32, SmallTrain(32, flip=False), small(32)), ("none", 224, photo(224), photo(224)),
+    ("none", 32, small(32), small(32))])
 def test_each_augmentation_has_its_transforms(augmentation, size, train, evaluation):
     assert build_transforms(augmentation, size, "bilinear") == (train, evaluation)
 
@@ -110,11 +112,11 @@ def test_each_augmentation_has_its_transforms(augmentation, size, train, evaluat
 def test_eval_transform_is_rebuilt_from_three_settings():
     for augmentation in ("auto", "photo", "small", "shift", "none"):
         for size in (32, 224):
-            photo = augment.is_photo(augmentation, size)
-            assert build_eval_transform(size, "bicubic", photo) == build_transforms(augmentation, size, "bicubic")[1]
+            expected = CentreCrop(size, "bicubic", augment.is_photo(augmentation, size))
+            assert build_transforms(augmentation, size, "bicubic")[1] == expected
 
 
-@pytest.mark.parametrize("transform", [PhotoTrain(24), PhotoEval(24), SmallTrain(24), SmallEval(24)])
+@pytest.mark.parametrize("transform", [PhotoTrain(24), photo(24), SmallTrain(24), small(24)])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (40, 30)])
 def test_output_is_a_square_of_uint8(transform, shape):
     image = transform(picture(*shape)[0])

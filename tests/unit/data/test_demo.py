@@ -53,7 +53,7 @@ def test_mean_and_std_are_those_of_the_training_pixels(root):
 
 
 def test_second_unpacking_writes_nothing(root, monkeypatch):
-    monkeypatch.setattr(demo, "_write_digits", lambda root: pytest.fail("unpacked again"))
+    monkeypatch.setitem(demo.SOURCES, "image-classification", (root.name, lambda root: pytest.fail("unpacked again")))
     assert unpack_demo("image-classification", root.parents[1]) == root
 
 
@@ -62,8 +62,9 @@ def test_unpacking_that_was_killed_is_not_used(tmp_path, monkeypatch):
         (root / "train/0").mkdir(parents=True)
         raise KeyboardInterrupt
 
+    name, _ = demo.SOURCES["image-classification"]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(demo, "_write_digits", half)
+        patch.setitem(demo.SOURCES, "image-classification", (name, half))
         unpack_demo("image-classification", tmp_path)
     assert len(list(unpack_demo("image-classification", tmp_path).glob("*/*/*.png"))) == 1797
 

@@ -37,7 +37,7 @@ def plans_and_lengths(draw):
 
 
 def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
-    """[W][steps][share] MicroBatch, as the loaders of W ranks ask for them."""
+    """[W][steps][share] MicroBatchRequest, as the loaders of W ranks ask for them."""
     ranks = []
     for rank in range(world_size):
         sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths)
@@ -50,7 +50,7 @@ def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
 
 
 def global_steps(plan, world_size, **position):
-    """[steps] {v: MicroBatch}: what all ranks together compute in each step."""
+    """[steps] {v: MicroBatchRequest}: what all ranks together compute in each step."""
     return [{micro.index: micro for share in shares for micro in share}
             for shares in zip(*steps_by_rank(plan, world_size, **position), strict=True)]
 

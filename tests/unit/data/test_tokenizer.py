@@ -54,7 +54,9 @@ def start(tmp_path, world):
         def make():
             return load_tokenizer(source) if source else train_tokenizer(texts(), 1000)
 
-        return resolve_tokenizer(make, True, run, world), run.kept
+        tokenizer, digest = resolve_tokenizer(make, True, run, world)
+        assert run.kept["tokenizer"] == digest
+        return tokenizer, run.kept
     return start
 
 

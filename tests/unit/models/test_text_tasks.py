@@ -15,7 +15,7 @@ import transformers
 from torch.nn import functional as F
 
 from data.loader import BadSamples, MicroBatchDataset, build_loader
-from data.sampler import EvaluationSampler, MicroBatch
+from data.sampler import EvaluationSampler, MicroBatchRequest
 from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
 from models.metrics import Totals
@@ -187,7 +187,7 @@ def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build,
     task = build(task_name)
     model = task.build_model(initial_weights=True).eval()
     samples = MicroBatchDataset(task.train_set, task.collate, workers=0)
-    stand_in, real = (samples[MicroBatch(0, number, (5,), is_stand_in=number == 1)] for number in (1, 0))
+    stand_in, real = (samples[MicroBatchRequest(0, number, (5,), is_stand_in=number == 1)] for number in (1, 0))
     output = task.forward(model, stand_in)
     output.loss_sum.backward()
     totals = [Totals(task.metrics, 2) for _ in range(2)]

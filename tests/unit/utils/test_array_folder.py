@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
-from utils.array_folder import kept_arrays, make_folder, open_arrays
+from utils.array_folder import kept_arrays, open_arrays
+from utils.files import make_folder
 
 ARRAYS = {"flat": np.arange(5, dtype=np.int64), "pairs": np.arange(6, dtype=np.uint16).reshape(3, 2),
           "part": np.arange(10.0)[::3], "empty": np.zeros(0, np.uint8),
@@ -65,7 +66,7 @@ def test_what_has_another_size_than_was_written_is_made_anew(tmp_path, name, dam
 def test_a_cache_that_cannot_be_written_leaves_the_arrays_in_memory():
     assert contents(kept_arrays(Path("/proc/nowhere/new"), lambda: ARRAYS)) == contents(ARRAYS)
     with pytest.raises(OSError, match="nowhere"):
-        make_folder(Path("/proc/nowhere/new"), never)
+        make_folder(Path("/proc/nowhere/new"), never, open_arrays)
 
 
 def test_an_error_of_who_makes_it_leaves_nothing_behind(tmp_path):
@@ -74,7 +75,7 @@ def test_an_error_of_who_makes_it_leaves_nothing_behind(tmp_path):
         raise ValueError("a bad row")
 
     with pytest.raises(ValueError, match="a bad row"):
-        make_folder(tmp_path / "cache" / "new", write)
+        make_folder(tmp_path / "cache" / "new", write, open_arrays)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -104,7 +105,8 @@ def test_all_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 MAKER = """
 import sys
 from pathlib import Path
-from utils.array_folder import describe, make_folder
+from utils.array_folder import describe, open_arrays
+from utils.files import make_folder
 
 def write(partial):
     print("works", flush=True)
@@ -113,7 +115,7 @@ def write(partial):
     (partial / "array").write_bytes(b"1")
     describe(partial, {}, {"array": ("u1", ())})
 
-make_folder(Path(sys.argv[1]), write)
+make_folder(Path(sys.argv[1]), write, open_arrays)
 print("found", flush=True)
 """
 
