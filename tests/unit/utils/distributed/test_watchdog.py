@@ -20,14 +20,13 @@ ROOT = Path(__file__).parents[4]
 LIMIT_S = 60  # of one process
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none"}  # the test is the parent, as torchrun would be
 NOTHING_TO_SAVE = "stopped (SIGTERM); there was nothing to save"
+CONTINUES = "; the same command continues the run"
 BEGINNING = f"""
 import ctypes, json, os, signal, socket, sys, threading, time
 from utils import errors
 from utils.distributed import peers
 from utils.distributed.signals import end_with_parent
 from utils.distributed.watchdog import Watchdog
-
-CONTINUES = "; the same command continues the run"
 
 signal.alarm({LIMIT_S})  # whatever goes wrong: it ends, and the test with it (a child needs its own)
 peers.BEAT_S, socket.gethostname = 0.01, lambda: "host"
@@ -453,8 +452,8 @@ forever()
     out, err = process.communicate(timeout=LIMIT_S)
     record, state = "; NCCL's flight record: run/flight-record/rank_0", "starting, training"
     assert (out.splitlines(), err.splitlines()[0], process.returncode) == (
-        ["written", f"RankError rank 0 on host lost its peers (Connection closed by peer){CONTINUES}{record}", "written",
-         f"status failed 76 {late(0, state)}{record}"], f"train.py: {late(0, state)}{record}", 76)
+        ["written", f"RankError rank 0 on host lost its peers (Connection closed by peer){CONTINUES}{record}",
+         "written", f"status failed 76 {late(0, state)}{record}"], f"train.py: {late(0, state)}{record}", 76)
 
 
 @pytest.mark.parametrize("record", ["fail", "threading.Event().wait"], ids=["a full disk", "a disk that hangs"])
