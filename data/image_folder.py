@@ -1,4 +1,4 @@
-"""Images of an index as a data set: decoded, augmented, with a stand-in for what cannot be read.
+"""Images of an index as a data set: decoded, augmented; a grey placeholder replaces an image that cannot be read.
 
     train_set = ImageFolder(index.splits["train"], transform, seed=0)     # index: data/image_index.py
     train_set[epoch, index]                                               # Sample(image, label, bad)

@@ -195,8 +195,8 @@ class _Scan:
         # classes
         classes, files = self._list(os.path.join(self.root, folder))
         if not classes and not is_optional:
-            found = f"only {some(files)}" if files else "nothing"
-            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders, {found}; put the images of"
+            found = f", but only {some(files)}" if files else ": it is empty"
+            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders{found}; put the images of"
                             f" each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*", Exit.BAD_DATA)
         self.strays += [os.path.join(folder, name) for name in files] if classes else []
 

@@ -50,9 +50,9 @@ def require_classes(counts: np.ndarray, place: str, way_out: str) -> None:
     """
     num_single = int((counts == 1).sum())
     if len(counts) > SURELY_CLASSES and num_single > MAX_SINGLE * len(counts):
-        raise UserError(f"{place} has {len(counts)} classes, and {num_single} of them have a single training sample, as"
-                        f" ids do; of more than {SURELY_CLASSES} classes at most {MAX_SINGLE:.0%} may; {way_out}",
-                        Exit.BAD_DATA)
+        raise UserError(f"{place} has {len(counts)} classes, and {num_single} of them have a single training sample, so"
+                        f" they look like ids; with more than {SURELY_CLASSES} classes, at most {MAX_SINGLE:.0%} may"
+                        f" have a single sample; {way_out}", Exit.BAD_DATA)
 
 
 def require_split(name: str, splits: Iterable[str], root: str) -> None:

@@ -52,17 +52,18 @@ def choose_columns(path: Path, text_column: str, label_column: str | None) -> Co
     # the label
     has = f"it has {some(names)}"
     if label_column is not None and label_column not in names:
-        raise UserError(f"{path}: there is no column {label_column}; {has}; name the column with the classes with"
-                        " --label-column", Exit.BAD_DATA)
+        raise UserError(f"{path}: there is no column {label_column}; {has}; give --label-column the name of the column"
+                        " with the classes", Exit.BAD_DATA)
 
     # the texts, by name
     if text_column != "auto":
         texts = tuple(name.strip() for name in text_column.split(","))
         if missing := [name for name in texts if name not in names]:
-            raise UserError(f"{path}: there is no column {some(missing)}; {has}; see --text-column", Exit.BAD_DATA)
+            raise UserError(f"{path}: there is no column {some(missing)}; {has}; give --text-column a column that it"
+                            " has", Exit.BAD_DATA)
         if len(texts) > 2 or len(set(texts)) < len(texts) or label_column in texts:
-            raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair, and not that of"
-                            " the label")
+            raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair; the label's"
+                            " column cannot be one of them")
         return Columns(texts, label_column)
 
     # the text, found
@@ -125,7 +126,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             rule = ("put a field with a comma, a quote or a line break in quotes" if path.suffix == ".csv" else
                     "a tab ends a field")
             raise _wrong(path, number,
-                         f"{len(fields)} fields, and the header names {len(names)} ({some(names)}); {rule}")
+                         f"has {len(fields)} fields, but the header has {len(names)} ({some(names)}); {rule}")
         yield number, dict(zip(names, fields, strict=True))
 
 

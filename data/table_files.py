@@ -42,9 +42,9 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
         raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file"
                         " train.csv (or .tsv, .jsonl, .txt), or put such files into train/", Exit.BAD_DATA)
     if not tables:
-        raise UserError(f"--data {root}: holds no files of texts ({' '.join(SUFFIXES)}), but {some(names)}",
-                        Exit.BAD_DATA)
-    return {"train": tables}, [f"there is no train, so all {len(tables)} files of texts in --data are read"]
+        raise UserError(f"--data {root}: found {some(names)}, but no table and no text file; put train.csv (or .tsv,"
+                        " .jsonl, .txt) into this folder", Exit.BAD_DATA)
+    return {"train": tables}, [f"there is no train, so all {len(tables)} files in --data are training data"]
 
 
 def table_at(name: str) -> Path:

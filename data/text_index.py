@@ -114,7 +114,7 @@ def _check_labels(source: TextSource) -> None:
     if source.label_column is not None:
         counts = Counter(row.label for row in _train_rows(source))
         require_classes(np.array(list(counts.values())), f"--data {source.root}: the column {source.label_column}",
-                        "name the column with the classes by --label-column")
+                        "give --label-column the name of the column with the classes")
 
 
 class _Piece(NamedTuple):

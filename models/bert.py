@@ -65,7 +65,8 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
     # vocabulary
     num_tokens, known = len(is_special(spec.tokenizer)), getattr(described, "vocab_size", None)
     if known is None:
-        raise UserError(f"--model {config.model} does not suit this task: {described.model_type} has no vocabulary")
+        raise UserError(f"--model {config.model} does not suit this task: {described.model_type} has no vocabulary; use"
+                        " a text encoder, such as bert-small")
     if num_tokens > known or (config.pretrained and known - num_tokens > MAX_PADDING):
         raise UserError(f"--model {config.model} has {known} tokens and the tokenizer has {num_tokens}: they do not"
                         " match; leave --tokenizer out, or train from scratch with --model bert-small")
@@ -88,7 +89,7 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
         raise
     except ValueError:
         raise UserError(f"--model {config.model} does not suit this task: transformers has no {spec.head.__name__} for"
-                        f" {described.model_type}") from None
+                        f" {described.model_type}; use another encoder, such as bert-small") from None
     if weights and not has_same_classes:
         _reset_head(model)
     if spec.max_length > (limit := _max_tokens(model)):
@@ -149,7 +150,7 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
                    if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
     if wrong:
         raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
-                        f" another shape, for example {wrong[0]}")
+                        f" another shape, for example {wrong[0]}; repair the folder, or leave --pretrained out")
     return model
 
 

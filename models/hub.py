@@ -70,7 +70,8 @@ def _check(name: str) -> None:
             raise UserError(f"{name} is not a model folder: it needs a config.json with a model_type,"
                             " as RUN/model of a text run has", Exit.NO_INPUT)
     elif name not in SIZES and (path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        raise UserError(f"{name}: there is no such model folder", Exit.NO_INPUT)
+        raise UserError(f"{name}: there is no such model folder; give a folder, one of {', '.join(SIZES)}, or a name on"
+                        " the hub", Exit.NO_INPUT)
 
 
 def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bool = False) -> str:
@@ -96,4 +97,4 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
     raise UserError(
         f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and cannot be fetched from the hub ({reason})."
         f" Ways out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's cache to"
-        f" {cache}; or train one of these sizes from scratch", Exit.NO_INPUT)
+        f" {cache}; or give --model one of these sizes, to train from scratch", Exit.NO_INPUT)

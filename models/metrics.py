@@ -63,8 +63,8 @@ class Totals:
         arriving = Arriving(self._num_samples, *self._sums)
         num_samples, *all_sums = map(world.all_reduce_sum, arriving.wait())  # one wait for the device
         if not num_samples:
-            raise UserError("no sample of the evaluation set could be read; repair them, and the same command"
-                            " continues", Exit.BAD_DATA)
+            raise UserError("no sample of the evaluation set could be read; repair or restore its files, and start the"
+                            " same command again", Exit.BAD_DATA)
 
         # values
         values: dict[str, Any] = {}

@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+",
                         help="images: files and folders; texts: .csv, .tsv, .jsonl, .txt or -")
-    parser.add_argument("--format", choices=sorted(FORMATS), help="default: as FILE ends, else csv")
+    parser.add_argument("--format", choices=sorted(FORMATS), help="default: by the ending of FILE, else csv")
     parser.add_argument("--output", metavar="FILE",
-                        help="gets this name when it is complete (default: standard output)")
+                        help="write to FILE, which appears when it is complete (default: standard output)")
     parser.add_argument("--batch-size", metavar="N", type=_count, default=64,
                         help="inputs classified at once (default: 64)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
@@ -110,10 +110,10 @@ def find_model(run: Path) -> tuple[Path, str]:
     try:
         task = json.loads((folder / "config.json").read_text())["task"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'} is not that of a run's model ({type(error).__name__}: {error})",
-                        Exit.NO_INPUT) from None
+        raise UserError(f"{folder / 'config.json'} was not written by a run ({type(error).__name__}: {error}); name a"
+                        " run directory of train.py, or its model folder", Exit.NO_INPUT) from None
     if not isinstance(task, str) or task not in TASKS:
-        raise UserError(f"{folder / 'config.json'}: there is no task {task}; there is {', '.join(TASKS)}",
+        raise UserError(f"{folder / 'config.json'}: unknown task {task}; the tasks are {', '.join(TASKS)}",
                         Exit.NO_INPUT)
     return folder, task
 

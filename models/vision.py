@@ -25,7 +25,7 @@ from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
 from models.vision_weights import initial_weights_of, load_backbone, read_weights
 from utils.distributed.world import World, is_folder
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 from utils.hardware.cores import available_cores
 from utils.settings.config import ImageOptions, ModelOptions, flag
 
@@ -111,10 +111,10 @@ def other_preprocessing(config: ModelOptions, images: ImageOptions) -> list[str]
         return []
 
     # the note
-    found = "; ".join(f"{name} {described[name]} there and {here[name]} here" for name in differ)
+    found = "; ".join(f"{name} was {described[name]} and is now {here[name]}" for name in differ)
     words = " ".join(f"{flag(name)} {described[name]}" for name in differ)
-    return [f"--model {folder} was trained on differently prepared images: {found}. For its values, start a new run"
-            f" with {re.sub(r'[],[]', '', words)}"]
+    return [f"--model {folder} was trained on differently prepared images: {found}. To prepare them in the same"
+            f" way, start a new run with {re.sub(r'[],[]', '', words)}"]
 
 
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:
@@ -130,7 +130,7 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """
     description = _read_description(folder)
     if missing := _DESCRIPTION - set(description):
-        raise UserError(f"{folder / 'config.json'} is not that of an image run: it lacks {', '.join(sorted(missing))}",
+        raise UserError(f"{folder / 'config.json'} was not written by an image run: it lacks {some(sorted(missing))}",
                         Exit.NO_INPUT)
     model = build_classifier(description["architecture"], len(description["classes"]), description["image_size"])
     if description.get("transform_input"):

@@ -82,7 +82,7 @@ class TextClassification(TextTask):
         paths = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs]
         described = json.loads((folder / "config.json").read_text())
         if missing := {"text_columns", "max_tokens"} - set(described):
-            raise UserError(f"{folder / 'config.json'} is not that of a text run: it lacks {some(sorted(missing))}",
+            raise UserError(f"{folder / 'config.json'} was not written by a text run: it lacks {some(sorted(missing))}",
                             Exit.NO_INPUT)
         columns = Columns(tuple(described["text_columns"]), None)
         for path in paths:

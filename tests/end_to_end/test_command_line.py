@@ -75,9 +75,9 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
 
 @pytest.mark.parametrize(("case", "code", "parts"), [
     ("missing folder", Exit.NO_INPUT, ["nowhere", "no such folder"]),
-    ("empty folder", Exit.BAD_DATA, ["empty", "holds no class folders, nothing"]),
+    ("empty folder", Exit.BAD_DATA, ["empty", "holds no class folders: it is empty"]),
     ("empty class", Exit.BAD_DATA, ["train/nothing holds no images", ".png"]),
-    ("train without classes", Exit.BAD_DATA, ["train/ holds no class folders, nothing"]),
+    ("train without classes", Exit.BAD_DATA, ["train/ holds no class folders: it is empty"]),
     ("one sample under BatchNorm", Exit.USAGE,
      ["57 training samples", "BatchNorm needs two", "--micro-batch-size 3 or larger"]),
     ("unknown model", Exit.USAGE, ["resnet19", "did you mean resnet"]),

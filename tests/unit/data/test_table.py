@@ -162,7 +162,7 @@ def test_loose_files_are_all_for_training_with_a_note(write, tmp_path):
     for name in ("b.csv", "a.csv", "README.md", ".hidden.csv"):
         write(name)
     assert found(tmp_path) == ({"train": ["a.csv", "b.csv"]},
-                               ["there is no train, so all 2 files of texts in --data are read"])
+                               ["there is no train, so all 2 files in --data are training data"])
 
 
 def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
@@ -223,10 +223,13 @@ def test_the_column_with_the_labels_is_never_the_text_of_auto(write, suffix):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 @pytest.mark.parametrize("names, text_column, label_column, rule", [
     (["text", "stars"], "auto", "label",
-     "there is no column label; it has text, stars; name the column with the classes with --label-column"),
-    (["text", "label"], "body", "label", "there is no column body; it has text, label; see --text-column"),
-    (["text", "label"], "text,body", "label", "there is no column body; it has text, label; see --text-column"),
-    (["text", "label"], "Text", None, "there is no column Text; it has text, label; see --text-column"),
+     "there is no column label; it has text, stars; give --label-column the name of the column with the classes"),
+    (["text", "label"], "body", "label",
+     "there is no column body; it has text, label; give --text-column a column that it has"),
+    (["text", "label"], "text,body", "label",
+     "there is no column body; it has text, label; give --text-column a column that it has"),
+    (["text", "label"], "Text", None,
+     "there is no column Text; it has text, label; give --text-column a column that it has"),
     (["a", "b", "label"], "auto", "label",
      "which column is the text? it has a, b, label; name it with --text-column, or two (A,B) for a"
      " sentence pair"),
@@ -241,7 +244,8 @@ def test_columns_that_are_not_there_are_refused_with_those_that_are(write, suffi
 def test_three_columns_of_text_are_refused_by_the_flag(write):
     path = write("t.csv", "a,b,c,label\n")
     assert refusal(choose_columns, path, "a,b,c", "label") == (
-        Exit.USAGE, "--text-column a,b,c: give one column, or two for a sentence pair, and not that of the label")
+        Exit.USAGE, "--text-column a,b,c: give one column, or two for a sentence pair; the label's column cannot be one"
+        " of them")
 
 
 @pytest.mark.parametrize("columns", ["label", "a,label", "a,a"])
@@ -431,11 +435,11 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
 
 
 @pytest.mark.parametrize("name, content, line, rule", [
-    ("t.csv", "text,label\na,x\nb\n", 3, "1 fields, and the header names 2 (text, label);"),
-    ("t.csv", "text,label\na,x\nb,c,y\n", 3, "3 fields, and the header names 2 (text, label);"),
-    ("t.csv", 'text,label\n"a\n\nb",x\n\n"c\nd",e,y\n', 6, "3 fields, and the header names 2 (text, label);"),
-    ("t.tsv", "text\tlabel\na\tx\nb\n", 3, "1 fields, and the header names 2 (text, label);"),
-    ("t.tsv", "text\tlabel\n\n\na\tb\tx\n", 4, "3 fields, and the header names 2 (text, label);"),
+    ("t.csv", "text,label\na,x\nb\n", 3, "has 1 fields, but the header has 2 (text, label);"),
+    ("t.csv", "text,label\na,x\nb,c,y\n", 3, "has 3 fields, but the header has 2 (text, label);"),
+    ("t.csv", 'text,label\n"a\n\nb",x\n\n"c\nd",e,y\n', 6, "has 3 fields, but the header has 2 (text, label);"),
+    ("t.tsv", "text\tlabel\na\tx\nb\n", 3, "has 1 fields, but the header has 2 (text, label);"),
+    ("t.tsv", "text\tlabel\n\n\na\tb\tx\n", 4, "has 3 fields, but the header has 2 (text, label);"),
     ("t.csv", 'text,label\na,x\n"b,y\nc,z\n', 3, "unexpected end of data"),
     ("t.csv", 'text,label\na,x\n"b" c,y\nc,z\n', 3, "',' expected after '\"'"),
     ("t.csv", '"text,label\na,x\n', 1, "unexpected end of data"),

@@ -200,7 +200,7 @@ def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run,
     image = write_image(tmp_path / "image.png")
     (tmp_path / "config.json").write_text(content)
     assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
-    assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json is not that of a run's model (")
+    assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json was not written by a run (")
 
 
 # the last two fail today
@@ -210,7 +210,7 @@ def test_task_that_there_is_not_is_66_with_those_that_there_are(task, run, tmp_p
     (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION | {"task": task}))
     assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
     message = capsys.readouterr().err
-    assert f"{tmp_path}/config.json: there is no task {task}" in message and ", ".join(TASKS) in message
+    assert f"{tmp_path}/config.json: unknown task {task};" in message and ", ".join(TASKS) in message
     assert "Traceback" not in message
 
 

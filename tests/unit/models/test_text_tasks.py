@@ -268,9 +268,9 @@ GOOD = "one two,x\nthree four,y\n" * 10
 
 @pytest.mark.parametrize(("task_name", "train_text", "val_text", "words", "code", "message"), [
     ("text-classification", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA,
-     "train.csv line 22: 3 fields, and the header names 2"),
+     "train.csv line 22: has 3 fields, but the header has 2"),
     ("masked-lm", HEADER + GOOD + "five,x,y\n", None, (), Exit.BAD_DATA,
-     "train.csv line 22: 3 fields, and the header names 2"),
+     "train.csv line 22: has 3 fields, but the header has 2"),
     ("text-classification", HEADER + GOOD, HEADER + "five,z\n", (), Exit.BAD_DATA,
      "val.csv line 2: the label z does not occur in train"),
     ("text-classification", HEADER + GOOD, HEADER + '" ",x\n', (), Exit.BAD_DATA,

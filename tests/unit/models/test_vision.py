@@ -103,7 +103,7 @@ def test_model_folder_without_pretrained_lends_its_architecture_only(world, mode
 def test_other_preprocessing_than_the_folders_is_one_note_with_the_flags(model_folder):
     model = ModelOptions(model=str(model_folder[0]), pretrained=True)
     [note] = other_preprocessing(model, ImageOptions(std=(0.2, 0.2, 0.2)))
-    assert "image_size 32 there and 224 here; mean [0.5, 0.5, 0.5] there and [0.485, " in note
+    assert "image_size was 32 and is now 224; mean was [0.5, 0.5, 0.5] and is now [0.485, " in note
     _, flags = note.split("start a new run with ")
     same = parse_command_line([*flags.split(), "--std", "0.2", "0.2", "0.2"], {})
     assert other_preprocessing(model, same.images) == []
