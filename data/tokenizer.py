@@ -1,4 +1,4 @@
-"""Tokenizers: a given one, or a WordPiece tokenizer trained on the training texts. The run keeps it either way.
+"""Tokenizers: loaded from a folder, or a WordPiece tokenizer trained on texts. Which one a run has: models/hub.py.
 
 Training gives the same bytes every time. The library's trainer alone does not (tokenizers 0.23: five runs, five
 vocabularies): it numbers characters in the order of a hash table, and breaks ties between merges by these numbers.
@@ -6,42 +6,18 @@ vocabularies): it numbers characters in the order of a hash table, and breaks ti
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line
-from utils.rundir.run import Run
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PREFIX = "##"  # of a token that continues a word
 MAX_TOKENS = 512  # that `truncation=True` of a trained one leaves
-
-
-def resolve_tokenizer(
-    make: Callable[[], PreTrainedTokenizerBase], has_types: bool, run: Run, world: World
-) -> tuple[PreTrainedTokenizerBase, str]:
-    """The run's tokenizer, and its sha256: make() at the first start, kept in RUN/tokenizer from then on. Collective.
-
-    has_types: whether the model takes token types. Raises UserError: what make() raises, 78 if the kept one changed.
-    """
-    folder = run.path / "tokenizer"
-
-    def keep() -> str:
-        if "tokenizer" not in run.kept:
-            tokenizer = make()
-            names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or has_types]
-            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # init_kwargs are saved
-            run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
-        return folder_digest(folder)
-
-    digest = world.on_rank_zero(keep, takes_long=True)  # Collective.
-    run.require_same("tokenizer", digest, f"the tokenizer in {folder}")
-    return world.everywhere(lambda: load_tokenizer(str(folder))), digest  # Collective.
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:

@@ -1,20 +1,23 @@
-"""The folders that --model and --tokenizer name: local ones, or copies from the Hugging Face hub.
+"""What --model and --tokenizer name: local folders, or copies from the Hugging Face hub; what a run keeps of them.
 
 A name on the hub is fetched once per node, at one commit for the whole run; then only local folders are read.
 """
 
 import difflib
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
+from transformers import PreTrainedTokenizerBase
 
-from data.tokenizer import folder_digest
-from models.bert import SIZES, read_config
+from data.tokenizer import folder_digest, load_tokenizer, train_tokenizer
+from models.bert import SIZES, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run
+from utils.settings.config import MaskedLMConfig, TextClassificationConfig
 
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # weights, tokenizer, their settings
 
@@ -60,6 +63,39 @@ def resolve_encoder(name: str, run: Run, world: World) -> str | None:
 
     run.require_same("encoder", world.on_rank_zero(keep), f"the encoder's config in {folder}")  # Collective.
     return str(folder)
+
+
+def resolve_tokenizer(
+    config: TextClassificationConfig | MaskedLMConfig, encoder: str | None, texts: Callable[[], Iterable[str]],
+    run: Run, world: World
+) -> tuple[PreTrainedTokenizerBase, str]:
+    """RUN/tokenizer and its sha256: that of --tokenizer or --model, or trained on texts(). Collective.
+
+    Made at the run's first start, kept from then on. encoder: of resolve_encoder.
+    Raises UserError: 64 or 66 if there is none, what texts() raises, 78 if the kept one changed.
+    """
+    # where it comes from
+    folder, is_kept, source = run.path / "tokenizer", "tokenizer" in run.kept, None
+    if not is_kept:
+        given = config.text.tokenizer
+        source = find_folder(config.model.model if given == "auto" else given, run, world)  # Collective.
+        if given != "auto" and source is None:
+            raise UserError(f"--tokenizer {given} is a size of --model and has no tokenizer; leave it out, and one is"
+                            " trained")
+    has_types = world.everywhere(lambda: takes_types(encoder))  # Collective.
+
+    # keep it
+    def keep() -> str:
+        if not is_kept:
+            tokenizer = load_tokenizer(source) if source else train_tokenizer(texts(), config.text.vocab_size)
+            names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or has_types]
+            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # init_kwargs are saved
+            run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
+        return folder_digest(folder)
+
+    digest = world.on_rank_zero(keep, takes_long=True)  # Collective.
+    run.require_same("tokenizer", digest, f"the tokenizer in {folder}")
+    return world.everywhere(lambda: load_tokenizer(str(folder))), digest  # Collective.
 
 
 def _check(name: str) -> None:

@@ -7,18 +7,15 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
 
 from data import demo
 from data.batch import Batch
 from data.splits import ValSplit, hold_out, require_split, select
 from data.text import TokenTable
 from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
-from data.tokenizer import load_tokenizer, resolve_tokenizer, train_tokenizer
-from models.bert import EncoderSpec, build_encoder, save_model_folder, takes_types
-from models.hub import find_folder, resolve_encoder
+from models.bert import EncoderSpec, build_encoder, save_model_folder
+from models.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
-from utils.errors import UserError
 from utils.files import cache_path
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig
@@ -43,7 +40,8 @@ class TextTask:
 
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
-        self._tokenizer, digest = self._resolve_tokenizer(source)  # Collective.
+        self._tokenizer, digest = resolve_tokenizer(  # Collective.
+            config, self._encoder, lambda: read_texts(source), run, world)
         source = replace(source, tokenizer=digest)
 
         # token ids: the first process of a node writes them, the others map what it has written
@@ -57,22 +55,6 @@ class TextTask:
         self._text_columns, self._train = index.text_columns, index.splits["train"]
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
             self.lengths = torch.from_numpy(self._train.lengths)
-
-    def _resolve_tokenizer(self, source: TextSource) -> tuple[PreTrainedTokenizerBase, str]:
-        """The run's tokenizer, and its sha256: given, that of --model, or trained. Collective."""
-        text, model, folder = self._config.text, self._config.model.model, None
-        if "tokenizer" not in self._run.kept:
-            name = model if text.tokenizer == "auto" else text.tokenizer
-            folder = find_folder(name, self._run, self._world)  # Collective.
-            if text.tokenizer != "auto" and folder is None:
-                raise UserError(f"--tokenizer {text.tokenizer} is a size of --model and has no tokenizer; leave it out,"
-                                " and one is trained")
-
-        def make() -> PreTrainedTokenizerBase:
-            return load_tokenizer(folder) if folder else train_tokenizer(read_texts(source), text.vocab_size)
-
-        has_types = self._world.everywhere(lambda: takes_types(self._encoder))  # Collective.
-        return resolve_tokenizer(make, has_types, self._run, self._world)  # Collective.
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
