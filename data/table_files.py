@@ -42,7 +42,7 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
         raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file"
                         " train.csv (or .tsv, .jsonl, .txt), or put such files into train/", Exit.BAD_DATA)
     if not tables:
-        raise UserError(f"--data {root}: found {some(names)}, but no table and no text file; put train.csv (or .tsv,"
+        raise UserError(f"--data {root}: it holds {some(names)}, and no table or text file; put train.csv (or .tsv,"
                         " .jsonl, .txt) into this folder", Exit.BAD_DATA)
     return {"train": tables}, [f"there is no train, so all {len(tables)} files in --data are training data"]
 

@@ -241,7 +241,7 @@ def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
 
 
 @pytest.mark.parametrize(("names", "words"), [
-    ((), "nothing"),
+    ((), "it is empty"),
     (("1.png", "2.png"), "only 1.png, 2.png"),
     (("train/1.png", "val/a/1.png"), "train/ holds no class folders"),
     (("train/a/1.png",), "only one class, a"),
@@ -270,7 +270,8 @@ def test_a_folder_for_each_image_is_refused_before_training(tmp_path, index_of):
         index_of(tmp_path / "d")
     assert (error.value.code, str(error.value)) == (
         Exit.BAD_DATA, f"--data {tmp_path}/d: train/ has 1001 classes, and 1001 of them have a single training sample,"
-        " so they look like ids; with more than 1000 classes, at most 90% may have a single sample; put all images of a class into one folder")
+        " so they look like ids; with more than 1000 classes, at most 90% may have a single"
+        " sample; put all images of a class into one folder")
 
 
 def test_missing_folder_a_file_and_no_share_to_hold_out_have_their_codes(tmp_path, index_of):

@@ -171,12 +171,12 @@ def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
     assert found(tmp_path)[0] == {"train": ["reviews.csv"]}
 
 
-@pytest.mark.parametrize("names, words", [((), "but nothing"), (("a.parquet", "notes"), "but a.parquet, notes")])
+@pytest.mark.parametrize("names, words", [((), "it holds nothing, and no table"), (("a.parquet", "notes"), "it holds a.parquet, notes, and no table")])
 def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_path, names, words):
     for name in names:
         write(name)
     code, message = refusal(find_tables, str(tmp_path))
-    assert (code, message.endswith(words), str(tmp_path) in message) == (Exit.BAD_DATA, True, True)
+    assert (code, words in message, str(tmp_path) in message) == (Exit.BAD_DATA, True, True)
 
 
 def test_a_path_that_is_not_there_is_66(tmp_path):

@@ -276,7 +276,7 @@ def test_a_name_without_network_is_66_with_three_ways_out(tmp_path):
     environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
     parts = ["did you mean bert-small? It is trained from scratch", "hf download bert-smal --local-dir DIR",
-             f"copy the hub's cache to {tmp_path}/hub", "or train one of these sizes from scratch"]
+             f"copy the hub's cache to {tmp_path}/hub", "or give --model one of these sizes, to train from scratch"]
     assert done.returncode == Exit.NO_INPUT and all(part in done.stderr
                                                     for part in parts) and "Traceback" not in done.stderr
 

@@ -14,10 +14,11 @@ import torch
 import transformers
 from torch.nn import functional as F
 
-from data.loader import BadSamples, MicroBatchDataset, build_loader
-from data.sampler import EvaluationSampler, MicroBatchRequest
+from data.loader import BadSamples, MicroBatchDataset
+from data.sampler import MicroBatchRequest
 from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
+from engine.start import Start
 from models.metrics import Totals
 from models.tasks import load_task
 from tests.conftest import COUNTS
@@ -214,11 +215,10 @@ def test_the_example_is_as_large_as_any_batch(task_name, build):
 def evaluated(task, world):
     """The figures of an Evaluation over all of val."""
     strategy = load_strategy("ddp")(task.build_model(initial_weights=True), world)
-    loader = build_loader(task.eval_set, task.collate, EvaluationSampler(len(task.eval_set), 64, 0, 1), 0, world)
     watchdog = SimpleNamespace(watch=lambda items, *limits: items)
-    return Evaluation(task, strategy, Precision("fp32", world.device), loader, BadSamples("stop", None),
-                      Agreement(world),
-                      watchdog, world).run()
+    config = SimpleNamespace(data=SimpleNamespace(workers=0))
+    start = Start(config, world, None, task, Precision("fp32", world.device), watchdog)
+    return Evaluation(start, strategy, 64, BadSamples("stop", None), Agreement(world)).run()
 
 
 @pytest.mark.parametrize("task_name", TASKS)
