@@ -112,7 +112,7 @@ def train_one_epoch(t: Training) -> None:
         t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
         precision.unscale_(optimizer)
         grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
-        judge_last_step(t)  # about the step before. Collective where its gradient was not finite.
+        judge_last_step(t)  # about the step before. Collective if its gradient was not finite.
         is_finite = precision.step(optimizer, t.state.progress, grad_norm)
         strategy.commit_buffers(is_finite)  # BatchNorm's statistics: those of micro-batch 0
         optimizer.zero_grad(set_to_none=True)
@@ -123,7 +123,7 @@ def train_one_epoch(t: Training) -> None:
         log_step(t, batch, losses, grad_norm)  # Collective every --log-every steps.
 
         # evaluate, save, stop
-        if after_step(t):  # Collective where something is due.
+        if after_step(t):  # Collective if something is due.
             return
 
 

@@ -14,7 +14,7 @@ def after_step(t: Training) -> bool:
     is_save_due = t.flags.save or t.checkpoints.is_due(step)
     if is_evaluation_due(t) or is_save_due or is_over(t):
         t.flags.wait()  # Collective: no rank may be ahead of a stop that another one knows of
-        judge_last_step(t)  # Collective where the gradient was not finite.
+        judge_last_step(t)  # Collective if the gradient was not finite.
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
     if is_over(t) and step < t.total_steps:

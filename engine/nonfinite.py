@@ -26,7 +26,7 @@ def judge_last_step(t: "Training") -> None:
     """End the run with 80 if the last step's gradient was not finite; that step has changed nothing.
 
     The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,
-    the run ends with 65, saved as it was before the step. Collective where the gradient was not finite.
+    the run ends with 65, saved as it was before the step. Collective if the gradient was not finite.
     """
     # an unreadable sample
     if t.flags.bad_sample:
