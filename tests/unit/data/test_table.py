@@ -171,7 +171,8 @@ def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
     assert found(tmp_path)[0] == {"train": ["reviews.csv"]}
 
 
-@pytest.mark.parametrize("names, words", [((), "it holds nothing, and no table"), (("a.parquet", "notes"), "it holds a.parquet, notes, and no table")])
+@pytest.mark.parametrize("names, words", [
+    ((), "it holds nothing, and no table"), (("a.parquet", "notes"), "it holds a.parquet, notes, and no table")])
 def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_path, names, words):
     for name in names:
         write(name)
