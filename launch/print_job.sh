@@ -30,7 +30,7 @@ print_trainjob() {
     RUNS_CLAIM "${RUNS_CLAIM:-lockstep-runs}" DATA_CLAIM "${DATA_CLAIM:-lockstep-data}" ARGUMENTS "$arguments"
 }
 
-fill() {  # launch/$1.template with the values NAME VALUE ...; the user's words last, for they may contain an @NAME@
+fill() {  # launch/$1.template with the values NAME VALUE ...; the user's words last, because they may contain an @NAME@
   local text
   text=$(<"$root/launch/$1.template")
   shift

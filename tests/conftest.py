@@ -59,7 +59,7 @@ class Result:
 
 
 class Launch:
-    """A live launch of a command, or of torchrun with so many processes and these words; and all that it started."""
+    """A live launch of a command, or of torchrun with that number of processes and these words; all that it started."""
 
     def __init__(self, processes: int | None, words: list[str], environment: dict[str, str], folder: Path):
         self.folder, self._exit_file, self._out, self._err = (

@@ -43,7 +43,7 @@ def own_words(own_photos, run_dir):
 
 
 def terminate_while_held(live, held):
-    """torchrun is told to end, and has told its ranks, before the image is given that one of them waits for."""
+    """torchrun gets SIGTERM and has sent it to its ranks before the image that one of them waits for arrives."""
     live.wait_for(held.is_wanted, "that a rank waits for data")
     live.process.send_signal(signal.SIGTERM)
     live.wait_for(lambda: has_passed_on(live, "SIGTERM"), "that torchrun passes it on")
@@ -124,7 +124,7 @@ def test_a_signal_to_one_rank_stops_all_at_one_step_and_no_restart_trains(
     assert (result.code, found["state"], found["message"], found["start"]) == (
         Exit.STOPPED, "stopped", reason, 1), result.text
     assert 2 <= found["step"] == trained_steps(run_dir) < STEPS
-    # torchrun cannot be told not to restart: it does so three times, and each start leaves at once.
+    # torchrun has no way to be asked not to restart: it does so three times, and each start leaves at once.
     assert messages(result) == [f"{NO_MORE_RESTARTS}{reason}"] * 3, result.text
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 

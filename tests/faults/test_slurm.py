@@ -118,7 +118,7 @@ def test_a_cancelled_preempted_and_requeued_job_ends_as_if_undisturbed(
 
         job, log = submitted()
         wait_for(lambda: trained_steps(run_dir) > stops[-1]["step"] + 2, log)
-        run("scancel", "--signal=TERM", "--batch", job)  # the script alone is told
+        run("scancel", "--signal=TERM", "--batch", job)  # the script alone gets the signal
         wait_for(lambda: not run("squeue", "--noheader"), log)
         stops.append(status(run_dir))
 

@@ -4,7 +4,7 @@
         start_launcher("--nnodes", 2, ..., inside=first.inside())
         second.cut()
 
-They are called n1, n2, ...; what they hold for their own name leads to 127.0.1.1, as Debian sets machines up.
+They are called n1, n2, ...; their own name resolves to 127.0.1.1, as Debian sets machines up.
 Needs root.
 """
 
@@ -43,7 +43,7 @@ class Host:
         _ip("link", "set", self.link, "down")
 
     def silence(self) -> None:
-        """A black hole: what is sent gets lost, and nobody is told."""
+        """A black hole: what is sent gets lost without an answer."""
         _ip("link", "set", self.link, "nomaster")
 
     def drop(self) -> None:

@@ -14,7 +14,7 @@ torch.set_num_threads(1)  # tensors here are small
 
 @pytest.fixture(scope="session")
 def world():
-    """A real World of one process on the CPU. One per session, for a process has one process group at a time."""
+    """A real World of one process on the CPU. One per session, because a process has one process group at a time."""
     from utils.distributed.world import World
 
     with World.from_env("cpu") as world:

@@ -57,7 +57,7 @@ class DataOptions:
         0.1, "fraction of train to hold out, per class, if there is no val, valid, validation or test",
         at_least=0, below=1)
     bad_samples: Literal["stop", "skip"] = option(
-        "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it and give it weight 0)",
+        "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it; its sample weight is 0)",
         OPERATIONAL)
     workers: int | Auto = option(
         "auto", "data loading processes per process; auto = spare cores", OPERATIONAL, at_least=0, per_node=True)

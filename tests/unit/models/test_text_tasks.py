@@ -90,7 +90,7 @@ def batches_of(task, shares=SHARES, epoch=0):
 def our_gradients(task, model):
     """The loss of one step, and all gradients, as train_one_epoch adds them up.
 
-    Without dropout, for the model is in eval mode.
+    Without dropout: the model is in evaluation mode.
     """
     weight = task.normalizer(torch.tensor(GLOBAL_BATCH))
     losses = [task.forward(model, batch).loss_sum / weight for batch in batches_of(task)]
