@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# Most tests wait for processes that start, or for peers that are lost: two files at a time.
-WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
+# Most tests wait for processes that start, or for peers that are lost: three files at a time.
+WORKERS := -n 3 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
 .PHONY: train check pictures test faults cluster image-test soak lint prove accuracy benchmark size clean
 .PHONY: device gpu gpu-bench gpu-wheels
@@ -18,8 +18,8 @@ check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a fe
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
-faults: .venv/ready-dev             ## every fault of docs/reliability.md, every contract for every task, the demos
-	$(BIN)/python -m pytest tests/faults tests/contracts tests/end_to_end/test_demo.py
+faults: .venv/ready-dev             ## every fault of docs/reliability.md, all contracts, the demos, docs/changing.md
+	$(BIN)/python -m pytest tests/faults tests/contracts tests/end_to_end/test_demo.py tests/end_to_end/test_changing.py
 
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py

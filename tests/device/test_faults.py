@@ -12,7 +12,7 @@ from tests.harness.run_directory import newest_checkpoint, outcome, status, trai
 from utils.errors import Exit
 
 KEY = ("image-classification", "ddp")
-LAST = [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.needs("two devices"))]
+LAST = [1, pytest.param(2, marks=[pytest.mark.needs("two devices"), pytest.mark.slow])]
 
 
 @pytest.fixture

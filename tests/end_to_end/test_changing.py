@@ -75,6 +75,7 @@ def test_a_changed_program_has_the_projects_style(title, changed):
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_focal_loss_counts_what_is_sure_less(train):
     focal, plain = train("Add a loss", SMALL), train("Add a loss", f"{SMALL} --focal-gamma 0", "plain")
     losses, plain_losses = ([record["loss"] for record in values(run, "train")] for run in (focal, plain))
@@ -107,12 +108,14 @@ def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_
     assert weights_sha256(runs[0]) == weights_sha256(runs[1])
 
 
+@pytest.mark.slow
 def test_the_strategy_computes_what_ddp_computes(train):
     losses = [[record["loss"] for record in values(train("Add a strategy", f"{SMALL} {words}", name), "train")]
               for name, words in (("flat", ""), ("ddp", "--strategy ddp"))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 5
 
 
+@pytest.mark.slow
 def test_the_average_is_evaluated_exported_and_survives_a_stop(train, changed, session_dir):
     title = "Add a moving average of the weights (EMA)"
     whole, raw = train(title, SMALL), train(title, f"{SMALL} --ema-decay 0", "raw")

@@ -25,6 +25,7 @@ def test_two_processes_reach_97_percent(run_torchrun, session_dir):
     assert json.loads((session_dir / "demo-to-its-end" / "summary.json").read_text())["top1"] >= 0.97
 
 
+@pytest.mark.slow
 def test_docstrings_are_told_apart_far_better_than_by_the_largest_class(run_torchrun, session_dir):
     words = ["--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0",
              "--epochs", "4"]
@@ -35,6 +36,7 @@ def test_docstrings_are_told_apart_far_better_than_by_the_largest_class(run_torc
         assert part in result.out, result.text
 
 
+@pytest.mark.slow
 def test_masked_words_are_guessed_better_than_by_their_frequency(run_torchrun, session_dir):
     result = run_torchrun(2, "--task", "masked-lm", "--run-dir", session_dir / "demo-topics", "--workers", "0",
                           "--epochs", "3")

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from tests.conftest import COUNTS, ROOT
+from tests.conftest import COUNTS
 from tests.harness.run_directory import newest_checkpoint, records, status
 from utils.errors import Exit
 
@@ -127,27 +125,3 @@ def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_
     assert result.code == code and len(messages) == 1 and all(part in messages[0] for part in parts), result.text
     assert "rank0]: Traceback" not in result.err and status(run_dir)["state"] == "failed"
     assert not {"auto.json", "checkpoints", "model"} & set(os.listdir(run_dir))
-
-
-def test_text_can_be_deleted_with_its_files_and_two_lines(tmp_path):
-    files = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
-    deleted = {f"models/{name}.py"
-               for name in ("bert", "hub", "tasks/text", "tasks/text_classification", "tasks/masked_lm")}
-    deleted |= {f"data/{name}.py" for name in ("text", "text_index", "table", "table_files", "tokenizer", "masking")}
-    for name in set(files) - deleted:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    tasks = tmp_path / "models/tasks/__init__.py"
-    kept = [line for line in tasks.read_text().splitlines()
-            if "text_classification" not in line and "masked_lm" not in line]
-    assert len(tasks.read_text().splitlines()) - len(kept) == 2 and deleted <= set(files)
-    tasks.write_text("\n".join(kept) + "\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"LOCKSTEP_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
-    for words in (["train.py", "--max-steps", "2", "--workers", "0", "--threads", "1", "--run-dir", "run"],
-                  ["-m", "pytest", "-p", "no:cacheprovider", "tests/unit/models/test_vision.py",
-                   "tests/unit/data/test_image_folder.py"]):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((tmp_path / "run/status.json").read_text())["state"] == "finished"
