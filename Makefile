@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# Most tests wait for processes that start, or for peers that are lost: three files at a time.
-WORKERS := -n 3 --dist loadfile --no-loadscope-reorder  # those that wait come first
+# Most tests wait for processes that start, or for peers that are lost: two files at a time.
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
 .PHONY: train check pictures test faults cluster image-test soak lint prove accuracy benchmark size clean
 .PHONY: device gpu gpu-bench gpu-wheels

@@ -8,7 +8,7 @@ Legend: H, W height and width in pixels.
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
-from data.image_index import EXTENSIONS, HIDDEN, ImageIndex
-from utils.errors import Exit, UserError, some
+from data.image_index import ImageIndex, images_in
+from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
 
 MID_GREY = 128  # of the stand-in for an unreadable image
@@ -61,27 +61,5 @@ def list_images(inputs: Sequence[str]) -> list[str]:
     for name in inputs:
         if not os.path.exists(name):
             raise UserError(f"there is no file or folder {name}", Exit.NO_INPUT)
-        paths += _images_in(name) if os.path.isdir(name) else [name]
+        paths += images_in(name) if os.path.isdir(name) else [name]
     return paths
-
-
-def _images_in(root: str) -> list[str]:
-    images, others, seen = [], [], set()
-    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
-        stat = os.stat(folder)
-        if (identity := (stat.st_dev, stat.st_ino)) in seen:  # a loop of links
-            folders.clear()
-            continue
-        seen.add(identity)
-        folders[:] = sorted(name for name in folders if not name.startswith(HIDDEN))
-        for name in files:
-            is_image = name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-            (images if is_image else others).append(os.path.join(folder, name))
-    if not images:
-        raise UserError(f"{root} holds no images ({' '.join(EXTENSIONS)}); it holds {some(sorted(others))}",
-                        Exit.NO_INPUT)
-    return sorted(images)
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise error

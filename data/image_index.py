@@ -114,6 +114,16 @@ def _splits(root: str, splits: Iterable[str], arrays: Mapping[str, np.ndarray]) 
     return {split: ImageIndex(root, *(arrays[f"{split}.{name}"] for name in ARRAYS)) for split in splits}
 
 
+def images_in(root: str) -> list[str]:
+    """The images in a folder and below, sorted by path. Raises UserError (66) if there is none."""
+    scan = _Scan(root)
+    images = [os.path.join(root, folder, name) for folder, names in scan.walk("", ()) for name in names]
+    if not images:
+        raise UserError(f"{root} holds no images ({' '.join(EXTENSIONS)}); it holds {some(sorted(scan.strays))}",
+                        Exit.NO_INPUT)
+    return sorted(images)
+
+
 class _Scan:
     """One walk over the tree."""
 
@@ -203,7 +213,7 @@ class _Scan:
         # images
         names, lengths, counts = [], [], []
         for class_name in classes:
-            found = sorted(self._walk(os.path.join(folder, class_name), ()))
+            found = sorted(self.walk(os.path.join(folder, class_name), ()))
             encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
             if not encoded:
                 raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
@@ -216,7 +226,7 @@ class _Scan:
             self.root, np.frombuffer(b"".join(names), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
             np.repeat(np.arange(len(classes), dtype=np.int32), counts))
 
-    def _walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
+    def walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
         """(folder, its images) for ROOT/folder and all below; links to a folder above are not followed."""
         path = os.path.join(self.root, folder)
         stat = os.stat(path)
@@ -226,7 +236,7 @@ class _Scan:
         yield folder, [name for name in files if name.lower().endswith(EXTENSIONS)]
         self.strays += [os.path.join(folder, name) for name in files if not name.lower().endswith(EXTENSIONS)]
         for name in folders:
-            yield from self._walk(os.path.join(folder, name), (*parents, identity))
+            yield from self.walk(os.path.join(folder, name), (*parents, identity))
 
     def _list(self, path: str) -> tuple[list[str], list[str]]:
         """Names of the folders and of the files in `path`, sorted, without hidden ones."""

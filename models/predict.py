@@ -125,14 +125,14 @@ def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float
 
     def write(name: str, row: list[float]) -> None:
         writer = quoted if "\r" in name else plain  # Python 3.11 would not quote it
-        writer.writerow([name, classes[_argmax(row)], *(f"{value:.6f}" for value in (max(row), *row))])
+        writer.writerow([name, classes[row.index(max(row))], *(f"{value:.6f}" for value in (max(row), *row))])
 
     return write
 
 
 def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
     def write(name: str, row: list[float]) -> None:
-        values = {"input": name, "prediction": classes[_argmax(row)], "probability": round(max(row), 6),
+        values = {"input": name, "prediction": classes[row.index(max(row))], "probability": round(max(row), 6),
                   "probabilities": {label: round(value, 6) for label, value in zip(classes, row, strict=True)}}
         is_text = name.encode("utf-8", "ignore").decode() == name  # a file's name may be in any encoding
         file.write(json.dumps(values, ensure_ascii=not is_text) + "\n")
@@ -141,10 +141,6 @@ def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[flo
 
 
 FORMATS = {"csv": _csv_rows, "jsonl": _jsonl_rows}
-
-
-def _argmax(row: list[float]) -> int:
-    return row.index(max(row))
 
 
 @contextmanager

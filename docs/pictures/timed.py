@@ -13,9 +13,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from engine import records
+from engine import log, records
 from utils.numerics import optimizers
-from utils.rundir import checkpoint, checkpoint_folder, log
+from utils.rundir import checkpoint, checkpoint_folder
 
 SPANS: list[dict[str, Any]] = []
 

@@ -11,23 +11,18 @@ import torch.distributed as dist
 from utils.distributed.world import World
 
 
-def never() -> bool:
-    """A flag that this process does not raise."""
-    return False
-
-
 class Agreement:
     """Flags that any rank may raise and that all ranks see after the same exchange.
 
     The all-reduce of one exchange is read at the next, or at wait(), so no rank waits for it. The constructor takes a
-    function per flag; each exchange calls it and raises the flag if it returns True:
+    function per flag; each exchange calls it and raises the flag if it returns True (`bool()` never does):
 
     stop: this rank wants to stop. save: a checkpoint is due. error: its last save failed. bad_sample: it read a sample
     that stops the run. `save` is that of the last exchange that was read; the others stay raised.
     """
 
-    def __init__(self, world: World, stop: Callable[[], bool] = never, save: Callable[[], bool] = never,
-                 error: Callable[[], bool] = never, bad_sample: Callable[[], bool] = never):
+    def __init__(self, world: World, stop: Callable[[], bool] = bool, save: Callable[[], bool] = bool,
+                 error: Callable[[], bool] = bool, bad_sample: Callable[[], bool] = bool):
         self.stop = self.save = self.error = self.bad_sample = False  # some rank raised it, and all ranks know
         self._group, self._questions = world.cpu_group, (stop, save, error, bad_sample)
         self._flags = torch.zeros(4, dtype=torch.int32)

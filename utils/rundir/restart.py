@@ -34,7 +34,7 @@ def finish_early(config: Config) -> None:
         last = read_json(path / "status.json")
         is_final = last.get("exit_code") in FINAL or (
             last.get("exit_code") == Exit.STOPPED and not re.search("SIGTERM(?! to rank)", last["message"]))
-        if _is_restart() and _has_seen(last, [launch_id()]) and is_final:
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0 and _has_seen(last, [launch_id()]) and is_final:
             record_exit(last["exit_code"])
             if os.environ.get("RANK", "0") == "0":
                 say("train.py: not restarted, because a restart would end in the same way:"
@@ -79,10 +79,6 @@ def acts_fresh(config: Config, launches: Collection[str | None] | None = None) -
         return not _has_seen(read_json(path / "status.json"), [*(launches or [launch_id()]), *slurm_starts()[:-1]])
     except UserError:  # status.json is damaged, and --fresh is the way out
         return True
-
-
-def _is_restart() -> bool:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
 
 
 def _has_seen(status: Mapping[str, Any], launches: Collection[str | None]) -> bool:

@@ -18,7 +18,6 @@ import torch
 from PIL import Image, ImageOps
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from data import image_folder
 from data.image_decode import EncodedImage, UnreadableImage
 from data.image_folder import ImageFolder
 from data.image_index import build_index
@@ -455,4 +454,3 @@ def test_index_of_many_files_is_fast_and_small(tmp_path, index_of):
         index = index_of(root, 0.25)
     assert {name: len(split) for name, split in index.splits.items()} == {"train": 3000, "val": 1000}
     assert len(pickle.dumps(index.splits["train"])) < 3000 * 42  # 20 for spans and labels, 15 for each of 4000 names
-    assert image_folder.EXTENSIONS[0] == ".jpg"

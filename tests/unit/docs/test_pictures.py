@@ -1,5 +1,7 @@
 """The pictures of the documentation are what the code draws today; `python -m docs.pictures` draws them again."""
 
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 
 import pytest
@@ -8,6 +10,7 @@ from docs.pictures import loss, rooms, shares
 from docs.pictures.__main__ import FOLDER, PICTURES
 from docs.pictures.measured import load
 from docs.pictures.svg import WIDTH
+from tests.conftest import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
 LIMIT = 30_000  # bytes: light enough to read in a diff
@@ -54,3 +57,10 @@ def test_rooms_import_from_rooms_below_them_alone():
 
 def test_every_room_has_a_purpose():
     assert set(rooms.rooms()) == set(rooms.PURPOSE)
+
+
+def test_every_part_of_a_save_that_the_picture_times_is_there():
+    """In a process of its own, because put_clocks replaces functions."""
+    work = "import pathlib, docs.pictures.timed as timed; timed.put_clocks(pathlib.Path('spans.json'))"
+    done = subprocess.run([sys.executable, "-c", work], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
