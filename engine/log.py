@@ -81,7 +81,7 @@ class Log:
         # A terminal without a window (`script`, `docker run -t` in CI) has 0 rows or columns; tqdm would draw nothing.
         self._is_terminal = self._stream.isatty() and min(os.get_terminal_size(self._stream.fileno())) > 0
         self._bar = None
-        self._clock: tuple[float, int] | None = None  # (time, step) that the ETA counts from: of the first advance()
+        self._clock: tuple[float, int] | None = None  # (time, step) that the ETA counts from
 
         # files
         from torch.utils.tensorboard import SummaryWriter
@@ -163,11 +163,12 @@ class Log:
 
     def _eta(self, step: int) -> str:
         """" eta h:mm:ss" from the steps after the first one, whose warm-up does not count; "" before there are any."""
+        now = time.monotonic()
+        self._clock = self._clock or (now, step)
         start, first = self._clock
         if step <= first:
             return ""
-        step_s = (time.monotonic() - start) / (step - first)
-        return f" eta {timedelta(seconds=round(step_s * (self._total_steps - step)))}"
+        return f" eta {timedelta(seconds=round((now - start) / (step - first) * (self._total_steps - step)))}"
 
     def _show_bar(self) -> None:
         if self._bar is None:
