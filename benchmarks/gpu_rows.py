@@ -26,7 +26,7 @@ from models.bert import EncoderSpec, SparsePrediction, build_encoder
 from models.tasks import load_task
 from models.vision import build_classifier
 from utils.hardware.cores import available_cores
-from utils.settings.config import TextModelOptions
+from utils.settings.text_options import TextModelOptions
 
 TASKS = {"text": "text-classification", "mlm": "masked-lm"}
 DISTINCT = 128  # image files; the others are links to them

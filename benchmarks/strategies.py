@@ -19,7 +19,7 @@ from models.vision import build_classifier
 from utils.distributed.world import World
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision, hardware_precision
-from utils.settings.config import OptimOptions
+from utils.settings.run_options import OptimOptions
 from utils.strategies.ddp import DDP
 from utils.strategies.exact import Exact
 from utils.strategies.replicated import Replicated

@@ -9,7 +9,7 @@ from utils.errors import some
 from utils.hardware import vendor
 from utils.numerics.precision import Precision, hardware_precision
 from utils.rundir.run import Run
-from utils.settings.config import DeviceOptions
+from utils.settings.run_options import DeviceOptions
 from utils.strategies import load_strategy
 
 

@@ -30,7 +30,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
 from utils.errors import Exit, UserError, first_line, some
-from utils.settings.config import TextModelOptions
+from utils.settings.text_options import TextModelOptions
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}

@@ -3,7 +3,7 @@
 from torch import Tensor
 from torch.nn import functional as F
 
-from utils.settings.config import OptimOptions
+from utils.settings.run_options import OptimOptions
 
 
 def classification_losses(logits: Tensor, labels: Tensor, config: OptimOptions, is_training: bool) -> Tensor:

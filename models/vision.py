@@ -27,7 +27,8 @@ from models.vision_weights import initial_weights_of, load_backbone, read_weight
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, some
 from utils.hardware.cores import available_cores
-from utils.settings.config import ImageOptions, ModelOptions, flag
+from utils.settings.config import flag
+from utils.settings.image_options import ImageOptions, ModelOptions
 
 MAX_WORKERS = 8  # processes that decode images to classify, at most one per batch
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}

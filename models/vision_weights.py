@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line, say
-from utils.settings.config import ModelOptions
+from utils.settings.image_options import ModelOptions
 
 _FORMER_NAMES = {  # in the library's own files; the library renames DenseNet's and ViT's as it loads them
     r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.",

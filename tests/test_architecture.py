@@ -10,7 +10,8 @@ import pytest
 
 from data import demo
 from models.tasks import TASKS, load_task
-from utils.settings.config import CONFIGS, DeviceOptions
+from utils.settings.config import CONFIGS
+from utils.settings.run_options import DeviceOptions
 from utils.strategies import STRATEGIES, load_strategy
 from utils.strategies.base import Strategy
 

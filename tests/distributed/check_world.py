@@ -45,7 +45,7 @@ from utils.rundir import checkpoint
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
-from utils.settings.config import DeviceOptions, OptimOptions, RecordOptions
+from utils.settings.run_options import DeviceOptions, OptimOptions, RecordOptions
 from utils.strategies import STRATEGIES, load_strategy
 
 M, CLASSES, SIDE = 6, 10, 32

@@ -38,7 +38,7 @@ from utils.rundir.checkpoint import Checkpoints, Progress, TrainState
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
-from utils.settings.config import RecordOptions
+from utils.settings.run_options import RecordOptions
 
 QUIET = {
     "read", "pread64", "readv", "lseek", "stat", "lstat", "fstat", "newfstatat", "statx", "statfs", "fstatfs", "access",

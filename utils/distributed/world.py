@@ -26,7 +26,7 @@ from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.hardware import vendor
 from utils.hardware.cores import cpu_quota, fair_share
 from utils.hardware.devices import resolve_device
-from utils.settings.config import FaultOptions
+from utils.settings.run_options import FaultOptions
 
 T = TypeVar("T")
 DISK_BYTES_PER_S = 10e6  # the slowest disk that time limits allow for

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from utils.settings.config import OptimOptions
+from utils.settings.run_options import OptimOptions
 
 
 def build_optimizer(model: nn.Module, config: OptimOptions) -> torch.optim.Optimizer:

@@ -22,7 +22,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.run import Run
-from utils.settings.config import RecordOptions
+from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
 
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages

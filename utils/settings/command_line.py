@@ -22,7 +22,8 @@ import yaml
 
 import utils
 from utils.errors import SIGNALS, Exit, UserError, record_exit
-from utils.settings.config import CONFIGS, Config, RunOptions, facts, flag, settings
+from utils.settings.config import CONFIGS, Config, facts, flag, settings
+from utils.settings.run_options import RunOptions
 
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task

@@ -1,221 +1,23 @@
-"""Every setting of a run on one page.
+"""Every setting of a run: the config of each task gathers the settings of three pages, with its own defaults.
 
-One frozen dataclass per concern; a task's config gathers them with its own defaults. A setting is one line: its type,
-its default, its help, and every fact that the program knows about it (utils/settings/option.py says what there is).
-Nothing here imports torch.
+run_options.py: those of every run; image_options.py, text_options.py: those of tasks. Nothing here imports torch.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-from utils.settings.option import NAME_OR_PATH, OPERATIONAL, PATH, TOLERATED, Facts, Interval, option, options
-
-Auto = Literal["auto"]
-MAX_TIMEOUT_S, MAX_SEED = 10**7, 2**63 - 1  # longer than any job; what torch's generators take
-
-
-@options
-class RunOptions:
-    """The run: what, where, how long"""
-
-    task: str = option("image-classification", "what to train")
-    run_dir: str = option(
-        "", "run directory; default: runs/TASK-MODEL-DATA-HASH, so that the same command continues the same run",
-        OPERATIONAL, kept=False, per_node=True)
-    config: str | None = option(
-        None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True)
-    fresh: bool = option(
-        False, "start over, once per launch; moves the old run directory to .old/ in its parent folder",
-        OPERATIONAL, kept=False, in_file=False)
-    seed: int = option(
-        0, "seed of initial weights, order of samples, augmentation, masking and dropout",
-        at_least=0, at_most=MAX_SEED)
-    epochs: int = option(
-        30, "passes over the training data; sets the length of the schedule", at_least=1, ends_run=True)
-    max_steps: int | None = option(
-        None, "end after this many optimizer steps, if --epochs would take more; sets the length of the schedule",
-        at_least=1, ends_run=True)
-    stop_after: Interval | None = option(
-        None, "save and exit with 75 after this start has taken N steps or this long (30s, 5min, 2h)",
-        OPERATIONAL, kept=False)
-    eval_only: bool = option(
-        False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
-    split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
-    nproc_per_node: int | None = option(
-        None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
-
-
-@options
-class DataOptions:
-    """Data"""
-
-    data: str = option(
-        "demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; text: train.csv, val.csv, ...), or a file of"
-        " texts (.csv, .tsv, .jsonl, .txt); demo = the built-in data",
-        path=PATH, per_node=True, resolved=True)  # nodes and starts compare a fingerprint of the samples
-    val_fraction: float = option(
-        0.1, "fraction of train to hold out, per class, if there is no val, valid, validation or test",
-        at_least=0, below=1)
-    bad_samples: Literal["stop", "skip"] = option(
-        "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it; its sample weight is 0)",
-        OPERATIONAL)
-    workers: int | Auto = option(
-        "auto", "data loading processes per process; auto = spare cores", OPERATIONAL, at_least=0, per_node=True)
-
-
-@options
-class ImageOptions:
-    """Images"""
-
-    image_size: int = option(224, "side of the square that the model sees, in pixels", at_least=1)
-    augmentation: Literal["auto", "photo", "small", "shift", "none"] = option(
-        "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
-        " auto = photo above 64 pixels, else small")
-    mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "channel means of the training pixels, in 0..1")
-    std: tuple[float, float, float] = option(
-        (0.229, 0.224, 0.225), "channel standard deviations of the training pixels, in 0..1", above=0)
-    interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "how images are resized (with antialiasing)")
-
-
-@options
-class ModelOptions:
-    """Model"""
-
-    model: str = option(
-        "resnet18", "name of a torchvision classifier, or the model folder of another run", path=NAME_OR_PATH)
-    pretrained: bool = option(
-        False, "start from the library's weights of --model NAME, or from those in --model FOLDER; the head is new if"
-        " the classes differ")
-    weights: str | None = option(
-        None, "file with weights of --model NAME (.pth or .safetensors); implies --pretrained", path=NAME_OR_PATH)
-
-
-@options
-class TextOptions:
-    """Text"""
-
-    text_column: str = option(
-        "auto", "column with the text; A,B = a sentence pair; auto = text, else the only column besides the label")
-    max_length: int = option(128, "maximum number of tokens in a sample, including special tokens", at_least=8)
-    tokenizer: str = option(
-        "auto", "name or folder of a tokenizer; auto = that of --model, or one trained on the training texts",
-        path=NAME_OR_PATH)
-    vocab_size: int = option(8192, "number of tokens, if a tokenizer is trained", at_least=64)
-
-
-@options
-class LabelOptions:
-    """Labels"""
-
-    label_column: str = option("label", "column with the class (a word or a number)")
-
-
-@options
-class MaskOptions:
-    """Masks"""
-
-    mask_probability: float = option(
-        0.15, "fraction of tokens to predict: 80 % of them are masked, 10 % are random, 10 % stay as they are",
-        above=0, below=1)
-
-
-@options
-class TextModelOptions:
-    """Model"""
-
-    model: str = option(
-        "bert-small", "bert-tiny, -mini, -small or -base, built from scratch; or the name of a transformers model; or a"
-        " model folder", path=NAME_OR_PATH)
-    pretrained: bool = option(
-        False, "start from the weights of --model; the head is new if the task or the classes differ")
-
-
-@options
-class BatchOptions:
-    """Batches: ranks share the micro-batches of a global batch"""
-
-    global_batch_size: int = option(64, "samples per optimizer step, over all processes", at_least=1)
-    micro_batch_size: int | Auto = option(
-        "auto", "samples per forward and backward pass; auto = at most 64; with --strategy exact an eighth of the"
-        " global batch", TOLERATED, at_least=1, resolved=True)
-    eval_batch_size: int | Auto = option(
-        "auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64",
-        TOLERATED, at_least=1, resolved=True)
-
-
-@options
-class OptimOptions:
-    """Optimization"""
-
-    optimizer: Literal["adamw", "adam", "sgd"] = option(
-        "adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum")
-    lr: float = option(0.001, "peak learning rate", at_least=0)
-    min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0)
-    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "learning rate after the warm-up")
-    warmup_steps: int | Auto = option(
-        "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
-    momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
-    betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1)
-    weight_decay: float = option(0.05, "weight decay; none on biases and normalization layers", at_least=0)
-    max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
-    label_smoothing: float = option(
-        0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
-
-
-@options
-class DeviceOptions:
-    """Device, precision, processes"""
-
-    device: str = option(
-        "auto", "cpu, cuda or another accelerator that torch knows; auto = the accelerator if there is one, else cpu",
-        TOLERATED, resolved=True)
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto", "auto = bf16 if the hardware computes in it, else fp32", TOLERATED, resolved=True)
-    tf32: Literal["auto", "always", "never"] = option(
-        "auto", "CUDA: float32 matrix products and convolutions in TF32 (3 decimal digits); auto = with bf16 or fp16",
-        TOLERATED)
-    strategy: Literal["ddp", "exact"] = option(
-        "ddp", "exact = the same bits on any number of processes", TOLERATED)
-    compile: bool = option(False, "compile the model with torch.compile", TOLERATED)
-    deterministic: bool = option(
-        False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED)
-    threads: int | Auto = option(
-        "auto", "CPU threads per process; auto = cores / processes at the first start; 1 with --strategy exact on the"
-        " CPU", TOLERATED, at_least=1, resolved=True)
-
-
-@options
-class RecordOptions:
-    """Records and checkpoints"""
-
-    log_every: int = option(10, "optimizer steps between train records", OPERATIONAL, at_least=1)
-    eval_every: int | Literal["epoch"] = option(
-        "epoch", "optimizer steps between evaluations; epoch = at the end of each epoch", OPERATIONAL, at_least=1)
-    save_every: Interval = option(
-        Interval("1000"), "optimizer steps between checkpoints, or a duration (5min)", OPERATIONAL)
-    keep: int = option(
-        3, "how many of the newest checkpoints to keep, besides the best one; never fewer than two valid ones",
-        OPERATIONAL, at_least=1)
-    ledger: bool = option(
-        False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL)
-
-
-@options
-class FaultOptions:
-    """Fault tolerance: time limits (exit code 76), non-finite gradients (80)"""
-
-    start_timeout: float = option(
-        300, "seconds for the processes to connect, and for the first step",
-        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
-    step_timeout: float = option(
-        100, "seconds to load a micro-batch, and to compute it and all that follows until the next one",
-        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
-    section_timeout: float = option(
-        300, "seconds for a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",
-        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
-    max_nonfinite: int = option(
-        0, "optimizer steps that may have a non-finite gradient; they change nothing (one more: exit code 80)",
-        OPERATIONAL, at_least=0)
+from utils.settings.image_options import ImageOptions, ModelOptions
+from utils.settings.option import Facts
+from utils.settings.run_options import (
+    BatchOptions,
+    DataOptions,
+    DeviceOptions,
+    FaultOptions,
+    OptimOptions,
+    RecordOptions,
+    RunOptions,
+)
+from utils.settings.text_options import LabelOptions, MaskOptions, TextModelOptions, TextOptions
 
 
 @dataclass(frozen=True, kw_only=True)

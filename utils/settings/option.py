@@ -9,10 +9,11 @@ import math
 import operator
 import re
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 
+Auto = Literal["auto"]
 DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
 PATH, NAME_OR_PATH = "path", "name or path"
 _BOUNDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}

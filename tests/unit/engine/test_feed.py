@@ -12,7 +12,7 @@ from data.sampler import ElasticDistributedSampler
 from engine.feed import Feed
 from utils.rundir.checkpoint import Progress
 from utils.rundir.throughput import Throughput
-from utils.settings.config import FaultOptions
+from utils.settings.run_options import FaultOptions
 
 PLAN = cut(50, 16, 4)  # of an epoch: 16, 16, 9 and 9 samples, in four micro-batches each
 LENGTHS = torch.arange(50)

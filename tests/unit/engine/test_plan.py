@@ -13,7 +13,7 @@ from engine.plan import AUTO_LIMIT, resolve_eval_batch, resolve_plan
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
-from utils.settings.config import BatchOptions
+from utils.settings.run_options import BatchOptions
 
 NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
 

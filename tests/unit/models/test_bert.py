@@ -23,7 +23,7 @@ from models.tasks import load_task
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
-from utils.settings.config import TextModelOptions
+from utils.settings.text_options import TextModelOptions
 
 ROOT = Path(__file__).parents[3]
 TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"],

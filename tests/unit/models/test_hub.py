@@ -9,7 +9,8 @@ from models.hub import resolve_tokenizer
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
-from utils.settings.config import MaskedLMConfig, TextModelOptions, TextOptions
+from utils.settings.config import MaskedLMConfig
+from utils.settings.text_options import TextModelOptions, TextOptions
 
 TEXTS = [text for name in sorted(topics)[:40] for text in topics[name].split("\n\n")]
 

@@ -13,7 +13,7 @@ from torchvision.models._api import WeightsEnum
 from models.vision import build_classifier, build_model, load_model_folder, other_preprocessing, save_model_folder
 from utils.errors import Exit, UserError
 from utils.settings.command_line import parse_command_line
-from utils.settings.config import ImageOptions, ModelOptions
+from utils.settings.image_options import ImageOptions, ModelOptions
 
 torch.set_num_threads(1)
 FAMILIES = (

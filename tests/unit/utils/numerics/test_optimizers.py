@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from utils.numerics.optimizers import build_optimizer, build_schedule, set_lr
-from utils.settings.config import OptimOptions
+from utils.settings.run_options import OptimOptions
 
 OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimOptions)["optimizer"])  # every --optimizer
 

@@ -9,7 +9,7 @@ from tests.unit.utils.numerics.test_optimizers import OPTIMIZERS
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision
 from utils.rundir.run import Run
-from utils.settings.config import DeviceOptions, OptimOptions
+from utils.settings.run_options import DeviceOptions, OptimOptions
 from utils.strategies.ddp import DDP
 
 CPU = torch.device("cpu")

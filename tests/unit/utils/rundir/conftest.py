@@ -9,7 +9,7 @@ from torch import nn
 
 from utils.numerics.optimizers import build_optimizer
 from utils.rundir.checkpoint import Checkpoints, TrainState
-from utils.settings.config import OptimOptions, RecordOptions
+from utils.settings.run_options import OptimOptions, RecordOptions
 from utils.strategies.ddp import DDP
 
 FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")

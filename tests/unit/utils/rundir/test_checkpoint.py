@@ -17,7 +17,7 @@ from tests.unit.utils.rundir.conftest import (
     train_step,
 )
 from utils.errors import Exit, UserError
-from utils.settings.config import OptimOptions
+from utils.settings.run_options import OptimOptions
 from utils.strategies.ddp import DDP
 
 # --- round trip
