@@ -18,8 +18,8 @@ check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a fe
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
-faults: .venv/ready-dev             ## every fault of docs/reliability.md, all contracts, the demos, docs/changing.md
-	$(BIN)/python -m pytest tests/faults tests/contracts tests/end_to_end/test_demo.py tests/end_to_end/test_changing.py
+faults: .venv/ready-dev             ## faults of docs/reliability.md, all contracts, demos, README, docs/changing.md
+	$(BIN)/python -m pytest tests/faults tests/contracts $(addprefix tests/end_to_end/test_,demo.py changing.py readme.py)
 
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py

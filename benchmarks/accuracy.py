@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-CIFAR = ["--image-size", "32", "--epochs", "10"]
+CIFAR = ["--epochs", "10"]  # the size comes out as 32
 PHOTOS = ["--image-size", "224", "--epochs", "2", "--global-batch-size", "32", "--micro-batch-size", "16",
           "--threads", "1"]
-MINILM = ["--task", "text-classification", "--model", "MINILM", "--pretrained"]
+MINILM = ["--task", "text-classification", "--model", "MINILM"]
 PAIRS = ["--text-column", "title,description", "--epochs", "1"]
 WIKITEXT = ["--task", "masked-lm", "--model", "bert-mini", "--epochs", "3", "--global-batch-size", "32", "--lr", "1e-3"]
 

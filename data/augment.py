@@ -45,7 +45,7 @@ class SmallTrain:
 
     def __call__(self, image: EncodedImage) -> Tensor:
         pad = self.size // 8
-        centre = CentreCrop(self.size, self.interpolation, photo=False)(image)
+        centre = CentreCrop(self.size, self.interpolation, self.size)(image)
         padded = F.pad(centre, (0, 0, pad, pad, pad, pad))
         top, left = torch.randint(0, 2 * pad + 1, (2,)).tolist()
         moved = padded[top:top + self.size, left:left + self.size].contiguous()
@@ -54,14 +54,11 @@ class SmallTrain:
 
 @dataclass(frozen=True)
 class CentreCrop:
-    """The centre, as large as the shorter side; of a photo 224/256 of that (other sizes in proportion).
-
-    For evaluation and prediction: RUN/model/config.json keeps the three values.
-    """
+    """The shorter side resized to `resize_size`, then the centre cut out; all three are in RUN/model/config.json."""
 
     size: int
     interpolation: str
-    photo: bool
+    resize_size: int
 
     def __call__(self, image: EncodedImage) -> Tensor:
         # the image, without the ends of a long one
@@ -70,8 +67,7 @@ class CentreCrop:
         box = ((height - h) // 2, (width - w) // 2, h, w)
 
         # resize its shorter side, then cut out the centre
-        shorter = round(self.size * 256 / 224) if self.photo else self.size
-        target = int(shorter * h / min(h, w)), int(shorter * w / min(h, w))
+        target = int(self.resize_size * h / min(h, w)), int(self.resize_size * w / min(h, w))
         resized = _resized(image, box, target, self.interpolation, RESERVE)
         top, left = round((target[0] - self.size) / 2), round((target[1] - self.size) / 2)
         return resized[top:top + self.size, left:left + self.size].contiguous()
@@ -80,19 +76,23 @@ class CentreCrop:
 Transform = PhotoTrain | SmallTrain | CentreCrop
 
 
-def build_transforms(augmentation: str, image_size: int, interpolation: str) -> tuple[Transform, Transform]:
+def build_transforms(augmentation: str, for_eval: CentreCrop) -> tuple[Transform, CentreCrop]:
     """The transforms of training and of evaluation. augmentation: a value of --augmentation."""
-    photo = is_photo(augmentation, image_size)
-    for_eval = CentreCrop(image_size, interpolation, photo)
+    image_size, interpolation = for_eval.size, for_eval.interpolation
     if augmentation == "none":
         return for_eval, for_eval
-    if photo:
+    if is_photo(augmentation, image_size):
         return PhotoTrain(image_size, interpolation), for_eval
     return SmallTrain(image_size, interpolation, flip=augmentation != "shift"), for_eval
 
 
+def usual_resize_size(augmentation: str, image_size: int) -> int:
+    """What the shorter side is resized to if no weights say it: a photo loses an eighth, as with 256 and 224 pixels."""
+    return round(image_size * 256 / 224) if is_photo(augmentation, image_size) else image_size
+
+
 def is_photo(augmentation: str, image_size: int) -> bool:
-    """Whether evaluation crops to 224/256 of the shorter side, as for photos."""
+    """Whether images of this size are treated as photos."""
     return augmentation == "photo" or (augmentation in ("auto", "none") and image_size > PHOTO_ABOVE)
 
 

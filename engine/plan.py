@@ -1,10 +1,14 @@
-"""The plan of a run: what --micro-batch-size and --eval-batch-size mean in it, resolved at its first start and kept."""
+"""The plan of a run: what its batch sizes and --lr mean in it, resolved at its first start and kept."""
+
+import math
+from dataclasses import replace
 
 from torch import nn
 
 from data.plan import BatchPlan
 from engine.start import Start
 from utils.errors import some
+from utils.settings.run_options import OptimOptions
 from utils.strategies.base import Strategy
 
 AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
@@ -60,3 +64,21 @@ def resolve_eval_batch(start: Start, plan: BatchPlan) -> int:
     """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, at most AUTO_LIMIT."""
     given = start.config.batch.eval_batch_size
     return start.run.resolve("eval_batch_size", given, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))
+
+
+def resolve_optim(start: Start) -> OptimOptions:
+    """The settings of the optimizer with the learning rate of this run, kept from the first start on.
+
+    auto: the task's, which grows with the global batch: linearly for SGD (Goyal et al., 2017), with its square root for
+    Adam and AdamW (Malladi et al., 2022).
+    """
+    config, optim = start.config, start.config.optim
+
+    def derive() -> float:
+        batch = min(config.batch.global_batch_size, len(start.task.train_set))
+        growth = batch / type(config)().batch.global_batch_size
+        is_sgd = optim.optimizer == "sgd"
+        lr = start.task.base_lr["sgd" if is_sgd else "adamw"] * (growth if is_sgd else math.sqrt(growth))
+        return float(f"{lr:.3g}")
+
+    return replace(optim, lr=start.run.resolve("lr", optim.lr, derive))

@@ -14,7 +14,7 @@ from engine.evaluation import Evaluation
 from engine.feed import Feed
 from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
-from engine.plan import resolve_eval_batch, resolve_plan
+from engine.plan import resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from utils.distributed.agreement import Agreement
 from utils.numerics.optimizers import build_optimizer, build_schedule
@@ -58,7 +58,8 @@ def build_training(start: Start) -> Training:
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
     strategy = load_strategy(config.device.strategy)(model, world)  # may shard the model
-    optimizer = build_optimizer(model, config.optim)
+    optim = resolve_optim(start)
+    optimizer = build_optimizer(model, optim)
 
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)
@@ -96,11 +97,11 @@ def build_training(start: Start) -> Training:
     watchdog.stop_after(stop.seconds)
     log = open_log(run, task, done, total_steps, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples,"
-             f" {config.model.model}, {start.precision.name} on {world.world_size} x {world.device.type};"
-             f" {total_steps} steps of {plan.num_micro_batches} micro-batches;"
+             f" {config.model.model} {task.origin}, {start.precision.name} on {world.world_size} x {world.device.type};"
+             f" {total_steps} steps of {plan.num_micro_batches} micro-batches, learning rate {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     return Training(
-        **vars(start), log=log, strategy=strategy, state=state, schedule=build_schedule(config.optim, total_steps),
+        **vars(start), log=log, strategy=strategy, state=state, schedule=build_schedule(optim, total_steps),
         feed=feed, evaluation=evaluation, checkpoints=checkpoints, flags=flags, bad_samples=bad_samples,
         attempts=attempts, throughput=throughput, total_steps=total_steps,
         last_step=min(total_steps, done.step + stop.steps))

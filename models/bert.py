@@ -30,10 +30,8 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
 from utils.errors import Exit, UserError, first_line, some
-from utils.settings.text_options import TextModelOptions
+from utils.settings.text_options import SIZES, TextModelOptions
 
-# Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
-SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
 MAX_PADDING = 1024  # tokens: vocabularies of models are rounded up for speed
 
 transformers.logging.set_verbosity_error()  # the messages about missing weights are those below
@@ -150,7 +148,7 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
                    if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
     if wrong:
         raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
-                        f" another shape, for example {wrong[0]}; repair the folder, or leave --pretrained out")
+                        f" another shape, for example {wrong[0]}; repair the folder, or give --no-pretrained")
     return model
 
 

@@ -6,9 +6,7 @@ Legend: B samples, C classes, H, W height and width in pixels.
 import difflib
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,16 @@ from torch.utils.data import DataLoader
 from data.augment import CentreCrop
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
+from models.preprocessing import read_description
 from models.vision_weights import initial_weights_of, load_backbone, read_weights
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, some
 from utils.hardware.cores import available_cores
-from utils.settings.config import flag
-from utils.settings.image_options import ImageOptions, ModelOptions
+from utils.settings.image_options import ModelOptions
 
 MAX_WORKERS = 8  # processes that decode images to classify, at most one per batch
 _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
-_DESCRIPTION = {"architecture", "classes", "image_size", "photo", "interpolation", "mean", "std"}  # in config.json
+_DESCRIPTION = {"architecture", "classes", "image_size", "resize_size", "interpolation", "mean", "std"}  # config.json
 
 
 def build_classifier(architecture: str, num_classes: int, image_size: int = 224) -> nn.Module:
@@ -82,7 +80,7 @@ def build_model(
     folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
     described = {"architecture": config.model}
     if folder:
-        described = world.everywhere(lambda: _read_description(folder))  # Collective.
+        described = world.everywhere(lambda: read_description(folder))  # Collective.
     model = build_classifier(described["architecture"], len(classes), image_size)
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
@@ -99,25 +97,6 @@ def build_model(
     return model.to(memory_format=torch.channels_last), described["architecture"]
 
 
-def other_preprocessing(config: ModelOptions, images: ImageOptions) -> list[str]:
-    """A note if the weights in --model FOLDER were trained on differently prepared images. Raises UserError (66)."""
-    # settings that differ
-    folder = Path(config.model)
-    if not config.pretrained or config.weights or not folder.is_dir():
-        return []
-    described = _read_description(folder)
-    here = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(images).items()}
-    differ = [name for name in here if name in described and name in _DESCRIPTION and described[name] != here[name]]
-    if not differ:
-        return []
-
-    # the note
-    found = "; ".join(f"{name} was {described[name]} and is now {here[name]}" for name in differ)
-    words = " ".join(f"{flag(name)} {described[name]}" for name in differ)
-    return [f"--model {folder} was trained on differently prepared images: {found}. To prepare them in the same"
-            f" way, start a new run with {re.sub(r'[],[]', '', words)}"]
-
-
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:
     """RUN/model: model.safetensors, and config.json with the architecture, the classes and the preprocessing."""
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -129,7 +108,7 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
     Raises UserError: 66 if there is none, 65 if it is damaged.
     """
-    description = _read_description(folder)
+    description = read_description(folder)
     if missing := _DESCRIPTION - set(description):
         raise UserError(f"{folder / 'config.json'} was not written by an image run: it lacks {some(sorted(missing))}",
                         Exit.NO_INPUT)
@@ -151,7 +130,7 @@ def classify_images(
     # preprocessing
     model.to(device)
     mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
-    transform = CentreCrop(description["image_size"], description["interpolation"], description["photo"])
+    transform = CentreCrop(description["image_size"], description["interpolation"], description["resize_size"])
 
     # loading
     encoded = [os.fsencode(path) for path in paths]
@@ -172,13 +151,3 @@ def classify_images(
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
             batch = paths[batch_size * index:batch_size * (index + 1)]
             yield list(zip(batch, logits.double().softmax(dim=1).cpu().numpy(), bad, strict=True))
-
-
-def _read_description(folder: Path) -> dict[str, Any]:
-    try:
-        description = json.loads((folder / "config.json").read_text())
-        return description | {"architecture": description["architecture"]}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): it needs a config.json"
-            " with an architecture, as RUN/model has", Exit.NO_INPUT) from None

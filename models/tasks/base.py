@@ -7,7 +7,7 @@ Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,6 +56,8 @@ class Task(Protocol):
     best: str  # the metric that decides which model is best ...
     best_is_high: bool  # ... and whether a higher value is better
     unit: str  # what a sample is called ("img")
+    origin: str  # where the initial weights come from, in words: "from scratch"
+    base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
     lengths: Tensor | None  # [N] tokens of train_set's samples, for batches of similar lengths; None if all are alike
     classes: tuple[str, ...]  # in label order
     fingerprint: str  # of the data set; a run continues only on the same one

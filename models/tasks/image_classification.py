@@ -4,6 +4,7 @@ Legend: B samples, C classes, H, W height and width in pixels.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from data import demo
-from data.augment import build_transforms, is_photo
+from data.augment import build_transforms
 from data.batch import Batch
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import build_index
 from data.splits import ValSplit, require_split
 from models.losses import classification_losses
 from models.metrics import classification_metrics
+from models.preprocessing import resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
-from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
+from models.vision import build_model, classify_images, load_model_folder, save_model_folder
 from utils.distributed.world import World
 from utils.files import cache_path
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig
+
+SCRATCH_LR, PRETRAINED_LR = {"adamw": 1e-3, "sgd": 0.05}, {"adamw": 1e-4, "sgd": 0.005}  # measured: docs/defaults.md
 
 
 class ImageClassification:
@@ -44,18 +48,22 @@ class ImageClassification:
         require_split(config.run.split, index.splits, self._root)
         self.classes, self.fingerprint = index.classes, index.fingerprint
 
-        # notes
-        images = config.images
-        notes = world.on_rank_zero(lambda: other_preprocessing(config.model, images))  # Collective.
+        # preprocessing, and what suits the weights
+        self._prepared, notes = resolve_preprocessing(  # Collective.
+            config.images, config.model, index.splits["train"], run, world)
         self.notes = (*index.notes, *notes)
+        is_pretrained = config.model.pretrained or config.model.weights is not None
+        self.origin = f"with the weights of {config.model.weights or config.model.model}" if is_pretrained else (
+            "from scratch")
+        self.base_lr = PRETRAINED_LR if is_pretrained else SCRATCH_LR
 
         # data sets
-        train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
+        train_transform, eval_transform = build_transforms(config.images.augmentation, self._prepared.for_eval)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
         self.metrics = classification_metrics(len(self.classes))
-        self._mean = 255 * torch.tensor(images.mean).view(1, 3, 1, 1)
-        self._std = 255 * torch.tensor(images.std).view(1, 3, 1, 1)
+        self._mean, self._std = (
+            255 * torch.tensor(values).view(1, 3, 1, 1) for values in (self._prepared.mean, self._prepared.std))
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Images stay uint8 [B, H, W, 3]: four times fewer bytes to the device, and channels_last without a copy."""
@@ -71,15 +79,15 @@ class ImageClassification:
 
     def example(self, size: int) -> Batch:
         """Noise: with one grey level BatchNorm would divide by zero."""
-        side, generator = self._config.images.image_size, torch.Generator().manual_seed(0)
+        side, generator = self._prepared.image_size, torch.Generator().manual_seed(0)
         images = torch.randint(256, (size, side, side, 3), dtype=torch.uint8, generator=generator)  # [B, H, W, 3]
         labels = torch.arange(size) % len(self.classes)
         return Batch(inputs={"images": images}, labels=labels, sample_weight=torch.ones(size))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
-        size = self._config.images.image_size
-        model, self._architecture = build_model(self._config.model, self.classes, size, initial_weights, self._world)
+        model, self._architecture = build_model(
+            self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world)
         self._transforms_input = getattr(model, "transform_input", False)
         return model
 
@@ -93,12 +101,9 @@ class ImageClassification:
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""
-        images = self._config.images
         save_model_folder(weights, {
             "task": "image-classification", "architecture": self._architecture, "classes": list(self.classes),
-            "transform_input": self._transforms_input,
-            "image_size": images.image_size, "photo": is_photo(images.augmentation, images.image_size),
-            "interpolation": images.interpolation, "mean": list(images.mean), "std": list(images.std)}, folder)
+            "transform_input": self._transforms_input, **asdict(self._prepared)}, folder)
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in digits also a linear model on the pixels."""

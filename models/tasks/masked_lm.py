@@ -6,6 +6,7 @@ Legend: B samples, T tokens in the longest of them, P predicted tokens, V vocabu
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class MaskedLM(TextTask):
 
     best, best_is_high = "loss", False
     head = AutoModelForMaskedLM
+    scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}  # measured: docs/defaults.md
 
     def __init__(self, config: MaskedLMConfig, run: Run, world: World):
         # data
@@ -91,7 +93,7 @@ class MaskedLM(TextTask):
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Fine-tune it; train on own texts."""
         train = f"{python} train.py --task"
-        return {"fine-tune": f"{train} text-classification --data FILE.csv --model {run}/model --pretrained",
+        return {"fine-tune": f"{train} text-classification --data FILE.csv --model {run}/model",
                 "your own data": f"{train} masked-lm --data FILE.txt    with one text per line"}
 
     @staticmethod
@@ -100,7 +102,7 @@ class MaskedLM(TextTask):
     ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
         """There are no classes to predict. Raises UserError (64)."""
         raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task"
-                        f" text-classification --model {folder} --pretrained), or fill masks with"
+                        f" text-classification --model {folder}), or fill masks with"
                         f" transformers.pipeline('fill-mask', model='{folder}')")
 
 

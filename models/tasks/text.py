@@ -1,6 +1,7 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -26,10 +27,14 @@ class TextTask:
 
     unit = "txt"
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
+    scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
+    pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.01}  # ... and not: docs/defaults.md
 
     def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World,
                  label_column: str | None, split_long: bool):
         self._config, self._run, self._world = config, run, world
+        self.origin = f"with the weights of {config.model.model}" if config.model.pretrained else "from scratch"
+        self.base_lr = self.pretrained_lr if config.model.pretrained else self.scratch_lr
 
         # what is read
         cache, val = cache_path(), ValSplit(config.data.val_fraction, config.run.seed)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class TextClassification(TextTask):
 
     best, best_is_high = "top1", True
     head = AutoModelForSequenceClassification
+    scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}  # measured: docs/defaults.md
 
     def __init__(self, config: TextClassificationConfig, run: Run, world: World):
         super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)

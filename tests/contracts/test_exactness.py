@@ -88,7 +88,7 @@ def ddp(contract_of):
     return contract_of["ddp"]
 
 
-@pytest.mark.parametrize(("processes", "workers"), [(2, 2), (3, 0), (4, 0)])
+@pytest.mark.parametrize(("processes", "workers"), [(2, 2), (3, 0), pytest.param(4, 0, marks=pytest.mark.slow)])
 def test_exact_computes_the_same_bits_on_1_2_3_and_4_processes(exact, processes, workers):
     assert outcome(exact.straight(processes, workers)) == outcome(exact.straight(1))
 
@@ -158,7 +158,7 @@ def test_ddp_and_exact_agree_to_rounding_on_2_processes(exact, ddp):
 
 @of_ddp
 @pytest.mark.parametrize("processes", [
-    1, pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+    *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2, 4)), 3])
 def test_eval_only_on_1_to_4_processes_gives_the_digits_of_training(ddp, processes):
     run = ddp.straight(2)
     before = listing(run)

@@ -285,7 +285,7 @@ def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
     torch.manual_seed(seed)
     model = nn.Linear(5, 3)
     return checkpoint.TrainState(
-        load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions()), torch.amp.GradScaler("cpu"))
+        load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions(lr=0.001)), torch.amp.GradScaler("cpu"))
 
 
 def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:

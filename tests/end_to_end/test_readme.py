@@ -44,6 +44,7 @@ def trained(copy, shell) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained):
     others = ["make train", "python train.py --nproc-per-node 2",
               "python -m torch.distributed.launch --nproc-per-node=2 train.py",
@@ -55,6 +56,7 @@ def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained
     assert list((copy / "runs").iterdir()) == [trained]
 
 
+@pytest.mark.slow
 def test_the_predict_and_evaluate_lines_run(copy, shell, trained):
     image = next((ROOT / "data").glob("digits.png"))
     predict, evaluate = (line.strip("` ")
@@ -66,7 +68,7 @@ def test_the_predict_and_evaluate_lines_run(copy, shell, trained):
     assert json.loads(evaluated.stdout)["top1"] == json.loads((trained / "summary.json").read_text())["best"]["value"]
 
 
-def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos, trained):
+def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos):
     for line in block("python train.py --data"):
         # Fewer processes and steps for two cores, and no download: its failure is tested with the command line.
         line = line.replace("DIR", str(photos)).replace("=8", "=2").replace(" --pretrained", "").replace(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from utils.errors import Exit, UserError
+from utils.files import read_json
 from utils.settings.config import Config, facts, flag, settings
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
 
@@ -65,20 +66,36 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         return
     # A setting that the file does not have is off, or newer than the run: its default counts.
     defaults, new = (json.loads(json.dumps(identity(each))) for each in (type(config)(), config))
-    try:
-        old = defaults | yaml.safe_load(file.read_text())
-    except (yaml.YAMLError, TypeError) as error:
-        raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh",
-                        Exit.IO) from None
+    old = defaults | _read_settings(file) | fixed_values(config, path)
     differ = {name: f"{flag(name)} was {old[name]} and is now {new[name]}" for name in new
-              if old[name] != new[name] and not known[name].resolved}  # Run.resolve and require_same compare those
+              if old[name] != new[name] and not known[name].resolved  # Run.resolve and require_same compare those
+              and not (known[name].fixed and new[name] == "auto")}
     if defining := [name for name in differ if known[name].kind == DEFINING]:
         is_longer = any(known[name].ends_run for name in defining)
-        longer = " To train past the end, start a new run from it: --model RUN/model --pretrained." if is_longer else ""
+        longer = " To train past the end, start a new run from it: --model RUN/model." if is_longer else ""
         raise UserError(f"{path} was created with different settings: {'; '.join(map(differ.get, defining))}."
                         f" Use its settings, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
     if differ:
         note(f"{'; '.join(differ.values())}; the run is not bit-exact from here on")
+
+
+def fixed_values(config: Config, path: Path) -> dict[str, Any]:
+    """What the settings that are fixed at the first start became in the run in `path`.
+
+    In a run that an earlier version began, such a setting may have had a value instead of `auto`.
+    """
+    kept, old = read_json(path / "auto.json"), _read_settings(path / "config.yaml")
+    values = {name: kept.get(name, old.get(name, "auto")) for name, known in facts(config).items() if known.fixed}
+    return {name: value for name, value in values.items() if value != "auto"}
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """config.yaml of a run. Raises UserError (74)."""
+    try:
+        return {**yaml.safe_load(file.read_text())}
+    except (yaml.YAMLError, TypeError) as error:
+        raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh",
+                        Exit.IO) from None
 
 
 def require_same_program(config: Config, world: "World") -> None:

@@ -55,7 +55,7 @@ def finish_early(config: Config) -> None:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if isinstance(value, float))
     if os.environ.get("RANK", "0") == "0":
         say(f"{path} is finished: step {summary.get('step')}, {figures}\n"
-            f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'} --pretrained",
+            f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'}",
             sys.stdout)
     raise SystemExit(0)
 

@@ -29,7 +29,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, explain
 from utils.files import read_json, sync, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
-from utils.rundir.identity import code_digest, compare, kept_settings, run_path
+from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
 from utils.rundir.lock import RunLock
 from utils.rundir.restart import acts_fresh, launch_id, slurm_starts
 from utils.settings.config import Config
@@ -155,7 +155,7 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
             raise UserError(f"cannot create the run directory {path}: {error.strerror}; use another --run-dir",
                             Exit.CANNOT_CREATE) from None
         compare(config, path, note)
-        last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
+        last, kept = read_json(path / "status.json"), _kept(config, path)
         _describe(config, path, world.world_size)
         facts = _facts(last, world, launches)
         _note_changes(config, kept, last, facts, note)
@@ -178,7 +178,13 @@ def _read(config: Config, path: Path, world: World, note: Callable[[str], None])
     if not (path / "auto.json").exists():
         raise UserError(f"{path} holds no checkpoint: train first", Exit.NO_INPUT)
     compare(config, path, note)
-    return read_json(path / "auto.json"), _facts({}, world, [])
+    return _kept(config, path), _facts({}, world, [])
+
+
+def _kept(config: Config, path: Path) -> dict[str, Any]:
+    """What the settings became at the run's first start: RUN/auto.json; {} at the first start."""
+    kept = read_json(path / "auto.json")
+    return kept | fixed_values(config, path) if kept else kept
 
 
 def _acquire(config: Config, path: Path, lock: RunLock, launches: list[str | None],

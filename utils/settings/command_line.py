@@ -65,13 +65,28 @@ def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prin
     _check_keys(file, file_settings, task)
 
     # all settings; the later word counts
-    is_demo = (first.data or file_settings.get("data", "demo")) == "demo"
-    defaults = demo_settings.get(task, {}) if is_demo else {}
+    given = file_settings | {name: value for name, value in vars(first).items() if value is not None}
+    defaults = _defaults(task, given, demo_settings.get(task, {}))
     config = _call_tyro(task, [*_as_words(defaults), *_as_words(file_settings), *argv], prints)
     _check_bounds(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
         _become_launcher(config.run.nproc_per_node, argv)
     return config
+
+
+def _defaults(task: str, given: Mapping[str, Any], demo: Mapping[str, Any]) -> dict[str, Any]:
+    """Defaults that depend on other settings: on --model, and on --data if that is the built-in data.
+
+    demo: what suits the built-in data. What suits its model and optimizer is for these two alone.
+    """
+    config = CONFIGS[task]()
+    known, usual = facts(config), settings(config) | demo
+    defaults = dict(demo) if given.get("data", "demo") == "demo" else {}
+    if any(given.get(name, usual[name]) != usual[name] for name in ("model", "optimizer")):
+        defaults = {name: value for name, value in defaults.items() if not known[name].of_model}
+    if "model" in given and "pretrained" in known and config.model.has_weights(str(given["model"])):
+        defaults["pretrained"] = True
+    return defaults
 
 
 def _without_local_rank(argv: Sequence[str]) -> list[str]:
@@ -89,9 +104,9 @@ def _refuse_numbers_of_nodes() -> None:
 
 
 def _first_look(argv: list[str]) -> argparse.Namespace:
-    """What decides how the rest is parsed: task, data, config file, run directory."""
+    """What decides how the rest is parsed: task, data, model, ..."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("task", "data", "config", "run-dir"):
+    for name in ("task", "data", "model", "optimizer", "config", "run-dir"):
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
     parser.add_argument("--eval-only", "--eval_only", action="store_true")
     parser.add_argument("--version", action="store_true")

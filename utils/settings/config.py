@@ -35,7 +35,7 @@ class ImageClassificationConfig:
     faults: FaultOptions = FaultOptions()
 
 
-TEXT_OPTIM = OptimOptions(lr=5e-5, schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
+TEXT_OPTIM = OptimOptions(schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class MaskedLMConfig:
     masks: MaskOptions = MaskOptions()
     model: TextModelOptions = TextModelOptions()
     batch: BatchOptions = BatchOptions(global_batch_size=64)
-    optim: OptimOptions = replace(TEXT_OPTIM, lr=5e-4, betas=(0.9, 0.98))
+    optim: OptimOptions = replace(TEXT_OPTIM, betas=(0.9, 0.98))
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()

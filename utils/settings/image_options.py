@@ -1,22 +1,28 @@
 """The settings of image tasks. A setting is one line, as in run_options.py."""
 
+from pathlib import Path
 from typing import Literal
 
-from utils.settings.option import NAME_OR_PATH, option, options
+from utils.settings.option import NAME_OR_PATH, Auto, option, options
 
 
 @options
 class ImageOptions:
     """Images"""
 
-    image_size: int = option(224, "side of the square that the model sees, in pixels", at_least=1)
+    image_size: int | Auto = option(
+        "auto", "side of the square that the model sees, in pixels; auto = what the weights were evaluated with; from"
+        " scratch 224, or less for smaller images", at_least=1, fixed=True)
     augmentation: Literal["auto", "photo", "small", "shift", "none"] = option(
         "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
         " auto = photo above 64 pixels, else small")
-    mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "channel means of the training pixels, in 0..1")
-    std: tuple[float, float, float] = option(
-        (0.229, 0.224, 0.225), "channel standard deviations of the training pixels, in 0..1", above=0)
-    interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "how images are resized (with antialiasing)")
+    mean: tuple[float, float, float] | Auto = option(
+        "auto", "channel means, in 0..1; auto = as the weights were evaluated, else ImageNet's", fixed=True)
+    std: tuple[float, float, float] | Auto = option(
+        "auto", "channel standard deviations, in 0..1; auto = as for --mean", above=0, fixed=True)
+    interpolation: Literal["auto", "bilinear", "bicubic"] = option(
+        "auto", "how images are resized (with antialiasing); auto = as the weights were evaluated, else bilinear",
+        fixed=True)
 
 
 @options
@@ -26,7 +32,12 @@ class ModelOptions:
     model: str = option(
         "resnet18", "name of a torchvision classifier, or the model folder of another run", path=NAME_OR_PATH)
     pretrained: bool = option(
-        False, "start from the library's weights of --model NAME, or from those in --model FOLDER; the head is new if"
-        " the classes differ")
+        False, "start from the library's weights of --model NAME; the weights in --model FOLDER are used unless"
+        " --no-pretrained is given; the head is new if the classes differ")
     weights: str | None = option(
         None, "file with weights of --model NAME (.pth or .safetensors); implies --pretrained", path=NAME_OR_PATH)
+
+    @staticmethod
+    def has_weights(model: str) -> bool:
+        """Whether a --model comes with weights, so that --pretrained is the default."""
+        return Path(model).is_dir()

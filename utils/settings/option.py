@@ -37,6 +37,8 @@ class Facts:
     per_node: bool = False  # may differ between the nodes of a run
     path: str = ""  # made absolute in the run's name and in config.yaml; NAME_OR_PATH = only if it exists
     resolved: bool = False  # a run compares what the setting became (in auto.json), not the setting
+    fixed: bool = False  # `auto` becomes a value at the run's first start, kept in auto.json under the setting's name
+    of_model: bool = False  # suits a model and an optimizer: what the built-in data want is for theirs alone
     ends_run: bool = False  # decides where the run ends
 
     def broken_rule(self, value: Any) -> str:

@@ -78,15 +78,18 @@ class OptimOptions:
     """Optimization"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = option(
-        "adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum")
-    lr: float = option(0.001, "peak learning rate", at_least=0)
+        "adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum", of_model=True)
+    lr: float | Auto = option(
+        "auto", "peak learning rate; auto = by task, optimizer, global batch and whether the weights are pretrained",
+        at_least=0, fixed=True, of_model=True)
     min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0)
     schedule: Literal["cosine", "linear", "constant"] = option("cosine", "learning rate after the warm-up")
     warmup_steps: int | Auto = option(
         "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
     betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1)
-    weight_decay: float = option(0.05, "weight decay; none on biases and normalization layers", at_least=0)
+    weight_decay: float = option(
+        0.05, "weight decay; none on biases and normalization layers", at_least=0, of_model=True)
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
     label_smoothing: float = option(
         0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)

@@ -1,6 +1,12 @@
 """The settings of text tasks. A setting is one line, as in run_options.py."""
 
+from pathlib import Path
+
 from utils.settings.option import NAME_OR_PATH, option, options
+
+# Encoders that are built from scratch: layers and width. A head has 64 dimensions.
+# Source: Turc et al., 2019 (https://github.com/google-research/bert).
+SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
 
 
 @options
@@ -40,4 +46,10 @@ class TextModelOptions:
         "bert-small", "bert-tiny, -mini, -small or -base, built from scratch; or the name of a transformers model; or a"
         " model folder", path=NAME_OR_PATH)
     pretrained: bool = option(
-        False, "start from the weights of --model; the head is new if the task or the classes differ")
+        False, "the weights of a folder or a transformers model are used unless --no-pretrained is given; the head is"
+        " new if the task or the classes differ")
+
+    @staticmethod
+    def has_weights(model: str) -> bool:
+        """Whether a --model comes with weights, so that --pretrained is the default."""
+        return Path(model).is_dir() or model not in SIZES

@@ -1,5 +1,4 @@
 import io
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +11,18 @@ from data.augment import CentreCrop, PhotoTrain, SmallTrain, build_transforms
 from data.image_decode import EncodedImage
 
 torch.set_num_threads(1)
-photo, small = (partial(CentreCrop, interpolation="bilinear", photo=is_photo) for is_photo in (True, False))
+
+
+def photo(size: int) -> CentreCrop:
+    """Evaluation of a photo."""
+    return CentreCrop(size, "bilinear", round(size * 256 / 224))
+
+
+def small(size: int) -> CentreCrop:
+    """Evaluation of a small image."""
+    return CentreCrop(size, "bilinear", size)
+
+
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
 
 
@@ -35,7 +45,7 @@ SHAPES = [(300, 451), (457, 301), (224, 224), (50, 31), (1, 7), (7, 1), (120, 90
 def test_the_centre_of_a_photo_is_torchvisions_resize_and_centre_crop(shape, interpolation):
     encoded, pixels = picture(*shape)
     theirs = v2.CenterCrop(112)(v2.Resize(128, MODES[interpolation], antialias=True)(pixels)).permute(1, 2, 0)
-    ours = CentreCrop(112, interpolation, photo=True)(encoded)
+    ours = CentreCrop(112, interpolation, 128)(encoded)
     assert ours.is_contiguous() and (ours.int() - theirs.int()).abs().max() <= 1
 
 
@@ -106,14 +116,8 @@ def test_small_train_moves_the_image_over_zeros():
     ("shift", 32, SmallTrain(32, flip=False), small(32)), ("none", 224, photo(224), photo(224)),
     ("none", 32, small(32), small(32))])
 def test_each_augmentation_has_its_transforms(augmentation, size, train, evaluation):
-    assert build_transforms(augmentation, size, "bilinear") == (train, evaluation)
-
-
-def test_eval_transform_is_rebuilt_from_three_settings():
-    for augmentation in ("auto", "photo", "small", "shift", "none"):
-        for size in (32, 224):
-            expected = CentreCrop(size, "bicubic", augment.is_photo(augmentation, size))
-            assert build_transforms(augmentation, size, "bicubic")[1] == expected
+    for_eval = CentreCrop(size, "bilinear", augment.usual_resize_size(augmentation, size))
+    assert build_transforms(augmentation, for_eval) == (train, evaluation)
 
 
 @pytest.mark.parametrize("transform", [PhotoTrain(24), photo(24), SmallTrain(24), small(24)])

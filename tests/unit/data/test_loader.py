@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import Dataset
 
 from data import demo
-from data.augment import build_transforms
+from data.augment import CentreCrop, build_transforms
 from data.batch import Batch
 from data.image_folder import ImageFolder
 from data.image_index import build_index
@@ -80,7 +80,7 @@ def as_values(items):
 
 def image_batches(tmp_path, workers):
     index = build_index(str(demo.unpack_demo("image-classification", tmp_path)), ValSplit(0.1, 0), tmp_path)
-    train_transform, _ = build_transforms("photo", 32, "bilinear")  # a random crop and flip per sample
+    train_transform, _ = build_transforms("photo", CentreCrop(32, "bilinear", 37))  # a random crop and flip per sample
     samples = ImageFolder(index.splits["train"], train_transform, seed=0)
 
     def collate_images(items):

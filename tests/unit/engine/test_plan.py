@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data.plan import BatchPlan, cut
-from engine.plan import AUTO_LIMIT, resolve_eval_batch, resolve_plan
+from engine.plan import AUTO_LIMIT, resolve_eval_batch, resolve_optim, resolve_plan
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
-from utils.settings.run_options import BatchOptions
+from utils.settings.config import ImageClassificationConfig
+from utils.settings.run_options import BatchOptions, OptimOptions
 
 NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
 
@@ -146,3 +147,23 @@ def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_s
     options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
     assert resolve_eval_batch(start_of(run, options), BatchPlan(1000, 64, micro_batches)) == expected
     assert resolve_eval_batch(start_of(run, BatchOptions(global_batch_size=64)), BatchPlan(1000, 64, 2)) == expected
+
+
+@pytest.mark.parametrize("optimizer, batch, expected", [
+    ("adamw", 64, 1e-3), ("adamw", 256, 2e-3), ("adam", 16, 5e-4), ("sgd", 64, 0.05), ("sgd", 256, 0.2),
+    ("sgd", 4096, 0.781)])  # the last: 1,000 samples make a global batch of 1,000
+def test_the_learning_rate_grows_with_the_global_batch(tmp_path, optimizer, batch, expected):
+    run = run_in(tmp_path, [])
+    optim = resolve_optim(start_for(run, OptimOptions(optimizer=optimizer), batch))
+    assert (optim.lr, run.kept["lr"]) == (expected, expected)
+
+
+def test_a_given_or_kept_learning_rate_is_taken_as_it_is(tmp_path):
+    assert resolve_optim(start_for(run_in(tmp_path, []), OptimOptions(lr=0.3), 256)).lr == 0.3
+    assert resolve_optim(start_for(run_in(tmp_path, [], {"lr": 0.7}), OptimOptions(), 256)).lr == 0.7
+
+
+def start_for(run, optim, batch):
+    config = ImageClassificationConfig(optim=optim, batch=BatchOptions(global_batch_size=batch))
+    task = SimpleNamespace(train_set=range(1000), base_lr={"adamw": 1e-3, "sgd": 0.05})
+    return SimpleNamespace(config=config, run=run, task=task)

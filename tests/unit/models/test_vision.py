@@ -2,7 +2,6 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,10 +9,9 @@ import torchvision
 from safetensors.torch import save_file
 from torchvision.models._api import WeightsEnum
 
-from models.vision import build_classifier, build_model, load_model_folder, other_preprocessing, save_model_folder
+from models.vision import build_classifier, build_model, load_model_folder, save_model_folder
 from utils.errors import Exit, UserError
-from utils.settings.command_line import parse_command_line
-from utils.settings.image_options import ImageOptions, ModelOptions
+from utils.settings.image_options import ModelOptions
 
 torch.set_num_threads(1)
 FAMILIES = (
@@ -23,7 +21,7 @@ FAMILIES = (
     "squeezenet1_1", "swin_t",
     "swin_v2_t", "vgg11_bn", "vit_b_16")
 CLASSES = ("cat", "dog", "eel")
-DESCRIPTION = {"architecture": "squeezenet1_1", "image_size": 32, "photo": False, "interpolation": "bilinear",
+DESCRIPTION = {"architecture": "squeezenet1_1", "image_size": 32, "resize_size": 32, "interpolation": "bilinear",
                "mean": [0.5] * 3, "std": [0.2] * 3}
 
 
@@ -98,16 +96,6 @@ def test_model_folder_without_pretrained_lends_its_architecture_only(world, mode
     folder, weights = model_folder
     model = built(world, model=str(folder))
     assert set(model.state_dict()) == set(weights) and "features.0.weight" not in equal_names(model, weights)
-
-
-def test_other_preprocessing_than_the_folders_is_one_note_with_the_flags(model_folder):
-    model = ModelOptions(model=str(model_folder[0]), pretrained=True)
-    [note] = other_preprocessing(model, ImageOptions(std=(0.2, 0.2, 0.2)))
-    assert "image_size was 32 and is now 224; mean was [0.5, 0.5, 0.5] and is now [0.485, " in note
-    _, flags = note.split("start a new run with ")
-    same = parse_command_line([*flags.split(), "--std", "0.2", "0.2", "0.2"], {})
-    assert other_preprocessing(model, same.images) == []
-    assert other_preprocessing(replace(model, pretrained=False), ImageOptions()) == []
 
 
 @pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("dog", "cat", "eel")])

@@ -14,7 +14,7 @@ OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimOptions)["optimizer"])  
 
 
 def rates(total_steps, **options):
-    schedule = build_schedule(OptimOptions(**options), total_steps)
+    schedule = build_schedule(OptimOptions(**{"lr": 0.001} | options), total_steps)
     return [schedule(step) for step in range(total_steps + 1)]
 
 
@@ -54,12 +54,12 @@ def test_a_warm_up_as_long_as_the_run_has_a_rate_for_every_step(warmup):
 
 
 def test_the_rate_is_a_function_of_the_step_alone():
-    schedule = build_schedule(OptimOptions(), 100)
+    schedule = build_schedule(OptimOptions(lr=0.001), 100)
     assert [schedule(step) for step in (7, 99, 7)] == [schedule(7), schedule(99), schedule(7)]
 
 
 def test_set_lr_sets_it_in_all_groups():
-    optimizer = build_optimizer(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), OptimOptions())
+    optimizer = build_optimizer(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), OptimOptions(lr=0.001))
     set_lr(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
 
@@ -81,7 +81,7 @@ MODEL = [("conv", nn.Conv2d(1, 2, 1)), ("batch", nn.BatchNorm2d(2)), ("group", n
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_norms_and_biases_do_not_decay_and_every_other_param_does(name):
-    optimizer = build_optimizer(nn.ModuleDict(dict(MODEL)), OptimOptions(optimizer=name, weight_decay=0.3))
+    optimizer = build_optimizer(nn.ModuleDict(dict(MODEL)), OptimOptions(optimizer=name, lr=0.001, weight_decay=0.3))
     decays = {name: group["weight_decay"] for group in optimizer.param_groups for name in group["param_names"]}
     assert decays == {
         "conv.weight": 0.3, "conv.bias": 0.0, "batch.weight": 0.0, "batch.bias": 0.0, "group.weight": 0.0,
@@ -131,14 +131,14 @@ def test_frozen_params_do_not_change():
 
 
 def test_a_model_without_decayed_params_has_one_group():
-    assert len(build_optimizer(nn.LayerNorm(3), OptimOptions()).param_groups) == 1
+    assert len(build_optimizer(nn.LayerNorm(3), OptimOptions(lr=0.001)).param_groups) == 1
 
 
 def test_an_optimizer_that_ignores_found_inf_is_refused_when_it_is_built(monkeypatch):
     """Whoever adds one to build_optimizer meets the message at the first start."""
     monkeypatch.setattr(torch.optim, "AdamW", lambda groups, lr, betas, fused: torch.optim.RMSprop(groups, lr=lr))
     with pytest.raises(TypeError, match=r"RMSprop ignores found_inf, .*; use torch's SGD, Adam or AdamW"):
-        build_optimizer(nn.Linear(2, 2), OptimOptions())
+        build_optimizer(nn.Linear(2, 2), OptimOptions(lr=0.001))
 
 
 def test_rmsprop_does_apply_a_gradient_that_is_not_finite():

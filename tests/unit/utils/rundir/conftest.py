@@ -22,7 +22,7 @@ def build_net(channels=4):
 def build_state(world, optimizer="sgd", model=None):
     """A state that has never trained."""
     model = model or build_net().to(memory_format=torch.channels_last)
-    optimizer = build_optimizer(model, OptimOptions(optimizer=optimizer))
+    optimizer = build_optimizer(model, OptimOptions(optimizer=optimizer, lr=0.001))
     return TrainState(DDP(model, world), optimizer, torch.amp.GradScaler("cpu"))
 
 

@@ -1,5 +1,6 @@
 """utils/rundir/identity.py: a run's settings name it, and its run directory is for no others."""
 
+import json
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import yaml
 from tests.unit.utils.conftest import config_of, refusal, start
 from utils.errors import Exit, UserError
 from utils.rundir import identity as identity_module
-from utils.rundir.identity import compare, require_same_program, run_path
+from utils.rundir.identity import compare, fixed_values, kept_settings, require_same_program, run_path
 from utils.rundir.run import open_run
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.option import option, options
@@ -105,7 +106,7 @@ def test_config_yaml_gives_the_same_run_again_by_config(world, tmp_path, monkeyp
     (["--epochs=3"], ["--epochs=4"], "--epochs was 3 and is now 4"),
     ([], ["--max-steps=4"], "--max-steps was None and is now 4"),
     (["--max-steps=4"], [], "--max-steps was 4 and is now None"),
-    ([], ["--mean", "0.1", "0.2", "0.3"], "--mean was [0.485, 0.456, 0.406] and is now [0.1, 0.2, 0.3]"),
+    (["--mean", *"456"], ["--mean", *"123"], "--mean was [4.0, 5.0, 6.0] and is now [1.0, 2.0, 3.0]"),
     ([], ["--pretrained"], "--pretrained was False and is now True")])
 def test_another_defining_value_in_a_given_run_dir_is_78(world, first, then, message):
     """The message has the key and both values."""
@@ -116,7 +117,7 @@ def test_another_defining_value_in_a_given_run_dir_is_78(world, first, then, mes
 
 def test_the_refusal_of_another_end_says_how_to_train_past_it(world):
     start(world, "--run-dir=run")
-    assert "--model RUN/model --pretrained" in str(refusal(world, "--run-dir=run", "--epochs=40"))
+    assert "--model RUN/model" in str(refusal(world, "--run-dir=run", "--epochs=40"))
 
 
 def test_a_refused_start_changes_nothing_in_the_run(world):
@@ -182,3 +183,29 @@ def test_nodes_must_have_the_program_and_torch_in_common(monkeypatch, name, valu
     monkeypatch.setattr(identity_module, name, value)
     after = in_common()
     assert [each for each in before if before[each] != after[each]] == [what]
+
+
+
+def begun(kept, *words):
+    """The run directory of these words, after its first step by a version that kept `kept`."""
+    path = Path("begun")
+    path.mkdir()
+    (path / "config.yaml").write_text(yaml.safe_dump(kept_settings(config_of(*words))))
+    (path / "auto.json").write_text(json.dumps(kept))
+    return path
+
+
+def test_a_fixed_setting_is_compared_by_what_it_became():
+    """`auto` goes on with it; the value itself is the same run; another one is another run."""
+    path = begun({"lr": 0.5})
+    for words in ([], ["--lr=0.5"]):
+        compare(config_of(*words), path)
+    with pytest.raises(UserError, match=r"--lr was 0.5 and is now 0.25") as error:
+        compare(config_of("--lr=0.25"), path)
+    assert error.value.code == Exit.OTHER_RUN
+
+
+def test_a_run_begun_before_a_setting_was_auto_keeps_its_value():
+    path = begun({"device": "cpu"}, "--lr=0.5", "--image-size=64")
+    compare(config_of(), path)
+    assert fixed_values(config_of(), path) == {"lr": 0.5, "image_size": 64}

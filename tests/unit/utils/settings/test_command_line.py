@@ -65,7 +65,7 @@ def test_the_demos_settings_are_for_the_demo_only(words):
 
 
 def test_data_in_the_file_turns_the_demos_settings_off(yaml_file):
-    assert values_of(yaml_file("data: elsewhere"), demo_settings=demo.SETTINGS)["image_size"] == 224
+    assert values_of(yaml_file("data: elsewhere"), demo_settings=demo.SETTINGS)["image_size"] == "auto"
 
 
 def test_a_list_on_the_command_line_replaces_the_demos():
@@ -197,11 +197,36 @@ TEXT_TASKS = ("text-classification", "masked-lm")
 
 
 @pytest.mark.parametrize("task, expected", [
-    ("image-classification", (0.001, "cosine")), ("text-classification", (5e-5, "linear")),
-    ("masked-lm", (5e-4, "linear"))])
-def test_each_task_has_its_own_learning_rate_and_schedule(task, expected):
+    ("image-classification", (0.05, "cosine")), ("text-classification", (0.01, "linear")),
+    ("masked-lm", (0.01, "linear"))])
+def test_each_task_has_its_own_weight_decay_and_schedule(task, expected):
     values = values_of("--task", task, FOLDER)
-    assert (values["task"], (values["lr"], values["schedule"])) == (task, expected)
+    assert (values["task"], (values["weight_decay"], values["schedule"])) == (task, expected)
+
+
+@pytest.mark.parametrize("words, keeps", [
+    ([], True), (["--model", "resnet18"], True), (["--optimizer=sgd"], True), (["--model=vit_b_16"], False),
+    (["--optimizer", "adamw"], False), (["--task=masked-lm", "--model=bert-tiny"], True),
+    (["--task=masked-lm", "--model=bert-mini"], False)])
+def test_what_suits_the_built_in_datas_model_is_for_that_model_alone(words, keeps):
+    demo_of = demo.SETTINGS["masked-lm" if "--task=masked-lm" in words else "image-classification"]
+    values, of_data = values_of(*words, demo_settings=demo.SETTINGS), set(demo_of) - {"model", "lr", "optimizer"}
+    assert values["lr"] == (demo_of["lr"] if keeps else "auto")
+    assert all(values[name] == demo_of[name] for name in of_data - {"weight_decay"})
+
+
+@pytest.mark.parametrize("words, loads", [
+    (["--model=resnet50"], False), (["--model=."], True), (["--model=.", "--no-pretrained"], False),
+    (["--model=resnet50", "--pretrained"], True), (["--task=masked-lm", "--model=bert-tiny"], False),
+    (["--task=masked-lm", "--model=google-bert/bert-base-uncased"], True), (["--task=masked-lm"], False),
+    (["--task=masked-lm", "--model=a/b", "--no-pretrained"], False)])
+def test_a_folder_and_a_name_of_the_hub_load_their_weights(words, loads):
+    assert values_of(*words)["pretrained"] is loads
+
+
+def test_a_model_in_a_file_loads_its_weights_too(yaml_file):
+    words = [yaml_file("model: .\ntask: text-classification"), FOLDER]
+    assert [values_of(*words, *more)["pretrained"] for more in ([], ["--no-pretrained"])] == [True, False]
 
 
 def test_the_task_may_stand_in_the_file(yaml_file):

@@ -1,0 +1,123 @@
+"""models/preprocessing.py: images are prepared as the weights were evaluated, else as suits the images."""
+
+import json
+
+import pytest
+import torchvision
+from PIL import Image
+
+from data.image_index import build_index
+from data.splits import ValSplit
+from models.preprocessing import preprocessing_of_weights, read_description, resolve_preprocessing, size_for
+from utils.errors import Exit, UserError
+from utils.rundir.run import Run
+from utils.settings.config import ImageClassificationConfig
+from utils.settings.image_options import ImageOptions, ModelOptions
+
+FROM_SCRATCH = ImageClassificationConfig()
+IMAGENET = {"interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+OWN = {"image_size": 40, "resize_size": 50, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.2] * 3}
+
+
+def images_of(folder, *sizes):
+    """The index of a training set with two classes of images with these (width, height)."""
+    for name in "ab":
+        (folder / name).mkdir(parents=True)
+        for number, size in enumerate(sizes):
+            Image.new("RGB", size).save(folder / name / f"{number}.png")
+    return build_index(str(folder), ValSplit(0.1, 0), folder.parent / "cache").splits["train"]
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architecture": "resnet18"} | OWN))
+    return folder
+
+
+@pytest.fixture
+def resolved(tmp_path, world):
+    """resolve_preprocessing of ImageOptions and ModelOptions; `kept` is what the run keeps."""
+    index = images_of(tmp_path / "images", (50, 40), (70, 90), (300, 65))
+
+    def resolve(images=FROM_SCRATCH.images, model=FROM_SCRATCH.model, kept=None):
+        run = Run(tmp_path, kept if kept is not None else {}, {"start": 1, "cores_per_process": 1}, print, lock=None)
+        return resolve_preprocessing(images, model, index, run, world)
+    return resolve
+
+
+@pytest.mark.parametrize("sizes, expected", [
+    ([(8, 8)], 32), ([(32, 32), (33, 90), (31, 31)], 32), ([(33, 90)], 64), ([(500, 225)], 224), ([(192, 640)], 192),
+    ([(40, 4000), (4000, 41), (65, 64)], 64)])
+def test_size_from_scratch_is_the_median_shorter_side_rounded_up(tmp_path, sizes, expected):
+    """To a multiple of 32, and never above 224."""
+    assert size_for(images_of(tmp_path / "images", *sizes, *sizes)) == expected
+
+
+def test_images_that_cannot_be_read_have_no_size(tmp_path):
+    index = images_of(tmp_path / "images", (40, 40), (40, 40), (40, 40))
+    (tmp_path / "images/a/0.png").write_bytes(b"no image")
+    assert size_for(index) == 64
+    for path in (tmp_path / "images").glob("*/*.png"):
+        path.write_bytes(b"")
+    assert size_for(index) == 224
+
+
+def test_from_scratch_sizes_are_those_of_the_images_and_colours_imagenets(resolved):
+    found, [note] = resolved(kept=(kept := {}))
+    assert kept == {"image_size": 96, "resize_size": 110} | IMAGENET
+    assert (found.for_eval.size, found.for_eval.resize_size) == (96, 110)
+    assert note == "images of 96 px, bilinear, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
+
+
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b7", "vit_h_14", "inception_v3", "swin_v2_t"])
+def test_the_librarys_weights_are_prepared_as_the_library_does(name, resolved):
+    preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
+    found, [note] = resolved(model=ModelOptions(model=name, pretrained=True))
+    assert (found.image_size, found.resize_size) == (preset.crop_size[0], preset.resize_size[0])
+    assert (found.interpolation, found.mean, found.std) == (preset.interpolation.value, preset.mean, preset.std)
+    assert note.endswith(", as the weights were evaluated")
+
+
+def test_a_folder_of_another_run_is_prepared_as_in_that_run(resolved, model_folder):
+    found, _ = resolved(model=ModelOptions(model=str(model_folder), pretrained=True))
+    assert vars(found) == OWN
+    assert resolved(model=ModelOptions(model=str(model_folder)))[0].image_size == 96  # without its weights
+
+
+def test_what_is_given_counts_and_the_weights_own_are_told(resolved, model_folder):
+    images = ImageOptions(image_size=80, mean=(0.1, 0.2, 0.3))
+    found, [_, note] = resolved(images, ModelOptions(model=str(model_folder), pretrained=True))
+    assert vars(found) == OWN | {"image_size": 80, "resize_size": 100, "mean": [0.1, 0.2, 0.3]}
+    assert note.endswith("were evaluated with --image-size 40 --mean 0.5 0.5 0.5")
+
+
+def test_a_run_keeps_what_it_began_with_without_the_folder(resolved):
+    """The folder may be gone, and the images others."""
+    found, _ = resolved(model=ModelOptions(model="/gone", pretrained=True), kept=dict(OWN))
+    assert vars(found) == OWN
+
+
+def test_a_run_of_an_earlier_version_keeps_its_crop(resolved):
+    former = {"image_size": 224} | IMAGENET
+    assert resolved(model=ModelOptions(model="resnet50", pretrained=True), kept=dict(former))[0].resize_size == 256
+
+
+@pytest.mark.parametrize("photo, size", [(True, 256), (False, 224)])
+def test_a_model_folder_of_an_earlier_version_is_read(tmp_path, photo, size):
+    about = {"architecture": "resnet18", "image_size": 224, "photo": photo} | IMAGENET
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    assert read_description(tmp_path)["resize_size"] == size
+    found = preprocessing_of_weights(ModelOptions(model=str(tmp_path), pretrained=True))
+    assert found == {"image_size": 224, "resize_size": size} | IMAGENET
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="is not a model folder of an image run") as error:
+        preprocessing_of_weights(ModelOptions(model=str(tmp_path), pretrained=True))
+    assert error.value.code == Exit.NO_INPUT
+
+
+def test_nobody_knows_how_an_architecture_without_weights_was_evaluated():
+    assert preprocessing_of_weights(ModelOptions(model="resnet81", weights="file.pth")) is None
