@@ -62,10 +62,8 @@ def resolve_preprocessing(
     usual = known or IMAGENET
 
     # the settings
-    def usual_size() -> int:
-        return known["image_size"] if known else world.on_rank_zero(lambda: size_for(index))  # Collective.
-
-    size = run.resolve("image_size", images.image_size, usual_size)
+    size = run.resolve("image_size", images.image_size, lambda: (
+        known["image_size"] if known else world.on_rank_zero(lambda: size_for(index))))  # Collective.
     values = {name: run.resolve(name, _plain(getattr(images, name)), partial(usual.get, name)) for name in IMAGENET}
     resize_size = run.resolve("resize_size", "auto", lambda: (
         round(size * known["resize_size"] / known["image_size"]) if known else

@@ -83,7 +83,7 @@ def test_late_lack_of_memory_names_the_checkpoint_and_a_size_that_fits(accelerat
     shrinking = accelerator.simulating(shrinks={"operation": LATER, "memory": room})
     launch = live(shrinking, processes, *words, "--micro-batch-size", size)
     result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of rank 0 at step ",
-                           "the checkpoint of step ", f"--micro-batch-size {size // 2} fits")
+                           "the run is saved at step ", f"--micro-batch-size {size // 2} fits")
     saved = int(newest_checkpoint(run_dir).name.split("-")[1])
     assert f"the run is saved at step {saved}" in result.err and (
         0 < saved <= trained_steps(run_dir) == status(run_dir)["step"])

@@ -204,7 +204,7 @@ def test_a_run_of_other_settings_is_refused_with_the_keys_and_untouched(finished
     command, run, _ = finished
     before = listing(run)
     result = run_torchrun(2, *command, "--optimizer", "sgd", "--lr", "0.5")
-    assert_refused(result, Exit.OTHER_RUN, "--optimizer was adamw and is now sgd", "--lr was 0.001 and is now 0.5",
+    assert_refused(result, Exit.OTHER_RUN, "--optimizer was adamw and is now sgd", "--lr was 0.000612 and is now 0.5",
                    "--fresh")
     assert listing(run) == before
 

@@ -28,7 +28,8 @@ def facts_of(task, name):
 
 def words_of(task, name, number):
     default = settings(CONFIGS[task]())[name]
-    return [flag(name), *[str(number)] * (len(default) if isinstance(default, tuple) else 1)]
+    count = 3 if name in ("mean", "std") else len(default) if isinstance(default, tuple) else 1
+    return [flag(name), *[str(number)] * count]
 
 
 def changed(config, name):
