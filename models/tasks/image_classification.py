@@ -1,4 +1,4 @@
-"""Image classification: an ImageFolder, any torchvision classifier, cross-entropy.
+"""Image classification: an ImageFolder, any torchvision classifier.
 
 Legend: B samples, C classes, H, W height and width in pixels.
 """
@@ -16,7 +16,7 @@ from data.batch import Batch
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import build_index
 from data.splits import ValSplit, require_split
-from models.losses import classification_losses
+from models.losses import ClassificationLoss
 from models.metrics import classification_metrics
 from models.tasks.base import Output, Prediction, widened
 from models.vision import build_model, classify_images, load_model_folder, other_preprocessing, save_model_folder
@@ -54,6 +54,7 @@ class ImageClassification:
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
         self.metrics = classification_metrics(len(self.classes))
+        self._loss = ClassificationLoss(config.loss, self.classes, self.train_set.index.labels)
         self._mean = 255 * torch.tensor(images.mean).view(1, 3, 1, 1)
         self._std = 255 * torch.tensor(images.std).view(1, 3, 1, 1)
 
@@ -66,8 +67,8 @@ class ImageClassification:
             bad=tuple(sample.bad for sample in samples if sample.bad))
 
     def normalizer(self, indices: Tensor) -> float:
-        """Samples in the global batch; a bad one that is skipped still counts."""
-        return float(len(indices))
+        """Samples in the global batch, or the sum of their class weights; a bad one that is skipped still counts."""
+        return self._loss.normalizer(indices)
 
     def example(self, size: int) -> Batch:
         """Noise: with one grey level BatchNorm would divide by zero."""
@@ -84,11 +85,11 @@ class ImageClassification:
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
-        """Normalise on the device, then cross-entropy in float32."""
+        """Normalise on the device, then the loss in float32."""
         images = batch.inputs["images"].permute(0, 3, 1, 2)         # [B, 3, H, W], channels_last in memory
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
-        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
+        losses = self._loss(logits, batch.labels, model.training)   # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
@@ -96,6 +97,7 @@ class ImageClassification:
         images = self._config.images
         save_model_folder(weights, {
             "task": "image-classification", "architecture": self._architecture, "classes": list(self.classes),
+            "loss": self._config.loss.loss,
             "transform_input": self._transforms_input,
             "image_size": images.image_size, "photo": is_photo(images.augmentation, images.image_size),
             "interpolation": images.interpolation, "mean": list(images.mean), "std": list(images.std)}, folder)

@@ -10,9 +10,11 @@ from utils.settings.image_options import ImageOptions, ModelOptions
 from utils.settings.option import Facts
 from utils.settings.run_options import (
     BatchOptions,
+    ClassLossOptions,
     DataOptions,
     DeviceOptions,
     FaultOptions,
+    LossOptions,
     OptimOptions,
     RecordOptions,
     RunOptions,
@@ -30,6 +32,7 @@ class ImageClassificationConfig:
     model: ModelOptions = ModelOptions()
     batch: BatchOptions = BatchOptions()
     optim: OptimOptions = OptimOptions()
+    loss: ClassLossOptions = ClassLossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()
@@ -49,6 +52,7 @@ class TextClassificationConfig:
     model: TextModelOptions = TextModelOptions()
     batch: BatchOptions = BatchOptions(global_batch_size=32)
     optim: OptimOptions = TEXT_OPTIM
+    loss: ClassLossOptions = ClassLossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()
@@ -65,6 +69,7 @@ class MaskedLMConfig:
     model: TextModelOptions = TextModelOptions()
     batch: BatchOptions = BatchOptions(global_batch_size=64)
     optim: OptimOptions = replace(TEXT_OPTIM, lr=5e-4, betas=(0.9, 0.98))
+    loss: LossOptions = LossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()
