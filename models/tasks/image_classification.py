@@ -50,7 +50,8 @@ class ImageClassification:
         self.notes = (*index.notes, *notes)
 
         # data sets
-        train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
+        train_transform, eval_transform = build_transforms(
+            images.augmentation, images.image_size, images.interpolation, config.augment, images.mean)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
         self.metrics = classification_metrics(len(self.classes))

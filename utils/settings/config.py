@@ -6,7 +6,7 @@ run_options.py: those of every run; image_options.py, text_options.py: those of 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_args
 
-from utils.settings.image_options import ImageOptions, ModelOptions
+from utils.settings.image_options import AugmentOptions, ImageOptions, ModelOptions
 from utils.settings.option import Facts
 from utils.settings.run_options import (
     BatchOptions,
@@ -29,6 +29,7 @@ class ImageClassificationConfig:
     run: RunOptions = RunOptions()
     data: DataOptions = DataOptions()
     images: ImageOptions = ImageOptions()
+    augment: AugmentOptions = AugmentOptions()
     model: ModelOptions = ModelOptions()
     batch: BatchOptions = BatchOptions()
     optim: OptimOptions = OptimOptions()

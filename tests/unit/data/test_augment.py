@@ -1,4 +1,7 @@
 import io
+import random
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
@@ -8,11 +11,16 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from data import augment
-from data.augment import CentreCrop, PhotoTrain, SmallTrain, build_transforms
+from data.augment import Augmented, CentreCrop, PhotoTrain, SmallTrain, build_transforms
 from data.image_decode import EncodedImage
+from tests.conftest import ROOT
+from utils.errors import UserError
+from utils.settings.image_options import AugmentOptions
 
 torch.set_num_threads(1)
 photo, small = (partial(CentreCrop, interpolation="bilinear", photo=is_photo) for is_photo in (True, False))
+LOOK = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": [124, 116, 104]}
+MEAN = (0.485, 0.456, 0.406)
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
 
 
@@ -75,7 +83,7 @@ def test_reduced_decode_is_never_smaller_than_the_target(monkeypatch):
         crop, size=size, **options))[1])
     for seed in range(50):
         torch.manual_seed(seed)
-        box = augment._random_box(encoded.height, encoded.width)
+        box = augment._random_box(encoded.height, encoded.width, 0.08)
         torch.manual_seed(seed)
         PhotoTrain(96)(encoded)
         (height, width), _ = sizes[-1]
@@ -109,6 +117,100 @@ def test_each_augmentation_has_its_transforms(augmentation, size, train, evaluat
     assert build_transforms(augmentation, size, "bilinear") == (train, evaluation)
 
 
+@pytest.mark.parametrize(("augmentation", "flip", "train"), [
+    ("photo", "none", PhotoTrain(32, flip=False)), ("small", "none", SmallTrain(32, flip=False)),
+    ("shift", "horizontal", SmallTrain(32)), ("shift", "auto", SmallTrain(32, flip=False)),
+    ("none", "horizontal", Augmented(small(32), (augment._maybe_mirrored,)))])
+def test_flip_is_as_augmentation_says_or_as_asked_for(augmentation, flip, train):
+    assert build_transforms(augmentation, 32, "bilinear", AugmentOptions(flip=flip)) == (train, small(32))
+
+
+@pytest.mark.parametrize("least", [0.08, 0.5, 1.0])
+def test_crop_scale_is_torchvisions_lower_bound_of_the_area(least):
+    encoded, pixels = picture(300, 451)
+    ours, _ = build_transforms("photo", 64, "bilinear", AugmentOptions(crop_scale=least, flip="none"))
+    for seed in range(8):
+        torch.manual_seed(seed)
+        theirs = v2.RandomResizedCrop(64, scale=(least, 1), antialias=True)(pixels).permute(1, 2, 0)
+        torch.manual_seed(seed)
+        assert (ours(encoded).int() - theirs.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(("options", "theirs"), [
+    ({"auto_augment": "randaugment"}, [v2.RandAugment(2, 9, **LOOK)]),
+    ({"auto_augment": "randaugment", "randaugment_ops": 3, "randaugment_magnitude": 15},
+     [v2.RandAugment(3, 15, **LOOK)]),
+    ({"auto_augment": "trivialaugment"}, [v2.TrivialAugmentWide(**LOOK)]),
+    ({"random_erasing": 0.5}, [v2.RandomErasing(0.5, value=(124, 116, 104))]),
+    ({"auto_augment": "randaugment", "random_erasing": 1.0},
+     [v2.RandAugment(2, 9, **LOOK), v2.RandomErasing(1.0, value=(124, 116, 104))])])
+def test_what_comes_after_the_crop_is_torchvisions(options, theirs):
+    encoded, _ = picture(60, 40)
+    ours, evaluation = build_transforms("small", 32, "bilinear", AugmentOptions(**options), MEAN)
+    changed = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        pixels = crop = SmallTrain(32)(encoded)
+        for transform in theirs:
+            pixels = transform(pixels.permute(2, 0, 1)).permute(1, 2, 0)
+        torch.manual_seed(seed)
+        assert torch.equal(ours(encoded), pixels)
+        changed += not torch.equal(pixels, crop)
+    assert changed > 3 and evaluation == small(32)
+
+
+def test_erased_pixels_are_nearly_zero_after_normalisation():
+    ours, _ = build_transforms("none", 32, "bilinear", AugmentOptions(random_erasing=1.0), MEAN)
+    torch.manual_seed(0)
+    pixels = ours(picture(32, 32)[0]).float() / 255 - torch.tensor(MEAN)
+    erased = (pixels.abs() <= 0.5 / 255 + 1e-6).all(dim=2)
+    assert 0.02 * 32 * 32 - 32 < erased.sum() < 0.33 * 32 * 32 + 32
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"auto_augment": "randaugment"}, {"auto_augment": "trivialaugment"}, {"random_erasing": 0.5},
+    {"flip": "horizontal", "auto_augment": "trivialaugment", "random_erasing": 0.5}])
+@pytest.mark.parametrize("augmentation", ["photo", "small", "none"])
+def test_random_choices_come_from_torchs_default_generator_alone(augmentation, options):
+    """Python's and numpy's generators, and a change of the number of threads, change nothing."""
+    encoded, _ = picture(60, 40)
+    transform, _ = build_transforms(augmentation, 32, "bilinear", AugmentOptions(**options), MEAN)
+    found = []
+    for other in (1, 2):
+        random.seed(other)
+        np.random.seed(other)
+        torch.set_num_threads(other)
+        torch.manual_seed(0)
+        found.append(torch.stack([transform(encoded) for _ in range(20)]))
+        assert torch.get_num_threads() == other
+    torch.set_num_threads(1)
+    assert torch.equal(*found)
+    if options or augmentation != "none":
+        assert len({image.numpy().tobytes() for image in found[0]}) > 5
+
+
+@pytest.mark.parametrize(("augmentation", "size", "options", "found"), [
+    ("small", 32, {"crop_scale": 0.5}, "use --augmentation photo"),
+    ("none", 224, {"crop_scale": 0.5}, "use --augmentation photo"),
+    ("auto", 32, {"crop_scale": 0.5}, "--augmentation auto at --image-size 32"),
+    ("auto", 224, {"randaugment_magnitude": 5}, "--randaugment-magnitude 5: RandAugment is off"),
+    ("auto", 224, {"randaugment_ops": 3, "auto_augment": "trivialaugment"}, "RandAugment is off"),
+    ("auto", 1, {"random_erasing": 0.1}, "use a larger --image-size")])
+def test_settings_without_effect_are_refused(augmentation, size, options, found):
+    with pytest.raises(UserError) as error:
+        build_transforms(augmentation, size, "bilinear", AugmentOptions(**options))
+    assert found in str(error.value)
+
+
+def test_torchvisions_transforms_are_imported_only_if_used():
+    program = ("import sys\nfrom data.augment import AugmentOptions, build_transforms\n"
+               "build_transforms('auto', 224, 'bilinear')\nbefore = 'torchvision' in sys.modules\n"
+               "build_transforms('auto', 224, 'bilinear', AugmentOptions(random_erasing=0.5))\n"
+               "print(before, 'torchvision.transforms.v2' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
 def test_eval_transform_is_rebuilt_from_three_settings():
     for augmentation in ("auto", "photo", "small", "shift", "none"):
         for size in (32, 224):
@@ -116,8 +218,10 @@ def test_eval_transform_is_rebuilt_from_three_settings():
             assert build_transforms(augmentation, size, "bicubic")[1] == expected
 
 
-@pytest.mark.parametrize("transform", [PhotoTrain(24), photo(24), SmallTrain(24), small(24)])
+@pytest.mark.parametrize("transform", [
+    PhotoTrain(24), photo(24), SmallTrain(24), small(24), build_transforms("photo", 24, "bilinear", AugmentOptions(
+        auto_augment="randaugment", random_erasing=1.0), MEAN)[0]])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (40, 30)])
 def test_output_is_a_square_of_uint8(transform, shape):
     image = transform(picture(*shape)[0])
-    assert image.shape == (24, 24, 3) and image.dtype == torch.uint8
+    assert image.shape == (24, 24, 3) and image.dtype == torch.uint8 and image.is_contiguous()
