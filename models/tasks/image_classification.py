@@ -15,6 +15,7 @@ from data.augment import build_transforms, is_photo
 from data.batch import Batch
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import build_index
+from data.mixing import build_mixing
 from data.splits import ValSplit, require_split
 from models.losses import ClassificationLoss
 from models.metrics import classification_metrics
@@ -55,6 +56,7 @@ class ImageClassification:
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
         self.metrics = classification_metrics(len(self.classes))
+        self._mix = build_mixing(config.augment, images.image_size, config.batch.micro_batch_size)
         self._loss = ClassificationLoss(config.loss, self.classes, self.train_set.index.labels)
         self._mean = 255 * torch.tensor(images.mean).view(1, 3, 1, 1)
         self._std = 255 * torch.tensor(images.std).view(1, 3, 1, 1)
@@ -86,11 +88,21 @@ class ImageClassification:
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
-        """Normalise on the device, then the loss in float32."""
-        images = batch.inputs["images"].permute(0, 3, 1, 2)         # [B, 3, H, W], channels_last in memory
+        """Mix in training, normalise on the device, then the loss in float32."""
+        # pixels; mixed in training, but for a single sample
+        pixels, mixed = batch.inputs["images"], None                # [B, H, W, 3]
+        if self._mix and model.training and len(pixels) > 1:
+            mixed = self._mix(pixels, batch.sample_weight)
+            pixels = mixed.images
+        images = pixels.permute(0, 3, 1, 2)                         # [B, 3, H, W], channels_last in memory
+
+        # logits, losses
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
         losses = self._loss(logits, batch.labels, model.training)   # [B]
+        if mixed:
+            of_partners = self._loss(logits, batch.labels[mixed.partner], model.training)
+            losses = mixed.share * losses + (1 - mixed.share) * of_partners
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
