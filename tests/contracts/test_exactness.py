@@ -28,8 +28,9 @@ COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3
           "--precision", "bf16", "--log-every", "1"]
 STEPS = 9
 AUGMENTED = [
-    "--mixup", "0.8", "--cutmix", "1", "--auto-augment", "randaugment", "--random-erasing", "0.5", "--crop-scale", "0.3",
-    "--augmentation", "photo", "--class-weights", "balanced", "--loss", "bce", "--label-smoothing", "0.1"]
+    "--mixup", "0.8", "--cutmix", "1", "--auto-augment", "randaugment", "--random-erasing", "0.5",
+    "--augmentation", "photo", "--crop-scale", "0.3",
+    "--class-weights", "balanced", "--loss", "bce", "--label-smoothing", "0.1"]
 
 
 def but_in_faults(*slow):
