@@ -36,10 +36,10 @@ class AugmentOptions:
         0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1)
     mixup: float = option(
         0.0, "MixUp of each micro-batch, with shares from Beta(A, A); with --cutmix, one of the two at random; 0 = off",
-        at_least=0)
+        at_least=0, at_most=100)
     cutmix: float = option(
         0.0, "CutMix of each micro-batch, with areas from Beta(A, A); with --mixup, one of the two at random; 0 = off",
-        at_least=0)
+        at_least=0, at_most=100)
 
 
 @options
