@@ -82,9 +82,9 @@ class Task(Protocol):
         """
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
-        """Loss and logits of a batch on the model's device. Smoothing, class weights and mixing only while model.training.
+        """Loss and logits of a batch on the model's device.
 
-        What is mixed with what is drawn from torch's default CPU generator, which is seeded for each micro-batch.
+        Smoothing, class weights and mixing only while model.training. What is mixed with what is drawn from torch's default CPU generator, which is seeded for each micro-batch.
         """
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
