@@ -68,7 +68,6 @@ class Task(Protocol):
         """What the losses of a global batch are divided by, without communication.
 
         Its samples, the sum of their class weights, or its predicted tokens.
-
         indices: [N] int64 into train_set, those of all ranks.
         """
 
@@ -84,7 +83,8 @@ class Task(Protocol):
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch on the model's device.
 
-        Smoothing, class weights and mixing only while model.training. What is mixed with what is drawn from torch's default CPU generator, which is seeded for each micro-batch.
+        Smoothing, class weights and mixing only while model.training. What is mixed is drawn from torch's default CPU
+        generator, which is seeded for each micro-batch.
         """
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
