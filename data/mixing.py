@@ -1,7 +1,8 @@
 """MixUp and CutMix: a sample gets a part of the picture and of the label of another sample of its micro-batch.
 
-Random choices are drawn from torch's default CPU generator, which is seeded for each micro-batch: what is mixed is a
-pure function of the position, and the host never waits for a device.
+Random choices follow from the seed of torch's default CPU generator, which is that of the micro-batch: what is mixed is
+a pure function of the position. They leave the generator as it was, so that dropout on the CPU draws what it would draw
+on a device; and the host never waits for one.
 Sources: Zhang et al., 2018 (MixUp); Yun et al., 2019 (CutMix); torchvision's transforms of these names, which give
 these pixels; timm's rule for both. Legend: B samples, H, W height and width in pixels.
 """
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.numerics.seed import derive_seed, seeded
 from utils.settings.image_options import AugmentOptions
 
 
@@ -50,18 +52,19 @@ def mix(images: Tensor, sample_weight: Tensor, options: AugmentOptions) -> Mixed
     own = torch.arange(len(images), device=images.device)                        # [B]
     partner = torch.where((sample_weight > 0).roll(1), own.roll(1), own)         # [B]
 
-    # which technique
-    is_cutmix = options.cutmix > 0 and (options.mixup == 0 or torch.rand(()).item() < 0.5)
-    alpha = torch.tensor([options.cutmix if is_cutmix else options.mixup])
-    share = torch.distributions.Beta(alpha, alpha).sample().item()
+    # random choices
+    height, width = images.shape[1:3]
+    with seeded(derive_seed(torch.initial_seed(), "mixing")):
+        is_cutmix = options.cutmix > 0 and (options.mixup == 0 or torch.rand(()).item() < 0.5)
+        alpha = torch.tensor([options.cutmix if is_cutmix else options.mixup])
+        share = torch.distributions.Beta(alpha, alpha).sample().item()
+        x, y = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
 
     # MixUp
     if not is_cutmix:
         return Mixed(torch.lerp(images[partner].float(), images.float(), share), partner, share)
 
-    # CutMix: the box lies around a point anywhere; what is outside of the image is lost, and the share is corrected
-    height, width = images.shape[1:3]
-    x, y = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
+    # CutMix: the box lies around (x, y); what is outside of the image is lost, and the share is corrected
     half = 0.5 * math.sqrt(1 - share)
     rows = slice(max(0, y - int(half * height)), min(height, y + int(half * height)))
     columns = slice(max(0, x - int(half * width)), min(width, x + int(half * width)))

@@ -83,8 +83,8 @@ class Task(Protocol):
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch on the model's device.
 
-        Smoothing, class weights and mixing only while model.training. What is mixed is drawn from torch's default CPU
-        generator, which is seeded for each micro-batch.
+        Smoothing, class weights and mixing only while model.training. What is mixed follows from the seed of torch's
+        default CPU generator, which is that of the micro-batch.
         """
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
