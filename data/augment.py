@@ -1,21 +1,26 @@
 """From an EncodedImage to the square the model sees: uint8 [size, size, 3].
 
-Random choices are drawn from torch's default generator alone. The box is drawn before decoding, so that a large JPEG
-is decoded at a fraction of its size.
+In training: crop, flip, auto-augment, erasing. Random choices are drawn from torch's default generator alone. The box
+is drawn before decoding, so that a large JPEG is decoded at a fraction of its size.
 Sources: torchvision's RandomResizedCrop, Resize and CenterCrop (antialias=True). Full-size decodes give their pixels.
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from data.image_decode import EncodedImage
+from utils.errors import UserError
+from utils.settings.image_options import AugmentOptions
 
 Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
 
+DEFAULTS = AugmentOptions()
 PHOTO_ABOVE = 64  # px: augmentation "auto" treats larger images as photos
 # In evaluation a JPEG is decoded at twice the size needed or more. At once the size, as in training, the result is
 # softer: its mean difference to a full decode is 2.4 levels of 255 instead of 0.9.
@@ -25,14 +30,17 @@ MAX_RATIO = 8  # of the sides: longer images are cut first, else 1 x 20,000 pixe
 
 @dataclass(frozen=True)
 class PhotoTrain:
-    """A random box of 8 to 100 % of the area, resized; half of them mirrored."""
+    """A random box of at least `crop_scale` of the area, resized; half of them mirrored if `flip`."""
 
     size: int
     interpolation: str = "bilinear"
+    flip: bool = True
+    crop_scale: float = 0.08
 
     def __call__(self, image: EncodedImage) -> Tensor:
-        box = _random_box(image.height, image.width)
-        return _maybe_mirrored(_resized(image, box, (self.size, self.size), self.interpolation))
+        box = _random_box(image.height, image.width, self.crop_scale)
+        resized = _resized(image, box, (self.size, self.size), self.interpolation)
+        return _maybe_mirrored(resized) if self.flip else resized
 
 
 @dataclass(frozen=True)
@@ -73,17 +81,59 @@ class CentreCrop:
         return resized[top:top + self.size, left:left + self.size].contiguous()
 
 
-Transform = PhotoTrain | SmallTrain | CentreCrop
+Crop = PhotoTrain | SmallTrain | CentreCrop
 
 
-def build_transforms(augmentation: str, for_eval: CentreCrop) -> tuple[Transform, CentreCrop]:
-    """The transforms of training and of evaluation. augmentation: a value of --augmentation."""
+@dataclass(frozen=True)
+class Augmented:
+    """A crop, then `steps` one after the other, each from uint8 [size, size, 3] to the same."""
+
+    crop: Crop
+    steps: tuple[Callable[[Tensor], Tensor], ...]
+
+    @property
+    def size(self) -> int:
+        """Pixels of a side."""
+        return self.crop.size
+
+    def __call__(self, image: EncodedImage) -> Tensor:
+        pixels = self.crop(image)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in a data loading process: the mean of a large image depends on it (Contrast)
+        try:
+            for step in self.steps:
+                pixels = step(pixels)
+        finally:
+            torch.set_num_threads(threads)
+        return pixels.contiguous()
+
+
+Transform = Crop | Augmented
+
+
+def build_transforms(
+    augmentation: str, for_eval: CentreCrop, options: AugmentOptions = DEFAULTS, mean: Sequence[float] = (0.5, 0.5, 0.5)
+) -> tuple[Transform, CentreCrop]:
+    """The transforms of training and of evaluation. augmentation: a value of --augmentation.
+
+    mean: of the channels, 0 to 1; fills what is erased, or turned into view. Raises UserError (64).
+    """
+    # crops
     image_size, interpolation = for_eval.size, for_eval.interpolation
-    if augmentation == "none":
-        return for_eval, for_eval
-    if is_photo(augmentation, image_size):
-        return PhotoTrain(image_size, interpolation), for_eval
-    return SmallTrain(image_size, interpolation, flip=augmentation != "shift"), for_eval
+    is_cropped_at_random = is_photo(augmentation, image_size) and augmentation != "none"
+    if options.crop_scale != DEFAULTS.crop_scale and not is_cropped_at_random:
+        raise UserError(f"--crop-scale {options.crop_scale} is about random resized crops, and there are none with"
+                        f" --augmentation {augmentation} at --image-size {image_size}; use --augmentation photo")
+    flip = augmentation not in ("shift", "none") if options.flip == "auto" else options.flip == "horizontal"
+    if is_cropped_at_random:
+        crop = PhotoTrain(image_size, interpolation, flip, options.crop_scale)
+    else:
+        crop = for_eval if augmentation == "none" else SmallTrain(image_size, interpolation, flip)
+
+    # what comes after them
+    mirror = (_maybe_mirrored,) if flip and augmentation == "none" else ()
+    steps = (*mirror, *_library_steps(options, image_size, tuple(round(255 * value) for value in mean)))
+    return Augmented(crop, steps) if steps else crop, for_eval
 
 
 def usual_resize_size(augmentation: str, image_size: int) -> int:
@@ -96,13 +146,48 @@ def is_photo(augmentation: str, image_size: int) -> bool:
     return augmentation == "photo" or (augmentation in ("auto", "none") and image_size > PHOTO_ABOVE)
 
 
-def _random_box(height: int, width: int) -> Box:
-    """A box of 8 to 100 % of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
+def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ...]) -> list[Callable[[Tensor], Tensor]]:
+    """--auto-augment and --random-erasing, by torchvision. fill: [3] levels of 0..255. Raises UserError (64).
+
+    torchvision erases after normalising, with 0. Here an image is still uint8, and the means are what will be 0, up to
+    half a level of 255.
+    """
+    # settings without effect
+    tuned = {f"--{name.replace('_', '-')} {value}" for name in ("randaugment_ops", "randaugment_magnitude")
+             if (value := getattr(options, name)) != getattr(DEFAULTS, name)}
+    if tuned and options.auto_augment != "randaugment":
+        raise UserError(f"{' '.join(sorted(tuned))}: RandAugment is off; use --auto-augment randaugment, too")
+    if options.random_erasing and image_size == 1:
+        raise UserError(f"--random-erasing {options.random_erasing}: an image of --image-size 1 has no part that could"
+                        " be erased; use a larger --image-size")
+    if options.auto_augment == "none" and not options.random_erasing:
+        return []
+
+    # the library's transforms, which take channels first
+    from torchvision.transforms import v2  # 2 to 3 s
+
+    transforms: list[Callable[[Tensor], Tensor]] = []
+    look = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": list(fill)}  # it has no bicubic for these
+    if options.auto_augment == "randaugment":
+        transforms.append(v2.RandAugment(options.randaugment_ops, options.randaugment_magnitude, **look))
+    elif options.auto_augment == "trivialaugment":
+        transforms.append(v2.TrivialAugmentWide(**look))
+    if options.random_erasing:
+        transforms.append(v2.RandomErasing(options.random_erasing, value=fill))
+    return [partial(_channels_first, transform) for transform in transforms]
+
+
+def _channels_first(transform: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
+    return transform(pixels.permute(2, 0, 1)).permute(1, 2, 0)
+
+
+def _random_box(height: int, width: int, least: float) -> Box:
+    """A box of `least` to 1 of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
     low, high = 3 / 4, 4 / 3
 
     # ten tries
     for _ in range(10):
-        area = height * width * torch.empty(1).uniform_(0.08, 1).item()
+        area = height * width * torch.empty(1).uniform_(least, 1).item()
         ratio = torch.empty(1).uniform_(math.log(low), math.log(high)).exp().item()
         h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < h <= height and 0 < w <= width:

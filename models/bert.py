@@ -29,6 +29,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
+from models.losses import probabilities_of
 from utils.errors import Exit, UserError, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
@@ -233,4 +234,6 @@ def classify_texts(
     encoded = tokenizer(*columns, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     if encoded["attention_mask"].all():  # as in training (data.text.padded)
         del encoded["attention_mask"]
-    return model(**encoded.to(model.device)).logits.double().softmax(dim=1).cpu().numpy()
+    logits = model(**encoded.to(model.device)).logits.double()
+    is_bce = model.config.problem_type == "multi_label_classification"
+    return probabilities_of(logits, "bce" if is_bce else "cross-entropy").cpu().numpy()

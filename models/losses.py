@@ -1,12 +1,102 @@
-"""Losses: one per sample or predicted token, never a mean. The task weighs and adds them; the loop divides."""
+"""Losses: one per sample or predicted token, never a mean. The task adds them; the loop divides by the normalizer.
 
+Legend: B samples or predicted tokens, C classes, N training samples.
+"""
+
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from utils.settings.run_options import OptimOptions
+from utils.errors import UserError, some
+from utils.settings.run_options import ClassLossOptions, LossOptions
 
 
-def classification_losses(logits: Tensor, labels: Tensor, config: OptimOptions, is_training: bool) -> Tensor:
-    """[B] cross-entropies, in the dtype of logits [B, C]. labels: [B] int64; smoothed in training only."""
+class ClassificationLoss:
+    """--loss, --label-smoothing and --class-weights: what the samples of a global batch cost, and their normalizer.
+
+    Smoothing and weights count in training alone. A loss is linear in its target: the loss of a mixed label is that
+    mixture of the labels' losses.
+    """
+
+    def __init__(self, config: ClassLossOptions, classes: tuple[str, ...], labels: np.ndarray):
+        """labels: [N] int32, of the training set. Raises UserError (64) for weights that do not suit `classes`."""
+        self._config, self._labels = config, labels
+        self._weights = class_weights(config.class_weights, classes, labels)  # [C] float32 on the CPU, or None
+        self._weights_there = self._weights  # on the logits' device: copied once, as the host would wait for it
+
+    def normalizer(self, indices: Tensor) -> float:
+        """The number of samples of a global batch, or the sum of their class weights; a skipped bad one counts, too.
+
+        indices: [N] int64 into the training set, those of all ranks.
+        """
+        if self._weights is None:
+            return float(len(indices))
+        labels = torch.from_numpy(self._labels[indices.numpy()]).long()
+        return float(self._weights.double()[labels].sum())
+
+    def __call__(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
+        """[B] losses in the dtype of logits [B, C], each times the weight of its class. labels: [B] int64."""
+        loss = cross_entropies if self._config.loss == "cross-entropy" else binary_cross_entropies
+        if self._weights is None or not is_training:
+            return loss(logits, labels, self._config, is_training)
+        self._weights_there = self._weights_there.to(logits)
+        return loss(logits, labels, self._config, is_training, self._weights_there)
+
+
+def cross_entropies(
+    logits: Tensor, labels: Tensor, config: LossOptions, is_training: bool, weights: Tensor | None = None
+) -> Tensor:
+    """[B] cross-entropies of logits [B, C]. labels: [B] int64; smoothed in training only. weights: [C], as torch's."""
     smoothing = config.label_smoothing if is_training else 0.0
-    return F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+    return F.cross_entropy(logits, labels, weights, reduction="none", label_smoothing=smoothing)
+
+
+def binary_cross_entropies(
+    logits: Tensor, labels: Tensor, config: LossOptions, is_training: bool, weights: Tensor | None = None
+) -> Tensor:
+    """[B]: the mean over the classes of the loss of each against the rest, times the weight of the true class.
+
+    Source: timm's BinaryCrossEntropy, also for what smoothing is; used by DeiT III (Touvron et al., 2022).
+    """
+    smoothing = config.label_smoothing if is_training else 0.0
+    low = smoothing / logits.shape[1]
+    targets = torch.full_like(logits, low).scatter_(1, labels[:, None], 1 - smoothing + low)  # [B, C]
+    losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
+    return losses if weights is None else losses * weights[labels]
+
+
+def probabilities_of(logits: Tensor, loss: str) -> Tensor:
+    """What a model trained with --loss `loss` says of each class, in the shape [B, C] of logits.
+
+    bce: sigmoids, which stand alone and need not add up to 1.
+    """
+    return logits.sigmoid() if loss == "bce" else logits.softmax(dim=1)
+
+
+def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> Tensor | None:
+    """The value of --class-weights as [C] float32; None if it is none. labels: [N], of the training set.
+
+    Raises UserError (64).
+    """
+    # none, balanced (the formula of scikit-learn's compute_class_weight)
+    if words == "none":
+        return None
+    if words == "balanced":
+        counts = np.bincount(labels, minlength=len(classes))
+        if missing := [name for name, count in zip(classes, counts, strict=True) if not count]:
+            raise UserError(f"--class-weights balanced: the training set has no sample of {some(missing)}; add some, or"
+                            " give a weight for each class: --class-weights A,B,...")
+        return torch.from_numpy(len(labels) / (len(classes) * counts)).float()
+
+    # given
+    rule = f"give one positive number for each of the {len(classes)} classes in label order ({some(classes)})"
+    try:
+        weights = torch.tensor([float(word) for word in words.split(",")])
+    except ValueError:
+        raise UserError(f"--class-weights {words}: {rule}; or balanced, or none") from None
+    if len(weights) != len(classes):
+        raise UserError(f"--class-weights {words}: there are {len(weights)} weights; {rule}")
+    if not (weights.isfinite() & (weights > 0)).all():
+        raise UserError(f"--class-weights {words}: a weight is not a positive number; {rule}")
+    return weights

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from data.augment import CentreCrop
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
+from models.losses import probabilities_of
 from models.preprocessing import read_description
 from models.vision_weights import initial_weights_of, load_backbone, read_weights
 from utils.distributed.world import World, is_folder
@@ -150,4 +151,5 @@ def classify_images(
         for index, (images, bad) in enumerate(loader):                            # uint8 [B, H, W, 3]
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
             batch = paths[batch_size * index:batch_size * (index + 1)]
-            yield list(zip(batch, logits.double().softmax(dim=1).cpu().numpy(), bad, strict=True))
+            probabilities = probabilities_of(logits.double(), description.get("loss", "cross-entropy"))
+            yield list(zip(batch, probabilities.cpu().numpy(), bad, strict=True))

@@ -67,8 +67,9 @@ class Task(Protocol):
         """Samples of train_set or eval_set as one batch."""
 
     def normalizer(self, indices: Tensor) -> float:
-        """What the losses of a global batch are divided by: its samples or predicted tokens, without communication.
+        """What the losses of a global batch are divided by, without communication.
 
+        Its samples, the sum of their class weights, or its predicted tokens.
         indices: [N] int64 into train_set, those of all ranks.
         """
 
@@ -82,7 +83,11 @@ class Task(Protocol):
         """
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
-        """Loss and logits of a batch on the model's device. Label smoothing only while model.training."""
+        """Loss and logits of a batch on the model's device.
+
+        Smoothing, class weights and mixing only while model.training. What is mixed follows from the seed of torch's
+        default CPU generator, which is that of the micro-batch.
+        """
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Write a ready-to-use model into the existing `folder`: RUN/model."""

@@ -1,4 +1,4 @@
-"""Image classification: an ImageFolder, any torchvision classifier, cross-entropy.
+"""Image classification: an ImageFolder, any torchvision classifier.
 
 Legend: B samples, C classes, H, W height and width in pixels.
 """
@@ -16,8 +16,9 @@ from data.augment import build_transforms
 from data.batch import Batch
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import build_index
+from data.mixing import build_mixing
 from data.splits import ValSplit, require_split
-from models.losses import classification_losses
+from models.losses import ClassificationLoss
 from models.metrics import classification_metrics
 from models.preprocessing import resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
@@ -58,10 +59,13 @@ class ImageClassification:
         self.base_lr = PRETRAINED_LR if is_pretrained else SCRATCH_LR
 
         # data sets
-        train_transform, eval_transform = build_transforms(config.images.augmentation, self._prepared.for_eval)
+        train_transform, eval_transform = build_transforms(
+            config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
         self.metrics = classification_metrics(len(self.classes))
+        self._mix = build_mixing(config.augment, self._prepared.image_size, config.batch.micro_batch_size)
+        self._loss = ClassificationLoss(config.loss, self.classes, self.train_set.index.labels)
         self._mean, self._std = (
             255 * torch.tensor(values).view(1, 3, 1, 1) for values in (self._prepared.mean, self._prepared.std))
 
@@ -74,8 +78,8 @@ class ImageClassification:
             bad=tuple(sample.bad for sample in samples if sample.bad))
 
     def normalizer(self, indices: Tensor) -> float:
-        """Samples in the global batch; a bad one that is skipped still counts."""
-        return float(len(indices))
+        """Samples in the global batch, or the sum of their class weights; a bad one that is skipped still counts."""
+        return self._loss.normalizer(indices)
 
     def example(self, size: int) -> Batch:
         """Noise: with one grey level BatchNorm would divide by zero."""
@@ -92,18 +96,28 @@ class ImageClassification:
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
-        """Normalise on the device, then cross-entropy in float32."""
-        images = batch.inputs["images"].permute(0, 3, 1, 2)         # [B, 3, H, W], channels_last in memory
+        """Mix in training, normalise on the device, then the loss in float32."""
+        # pixels; mixed in training, but for a single sample
+        pixels, mixed = batch.inputs["images"], None                # [B, H, W, 3]
+        if self._mix and model.training and len(pixels) > 1:
+            mixed = self._mix(pixels, batch.sample_weight)
+            pixels = mixed.images
+        images = pixels.permute(0, 3, 1, 2)                         # [B, 3, H, W], channels_last in memory
+
+        # logits, losses
         self._mean, self._std = self._mean.to(images.device), self._std.to(images.device)
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
-        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
+        losses = self._loss(logits, batch.labels, model.training)   # [B]
+        if mixed:
+            of_partners = self._loss(logits, batch.labels[mixed.partner], model.training)
+            losses = mixed.share * losses + (1 - mixed.share) * of_partners
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""
         save_model_folder(weights, {
             "task": "image-classification", "architecture": self._architecture, "classes": list(self.classes),
-            "transform_input": self._transforms_input, **asdict(self._prepared)}, folder)
+            "loss": self._config.loss.loss, "transform_input": self._transforms_input} | asdict(self._prepared), folder)
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in digits also a linear model on the pixels."""

@@ -18,7 +18,7 @@ from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.text import padded
 from data.tokenizer import is_special
 from models.bert import SparsePrediction
-from models.losses import classification_losses
+from models.losses import cross_entropies
 from models.metrics import Metric
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -78,7 +78,7 @@ class MaskedLM(TextTask):
         """Cross-entropy of the predicted tokens, in float32."""
         inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "positions"}
         logits = widened(self._sparse.logits(model, inputs, batch.inputs["positions"]))  # [P, V]
-        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [P]
+        losses = cross_entropies(logits, batch.labels, self._config.loss, model.training)  # [P]
         return Output((losses * _token_weight(batch)).sum(), logits)
 
     def baselines(self) -> dict[str, float]:

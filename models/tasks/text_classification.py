@@ -1,4 +1,4 @@
-"""Text classification: a table of texts or pairs with classes; any encoder of transformers; cross-entropy.
+"""Text classification: a table of texts or pairs with classes; any encoder of transformers.
 
 Legend: B samples, T tokens, C classes.
 """
@@ -22,7 +22,7 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
-from models.losses import classification_losses
+from models.losses import ClassificationLoss
 from models.metrics import classification_metrics
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -43,6 +43,7 @@ class TextClassification(TextTask):
         super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
         self.metrics = classification_metrics(len(self.classes))
+        self._loss = ClassificationLoss(config.loss, self.classes, self._train.labels)
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
@@ -50,13 +51,20 @@ class TextClassification(TextTask):
         return Batch(inputs, torch.tensor([sample.label for sample in samples]), torch.ones(len(samples)))
 
     def normalizer(self, indices: Tensor) -> float:
-        """Samples in the global batch."""
-        return float(len(indices))
+        """Samples in the global batch, or the sum of their class weights."""
+        return self._loss.normalizer(indices)
+
+    def build_model(self, initial_weights: bool) -> nn.Module:
+        """See TextTask. Collective."""
+        model = super().build_model(initial_weights)  # Collective.
+        if self._config.loss.loss == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
+            model.config.problem_type = "multi_label_classification"
+        return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
-        """Cross-entropy in float32."""
+        """The loss in float32."""
         logits = widened(model(**batch.inputs).logits)  # [B, C]
-        losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
+        losses = self._loss(logits, batch.labels, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def baselines(self) -> dict[str, float]:

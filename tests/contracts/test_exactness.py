@@ -27,6 +27,10 @@ WORDS = {
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1",
           "--precision", "bf16", "--log-every", "1"]
 STEPS = 9
+AUGMENTED = [
+    "--mixup", "0.8", "--cutmix", "1", "--auto-augment", "randaugment", "--random-erasing", "0.5",
+    "--augmentation", "photo", "--crop-scale", "0.3",
+    "--class-weights", "balanced", "--loss", "bce", "--label-smoothing", "0.1"]
 
 
 def but_in_faults(*slow):
@@ -108,6 +112,25 @@ def test_exact_stopped_on_4_killed_on_3_finished_on_2_has_the_same_bits(exact, r
     assert finished.returncode == 0, finished.text
     assert "resumed at step" in finished.out
     assert outcome(run_dir) == outcome(exact.straight(1))
+
+
+@pytest.mark.slow
+def test_exact_with_all_augmentation_has_the_same_bits_and_survives_a_kill(
+        session_dir, run_dir, run_train, run_torchrun, start_torchrun, photos):
+    name = "image-classification"
+    contract = Contract(name, "exact", session_dir / "contracts" / "augmented", run_train, run_torchrun, {name: photos})
+    contract.words += AUGMENTED
+    expected = outcome(contract.straight(1))
+    assert outcome(contract.straight(2, workers=1)) == expected
+    assert outcome(contract.straight(3)) == expected
+
+    killed = start_torchrun(2, *contract.words, "--run-dir", run_dir, "--save-every", 1, "--workers", 1)
+    killed.wait_for(lambda: trained_steps(run_dir) >= 4, "four steps")
+    killed.kill_rank(1)
+    assert killed.wait().code == Exit.LOST_PEERS
+    finished = contract.launch(3, run_dir)
+    assert finished.returncode == 0, finished.text
+    assert "resumed at step" in finished.out and outcome(run_dir) == expected
 
 
 @of_ddp

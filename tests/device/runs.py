@@ -15,7 +15,8 @@ from tests.conftest import ROOT, Launch, Result
 
 PYTHON = ROOT / "tests/harness/accelerator/python"
 TASKS = {
-    "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32"],
+    "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32", "--mixup", "0.8", "--cutmix", "1",
+                             "--class-weights", "1,2,3"],
     "text-classification": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32",
                             "--text-column", "text,more"],
     "masked-lm": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"],

@@ -6,13 +6,15 @@ run_options.py: those of every run; image_options.py, text_options.py: those of 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_args
 
-from utils.settings.image_options import ImageOptions, ModelOptions
+from utils.settings.image_options import AugmentOptions, ImageOptions, ModelOptions
 from utils.settings.option import Facts
 from utils.settings.run_options import (
     BatchOptions,
+    ClassLossOptions,
     DataOptions,
     DeviceOptions,
     FaultOptions,
+    LossOptions,
     OptimOptions,
     RecordOptions,
     RunOptions,
@@ -27,9 +29,11 @@ class ImageClassificationConfig:
     run: RunOptions = RunOptions()
     data: DataOptions = DataOptions()
     images: ImageOptions = ImageOptions()
+    augment: AugmentOptions = AugmentOptions()
     model: ModelOptions = ModelOptions()
     batch: BatchOptions = BatchOptions()
     optim: OptimOptions = OptimOptions()
+    loss: ClassLossOptions = ClassLossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()
@@ -49,6 +53,7 @@ class TextClassificationConfig:
     model: TextModelOptions = TextModelOptions()
     batch: BatchOptions = BatchOptions(global_batch_size=32)
     optim: OptimOptions = TEXT_OPTIM
+    loss: ClassLossOptions = ClassLossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()
@@ -65,6 +70,7 @@ class MaskedLMConfig:
     model: TextModelOptions = TextModelOptions()
     batch: BatchOptions = BatchOptions(global_batch_size=64)
     optim: OptimOptions = replace(TEXT_OPTIM, betas=(0.9, 0.98))
+    loss: LossOptions = LossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()

@@ -26,6 +26,29 @@ class ImageOptions:
 
 
 @options
+class AugmentOptions:
+    """Augmentation of images, in training alone"""
+
+    flip: Literal["auto", "horizontal", "none"] = option(
+        "auto", "mirror half of the images; auto = as --augmentation says")
+    crop_scale: float = option(
+        0.08, "smallest area of a random resized crop (--augmentation photo), as a share of the image's",
+        above=0, at_most=1)
+    auto_augment: Literal["none", "randaugment", "trivialaugment"] = option(
+        "none", "random changes of colour and shape: RandAugment, or TrivialAugmentWide, which has nothing to tune")
+    randaugment_ops: int = option(2, "changes that RandAugment makes to an image, one after the other", at_least=1)
+    randaugment_magnitude: int = option(9, "strength of RandAugment's changes, 0 to 30", at_least=0, at_most=30)
+    random_erasing: float = option(
+        0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1)
+    mixup: float = option(
+        0.0, "MixUp of each micro-batch, with shares from Beta(A, A); with --cutmix, one of the two at random; 0 = off",
+        at_least=0, at_most=100)
+    cutmix: float = option(
+        0.0, "CutMix of each micro-batch, with areas from Beta(A, A); with --mixup, one of the two at random; 0 = off",
+        at_least=0, at_most=100)
+
+
+@options
 class ModelOptions:
     """Model"""
 

@@ -91,8 +91,25 @@ class OptimOptions:
     weight_decay: float = option(
         0.05, "weight decay; none on biases and normalization layers", at_least=0, of_model=True)
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
+
+
+@options
+class LossOptions:
+    """Loss"""
+
     label_smoothing: float = option(
         0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
+
+
+@options
+class ClassLossOptions(LossOptions):
+    """Loss"""
+
+    loss: Literal["cross-entropy", "bce"] = option(
+        "cross-entropy", "bce = binary cross-entropy, each class against the rest: the mean over the classes")
+    class_weights: str = option(
+        "none", "weights of the classes in the training loss; balanced = number of samples / (number of classes x"
+        " samples of the class); A,B,... = one for each class, in label order")
 
 
 @options

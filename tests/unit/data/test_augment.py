@@ -1,4 +1,7 @@
 import io
+import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -7,10 +10,15 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from data import augment
-from data.augment import CentreCrop, PhotoTrain, SmallTrain, build_transforms
+from data.augment import Augmented, CentreCrop, PhotoTrain, SmallTrain, build_transforms
 from data.image_decode import EncodedImage
+from tests.conftest import ROOT
+from utils.errors import UserError
+from utils.settings.image_options import AugmentOptions
 
 torch.set_num_threads(1)
+LOOK = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": [124, 116, 104]}
+MEAN = (0.485, 0.456, 0.406)
 
 
 def photo(size: int) -> CentreCrop:
@@ -21,6 +29,12 @@ def photo(size: int) -> CentreCrop:
 def small(size: int) -> CentreCrop:
     """Evaluation of a small image."""
     return CentreCrop(size, "bilinear", size)
+
+
+def transforms_of(augmentation: str, size: int, *options: object):
+    """build_transforms with the usual evaluation."""
+    usual = CentreCrop(size, "bilinear", augment.usual_resize_size(augmentation, size))
+    return build_transforms(augmentation, usual, *options)
 
 
 MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
@@ -85,7 +99,7 @@ def test_reduced_decode_is_never_smaller_than_the_target(monkeypatch):
         crop, size=size, **options))[1])
     for seed in range(50):
         torch.manual_seed(seed)
-        box = augment._random_box(encoded.height, encoded.width)
+        box = augment._random_box(encoded.height, encoded.width, 0.08)
         torch.manual_seed(seed)
         PhotoTrain(96)(encoded)
         (height, width), _ = sizes[-1]
@@ -116,12 +130,109 @@ def test_small_train_moves_the_image_over_zeros():
     ("shift", 32, SmallTrain(32, flip=False), small(32)), ("none", 224, photo(224), photo(224)),
     ("none", 32, small(32), small(32))])
 def test_each_augmentation_has_its_transforms(augmentation, size, train, evaluation):
-    for_eval = CentreCrop(size, "bilinear", augment.usual_resize_size(augmentation, size))
-    assert build_transforms(augmentation, for_eval) == (train, evaluation)
+    assert transforms_of(augmentation, size) == (train, evaluation)
 
 
-@pytest.mark.parametrize("transform", [PhotoTrain(24), photo(24), SmallTrain(24), small(24)])
+@pytest.mark.parametrize(("augmentation", "flip", "train"), [
+    ("photo", "none", PhotoTrain(32, flip=False)), ("small", "none", SmallTrain(32, flip=False)),
+    ("shift", "horizontal", SmallTrain(32)), ("shift", "auto", SmallTrain(32, flip=False)),
+    ("none", "horizontal", Augmented(small(32), (augment._maybe_mirrored,)))])
+def test_flip_is_as_augmentation_says_or_as_asked_for(augmentation, flip, train):
+    found = transforms_of(augmentation, 32, AugmentOptions(flip=flip))
+    assert found == (train, transforms_of(augmentation, 32)[1])
+
+
+@pytest.mark.parametrize("least", [0.08, 0.5, 1.0])
+def test_crop_scale_is_torchvisions_lower_bound_of_the_area(least):
+    encoded, pixels = picture(300, 451)
+    ours, _ = transforms_of("photo", 64, AugmentOptions(crop_scale=least, flip="none"))
+    for seed in range(8):
+        torch.manual_seed(seed)
+        theirs = v2.RandomResizedCrop(64, scale=(least, 1), antialias=True)(pixels).permute(1, 2, 0)
+        torch.manual_seed(seed)
+        assert (ours(encoded).int() - theirs.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize(("options", "theirs"), [
+    ({"auto_augment": "randaugment"}, [v2.RandAugment(2, 9, **LOOK)]),
+    ({"auto_augment": "randaugment", "randaugment_ops": 3, "randaugment_magnitude": 15},
+     [v2.RandAugment(3, 15, **LOOK)]),
+    ({"auto_augment": "trivialaugment"}, [v2.TrivialAugmentWide(**LOOK)]),
+    ({"random_erasing": 0.5}, [v2.RandomErasing(0.5, value=(124, 116, 104))]),
+    ({"auto_augment": "randaugment", "random_erasing": 1.0},
+     [v2.RandAugment(2, 9, **LOOK), v2.RandomErasing(1.0, value=(124, 116, 104))])])
+def test_what_comes_after_the_crop_is_torchvisions(options, theirs):
+    encoded, _ = picture(60, 40)
+    ours, evaluation = transforms_of("small", 32, AugmentOptions(**options), MEAN)
+    changed = 0
+    for seed in range(20):
+        torch.manual_seed(seed)
+        pixels = crop = SmallTrain(32)(encoded)
+        for transform in theirs:
+            pixels = transform(pixels.permute(2, 0, 1)).permute(1, 2, 0)
+        torch.manual_seed(seed)
+        assert torch.equal(ours(encoded), pixels)
+        changed += not torch.equal(pixels, crop)
+    assert changed > 3 and evaluation == small(32)
+
+
+def test_erased_pixels_are_nearly_zero_after_normalisation():
+    ours, _ = transforms_of("none", 32, AugmentOptions(random_erasing=1.0), MEAN)
+    torch.manual_seed(0)
+    pixels = ours(picture(32, 32)[0]).float() / 255 - torch.tensor(MEAN)
+    erased = (pixels.abs() <= 0.5 / 255 + 1e-6).all(dim=2)
+    assert 0.02 * 32 * 32 - 32 < erased.sum() < 0.33 * 32 * 32 + 32
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"auto_augment": "randaugment"}, {"auto_augment": "trivialaugment"}, {"random_erasing": 0.5},
+    {"flip": "horizontal", "auto_augment": "trivialaugment", "random_erasing": 0.5}])
+@pytest.mark.parametrize("augmentation", ["photo", "small", "none"])
+def test_random_choices_come_from_torchs_default_generator_alone(augmentation, options):
+    """Python's and numpy's generators, and a change of the number of threads, change nothing."""
+    encoded, _ = picture(60, 40)
+    transform, _ = transforms_of(augmentation, 32, AugmentOptions(**options), MEAN)
+    found = []
+    for other in (1, 2):
+        random.seed(other)
+        np.random.seed(other)
+        torch.set_num_threads(other)
+        torch.manual_seed(0)
+        found.append(torch.stack([transform(encoded) for _ in range(20)]))
+        assert torch.get_num_threads() == other
+    torch.set_num_threads(1)
+    assert torch.equal(*found)
+    if options or augmentation != "none":
+        assert len({image.numpy().tobytes() for image in found[0]}) > 5
+
+
+@pytest.mark.parametrize(("augmentation", "size", "options", "found"), [
+    ("small", 32, {"crop_scale": 0.5}, "use --augmentation photo"),
+    ("none", 224, {"crop_scale": 0.5}, "use --augmentation photo"),
+    ("auto", 32, {"crop_scale": 0.5}, "--augmentation auto at --image-size 32"),
+    ("auto", 224, {"randaugment_magnitude": 5}, "--randaugment-magnitude 5: RandAugment is off"),
+    ("auto", 224, {"randaugment_ops": 3, "auto_augment": "trivialaugment"}, "RandAugment is off"),
+    ("auto", 1, {"random_erasing": 0.1}, "use a larger --image-size")])
+def test_settings_without_effect_are_refused(augmentation, size, options, found):
+    with pytest.raises(UserError) as error:
+        transforms_of(augmentation, size, AugmentOptions(**options))
+    assert found in str(error.value)
+
+
+def test_torchvisions_transforms_are_imported_only_if_used():
+    program = ("import sys\nfrom data.augment import AugmentOptions, CentreCrop, build_transforms\n"
+               "crop = CentreCrop(224, 'bilinear', 256)\nbuild_transforms('auto', crop)\n"
+               "before = 'torchvision' in sys.modules\n"
+               "build_transforms('auto', crop, AugmentOptions(random_erasing=0.5))\n"
+               "print(before, 'torchvision.transforms.v2' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False True\n"
+
+
+@pytest.mark.parametrize("transform", [
+    PhotoTrain(24), photo(24), SmallTrain(24), small(24), transforms_of("photo", 24, AugmentOptions(
+        auto_augment="randaugment", random_erasing=1.0), MEAN)[0]])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3), (40, 30)])
 def test_output_is_a_square_of_uint8(transform, shape):
     image = transform(picture(*shape)[0])
-    assert image.shape == (24, 24, 3) and image.dtype == torch.uint8
+    assert image.shape == (24, 24, 3) and image.dtype == torch.uint8 and image.is_contiguous()

@@ -1,14 +1,24 @@
-"""The image task on an index that is mapped read-only."""
+"""The image task: an index that is mapped read-only, mixing and weights in the loss, augmentation by position."""
 
+import math
 import warnings
+from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
+from data.mixing import mix
+from engine.nonfinite import nonfinite_samples
 from models.tasks import load_task
 from tests.conftest import COUNTS
+from utils.errors import UserError
+from utils.numerics.seed import seed_micro_batch
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
+from utils.strategies.base import Strategy
 
 
 def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_path, monkeypatch):
@@ -19,3 +29,124 @@ def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_pat
         baselines = load_task("image-classification")(config, run, world).baselines()
     most = max(range(3), key=lambda label: COUNTS["train"][label])
     assert baselines == {"always the most frequent class": pytest.approx(COUNTS["val"][most] / sum(COUNTS["val"]))}
+
+
+class Flat(nn.Module):
+    """One linear layer; NaN for an image with a pixel above `limit`, after normalisation."""
+
+    def __init__(self, limit=math.inf):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.limit = nn.Linear(3 * 16 * 16, 3), limit
+
+    def forward(self, images):
+        logits = self.linear(images.flatten(1))
+        is_bad = images.flatten(1).amax(dim=1) > self.limit
+        return torch.where(is_bad[:, None], torch.nan, logits)
+
+
+@pytest.fixture
+def build(photos, world, tmp_path, monkeypatch):
+    """build(*words): the task on 16 px, as it is."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+
+    def built(*words):
+        argv = ["--data", str(photos), "--image-size", "16", "--augmentation", "none", *words]
+        run = Run(tmp_path, {}, {"start": 1, "cores_per_process": 1}, print, RunLock())
+        return load_task("image-classification")(parse_command_line(argv, {}), run, world)
+
+    return built
+
+
+def batch_of(task, indices):
+    return replace(task.collate([task.train_set[0, i] for i in indices]), indices=tuple(indices))
+
+
+def seeded_loss(task, model, batch):
+    seed_micro_batch(0, step=5, index=2, device=torch.device("cpu"))
+    return task.forward(model, batch).loss_sum
+
+
+@pytest.mark.parametrize("technique", [["--mixup", "0.8"], ["--cutmix", "1"], ["--mixup", "0.8", "--cutmix", "1"]])
+@pytest.mark.parametrize("loss", ["cross-entropy", "bce"])
+def test_the_loss_of_mixed_samples_is_that_of_soft_labels(build, technique, loss):
+    task = build(*technique, "--loss", loss, "--label-smoothing", "0.1", "--class-weights", "1,2,4")
+    model, batch = Flat().train(), batch_of(task, [0, 20, 40, 50, 3])
+    seed_micro_batch(0, step=5, index=2, device=torch.device("cpu"))
+    pixels, partner, share = mix(batch.inputs["images"], batch.sample_weight, task._config.augment)
+    assert 0.01 < share < 0.99
+    own, other = F.one_hot(batch.labels, 3).float(), F.one_hot(batch.labels[partner], 3).float()
+    weight = torch.tensor([1.0, 2, 4])
+    logits = model((pixels.permute(0, 3, 1, 2) - task._mean) / task._std)
+    if loss == "cross-entropy":
+        expected = F.cross_entropy(logits, share * own + (1 - share) * other, weight, reduction="sum",
+                                   label_smoothing=0.1)
+    else:
+        expected = sum(part * F.binary_cross_entropy_with_logits(
+            logits, 0.9 * target + 0.1 / 3, weight=(target @ weight)[:, None], reduction="none").mean(dim=1).sum()
+            for part, target in ((share, own), (1 - share, other)))
+    assert seeded_loss(task, model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_evaluation_and_a_micro_batch_of_one_sample_are_not_mixed(build):
+    task, plain = build("--mixup", "1", "--cutmix", "1"), build()
+    for model, indices in ((Flat().eval(), [0, 20, 40]), (Flat().train(), [20])):
+        batch = batch_of(task, indices)
+        assert torch.equal(seeded_loss(task, model, batch), seeded_loss(plain, model, batch))
+
+
+@pytest.mark.parametrize("technique", [["--mixup", "1"], ["--cutmix", "1"]])
+def test_a_skipped_sample_leaves_no_trace_in_the_others(build, technique):
+    task, model = build(*technique, "--class-weights", "balanced"), Flat().train()
+    batch = replace(batch_of(task, [0, 20, 40, 50]), sample_weight=torch.tensor([1.0, 0, 1, 1]))
+    images, labels = batch.inputs["images"].clone(), batch.labels.clone()
+    images[1], labels[1] = 255 - images[1], 2 - labels[1]
+    other = replace(batch, inputs={"images": images}, labels=labels)
+    assert torch.equal(seeded_loss(task, model, batch), seeded_loss(task, model, other))
+
+
+@pytest.mark.parametrize("technique", [[], ["--mixup", "1"], ["--cutmix", "1"]])
+def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, technique):
+    task, model = build(*technique, "--mean", "0", "0", "0", "--std", "1", "1", "1"), Flat(limit=0.3).train()
+
+    def batch(indices):  # sample 20 is white, all others are nearly black
+        images = torch.stack([torch.full((16, 16, 3), 255 if index == 20 else 10, dtype=torch.uint8)
+                              for index in indices])
+        return replace(batch_of(task, indices), inputs={"images": images})
+
+    found = nonfinite_samples(model, [batch([0, 20, 40, 50])], lambda each: seeded_loss(task, model, each),
+                              lambda index: batch([index]), Strategy.largest)
+    assert found == [20]
+
+
+@pytest.mark.parametrize("words", [
+    [], ["--flip", "horizontal"], ["--augmentation", "photo", "--crop-scale", "0.3"],
+    ["--auto-augment", "randaugment"], ["--auto-augment", "trivialaugment"], ["--random-erasing", "1"]])
+def test_a_samples_augmentation_depends_on_seed_epoch_and_index_alone(build, words):
+    """Not on what was read before, nor on the state of torch's generator, which it leaves as it was."""
+    items = [(epoch, index) for epoch in (0, 1) for index in (0, 7, 20, 56)]
+    found, states = [], []
+    for seed, order in (("0", items), ("0", items[::-1]), ("1", items)):
+        samples = build(*words, "--seed", seed).train_set
+        torch.manual_seed(len(found))
+        state = torch.default_generator.get_state()
+        read = {item: samples[item].image.numpy().tobytes() for item in order}
+        found.append([read[item] for item in items])
+        states.append(torch.equal(state, torch.default_generator.get_state()))
+    assert found[0] == found[1] and all(states)
+    if words:
+        assert found[0] != found[2] and found[0][:4] != found[0][4:]
+
+
+def test_the_normalizer_adds_up_class_weights_of_unmixed_labels(build):
+    task = build("--class-weights", "1,2,4", "--mixup", "1")
+    labels = task.train_set.index.labels
+    assert task.normalizer(torch.tensor([0, 20, 40, 50])) == sum((1, 2, 4)[labels[i]] for i in (0, 20, 40, 50))
+    assert build("--class-weights", "none").normalizer(torch.tensor([0, 20, 40])) == 3
+
+
+def test_wrong_class_weights_and_mixing_are_refused_before_training(build):
+    for words, found in ((["--class-weights", "1,2"], r"3 classes in label order \(tint0, tint1, tint2\)"),
+                         (["--mixup", "1", "--micro-batch-size", "1"], "no other")):
+        with pytest.raises(UserError, match=found):
+            build(*words)

@@ -99,6 +99,22 @@ def test_probabilities_are_those_of_plain_torchvision(said, side, run, tmp_path,
     assert all(row["probability"] == row[row["prediction"]] for row in rows)
 
 
+def test_a_model_of_bce_gives_sigmoids_and_the_same_predictions(run, tmp_path, capsys):
+    (tmp_path / "bce").mkdir()
+    save_model_folder(load_file(run / "model" / "model.safetensors"), DESCRIPTION | {"loss": "bce"}, tmp_path / "bce")
+    paths, found = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(5)], []
+    for folder in (run, tmp_path / "bce"):
+        assert predict.main([str(folder), *paths]) == Exit.DONE
+        rows = rows_of(capsys.readouterr().out)
+        found.append(([row["prediction"] for row in rows], torch.tensor([[float(row[name]) for name in CLASSES]
+                                                                         for row in rows])))
+    (predicted, softmax), (predicted_by_bce, sigmoid) = found
+    assert predicted == predicted_by_bce
+    # the odds of two classes under softmax are those of their logits
+    odds = torch.logit(sigmoid[:, 1].double()) - torch.logit(sigmoid[:, 0].double())
+    torch.testing.assert_close(odds, (softmax[:, 1].double() / softmax[:, 0]).log(), rtol=0.02, atol=0.02)
+
+
 def test_class_names_with_commas_and_quotes_stay_one_column(run, tmp_path, capsys):
     predict.main([str(run), write_image(tmp_path / "a, b.png")])
     header, row = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))

@@ -115,6 +115,15 @@ def test_probabilities_are_those_of_transformers_pipeline(form, run, tmp_path, c
     assert [row["prediction"] for row in rows] == [CLASSES[label] for label in theirs.argmax(1)]
 
 
+def test_a_model_of_bce_gives_the_sigmoids_of_transformers_pipeline(own_run, tmp_path, capsys):
+    file = own_run / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"problem_type": "multi_label_classification"}))
+    assert predict.main([str(own_run), write_table(tmp_path / "texts.csv", [[text] for text in TEXTS])]) == Exit.DONE
+    ours = probabilities(rows_of(capsys.readouterr().out))
+    assert np.abs(ours - pipeline_probabilities(own_run, TEXTS)).max() < 1e-5
+    assert np.abs(ours.sum(1) - 1).max() > 0.05
+
+
 def test_probabilities_of_pairs_are_those_of_transformers_pipeline(pair_run, tmp_path, capsys):
     path = write_table(tmp_path / "pairs.csv", [(more, "x", text) for text, more in PAIRS], ("more", "label", "text"))
     assert predict.main([str(pair_run), path]) == Exit.DONE

@@ -183,6 +183,27 @@ def test_weight_is_the_number_of_samples_of_a_classifier(build):
     assert build("text-classification").normalizer(torch.tensor(GLOBAL_BATCH)) == sum(map(len, SHARES))
 
 
+def test_class_weights_give_torchs_weighted_mean_over_the_global_batch(build):
+    task = build("text-classification", "--class-weights", "1,2,4", "--label-smoothing", "0.1")
+    model = task.build_model(initial_weights=True).double()
+    for module in model.modules():
+        module.p = 0.0  # of dropout
+    batches = batches_of(task)
+    outputs = [task.forward(model.train(), batch) for batch in batches]
+    logits, labels = torch.cat([output.logits for output in outputs]), torch.cat([batch.labels for batch in batches])
+    expected = F.cross_entropy(logits, labels, torch.tensor([1.0, 2, 4]).double(), label_smoothing=0.1)
+    found = sum(output.loss_sum for output in outputs) / task.normalizer(torch.tensor(GLOBAL_BATCH))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize(("loss", "kind"), [
+    ("bce", "multi_label_classification"), ("cross-entropy", "single_label_classification")])
+def test_the_model_folder_tells_transformers_about_the_loss(loss, kind, build, tmp_path):
+    task = build("text-classification", "--loss", loss)
+    task.save_model(task.build_model(initial_weights=True).state_dict(), tmp_path)
+    assert transformers.AutoConfig.from_pretrained(tmp_path).problem_type == kind
+
+
 @pytest.mark.parametrize("task_name", TASKS)
 def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build, world):
     task = build(task_name)
