@@ -100,10 +100,10 @@ def build_training(start: Start) -> Training:
              f" {total_steps} steps of {plan.num_micro_batches} micro-batches;"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     return Training(
-        **vars(start), log=log, strategy=strategy, state=state, schedule=build_schedule(config.optim, total_steps),
-        feed=feed, evaluation=evaluation, checkpoints=checkpoints, flags=flags, bad_samples=bad_samples,
-        attempts=attempts, throughput=throughput, total_steps=total_steps,
-        last_step=min(total_steps, done.step + stop.steps))
+        **vars(start), log=log, strategy=strategy, state=state,
+        schedule=build_schedule(config.optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
+        checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, throughput=throughput,
+        total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
 
 
 def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:

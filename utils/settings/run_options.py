@@ -81,7 +81,8 @@ class OptimOptions:
         "adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum")
     lr: float = option(0.001, "peak learning rate", at_least=0)
     min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0)
-    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "learning rate after the warm-up")
+    schedule: Literal["cosine", "linear", "step", "constant"] = option(
+        "cosine", "learning rate after the warm-up; step = times --step-factor every --step-epochs")
     warmup_steps: int | Auto = option(
         "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
@@ -90,6 +91,9 @@ class OptimOptions:
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
     label_smoothing: float = option(
         0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
+    step_epochs: int = option(30, "--schedule step: epochs between two changes of the learning rate", at_least=1)
+    step_factor: float = option(
+        0.1, "--schedule step: what the learning rate is multiplied by", above=0, at_most=1)
 
 
 @options
