@@ -16,6 +16,7 @@ from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
 from engine.plan import resolve_eval_batch, resolve_plan
 from engine.start import Start
+from models.blocks import freeze, lr_factors
 from utils.distributed.agreement import Agreement
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
@@ -57,8 +58,9 @@ def build_training(start: Start) -> Training:
     is_new = checkpoints.is_empty()  # Collective.
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
+    freeze(model, config.optim.freeze)
     strategy = load_strategy(config.device.strategy)(model, world)  # may shard the model
-    optimizer = build_optimizer(model, config.optim)
+    optimizer = build_optimizer(model, config.optim, lr_factors(model, config.optim))
 
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)

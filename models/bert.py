@@ -29,6 +29,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
+from models.blocks import in_head
 from utils.errors import Exit, UserError, first_line, some
 from utils.settings.text_options import TextModelOptions
 
@@ -145,9 +146,9 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
                         Exit.NO_INPUT) from None
 
     # everything but the head must be there
-    encoder = f"{model.base_model_prefix}."
+    is_in_head = in_head(model)
     wrong = sorted(key for key in {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
-                   if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
+                   if not is_in_head(key))
     if wrong:
         raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
                         f" another shape, for example {wrong[0]}; repair the folder, or leave --pretrained out")

@@ -94,6 +94,13 @@ class OptimOptions:
     step_epochs: int = option(30, "--schedule step: epochs between two changes of the learning rate", at_least=1)
     step_factor: float = option(
         0.1, "--schedule step: what the learning rate is multiplied by", above=0, at_most=1)
+    freeze: int | Literal["none", "backbone"] = option(
+        "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
+        " included", at_least=1)
+    head_lr_factor: float = option(1.0, "the head's learning rate is --lr times this", above=0)
+    layer_decay: float = option(
+        1.0, "layer-wise learning rate decay: each block's learning rate is this times that of the block after it;"
+        " 1 = off", above=0, at_most=1)
 
 
 @options
