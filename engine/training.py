@@ -16,8 +16,10 @@ from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
 from engine.plan import resolve_eval_batch, resolve_plan
 from engine.start import Start
+from models.activations import checkpoint_activations
 from models.blocks import freeze, lr_factors
 from utils.distributed.agreement import Agreement
+from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
@@ -59,8 +61,11 @@ def build_training(start: Start) -> Training:
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
     freeze(model, config.optim.freeze)
+    if config.device.checkpoint_activations:
+        checkpoint_activations(model)
     strategy = load_strategy(config.device.strategy)(model, world)  # may shard the model
     optimizer = build_optimizer(model, config.optim, lr_factors(model, config.optim))
+    averages = Averages(strategy.model_state(), config.optim.ema_decay)
 
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)
@@ -68,8 +73,8 @@ def build_training(start: Start) -> Training:
     eval_batch = resolve_eval_batch(start, plan)
     _note_idle_cores(start, strategy, plan)
 
-    # state: new, or that of the newest checkpoint (a moving average of the weights would be a part of it)
-    state = TrainState(strategy, optimizer, start.precision.scaler)
+    # state: new, or that of the newest checkpoint
+    state = TrainState(strategy, optimizer, start.precision.scaler, averages=averages)
     run.follow(state)
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_resolved()

@@ -40,6 +40,12 @@ class RunOptions:
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
     nproc_per_node: int | None = option(
         None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
+    early_stop_patience: int = option(
+        0, "end the run after this many evaluations without a gain in the metric that decides which model is best;"
+        " 0 = off", at_least=0, ends_run=True)
+    early_stop_min_delta: float = option(
+        0.0, "--early-stop-patience: an evaluation must be better by more than this to be a gain", at_least=0,
+        ends_run=True)
 
 
 @options
@@ -101,6 +107,9 @@ class OptimOptions:
     layer_decay: float = option(
         1.0, "layer-wise learning rate decay: each block's learning rate is this times that of the block after it;"
         " 1 = off", above=0, at_most=1)
+    ema_decay: float = option(
+        0.0, "also evaluate a moving average of the weights, which keeps this share at each step; RUN/model is the"
+        " better of the two; 0 = off", TOLERATED, at_least=0, below=1)
 
 
 @options
@@ -123,6 +132,9 @@ class DeviceOptions:
     threads: int | Auto = option(
         "auto", "CPU threads per process; auto = cores / processes at the first start; 1 with --strategy exact on the"
         " CPU", TOLERATED, at_least=1, resolved=True)
+    checkpoint_activations: bool = option(
+        False, "keep only the inputs of blocks and compute the rest again in the backward pass: less memory, more time",
+        TOLERATED)
 
 
 @options
