@@ -62,6 +62,8 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
         raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a"
                         " transformers name")
     described = _describe(config.model, folder, spec)
+    if config.dropout is not None:
+        _set_dropout(described, config)
 
     # vocabulary
     num_tokens, known = len(is_special(spec.tokenizer)), getattr(described, "vocab_size", None)
@@ -122,6 +124,16 @@ def _describe(name: str, folder: str | None, spec: EncoderSpec) -> PreTrainedCon
         vocab_size=len(is_special(spec.tokenizer)), hidden_size=width, num_hidden_layers=layers,
         num_attention_heads=width // 64, intermediate_size=4 * width,
         max_position_embeddings=max(512, spec.max_length), pad_token_id=spec.tokenizer.pad_token_id)
+
+
+def _set_dropout(described: PreTrainedConfig, config: TextModelOptions) -> None:
+    """--dropout: every entry about dropout but those of attention weights; None stays, it means another entry."""
+    names = [name for name, value in described.to_dict().items()
+             if "dropout" in name and not name.startswith("att") and isinstance(value, float | int)]
+    if not names:
+        raise UserError(f"--dropout: --model {config.model} has no dropout; leave it out, or use another --model")
+    for name in names:
+        setattr(described, name, config.dropout)
 
 
 def read_config(folder: str) -> PreTrainedConfig:

@@ -41,3 +41,5 @@ class TextModelOptions:
         " model folder", path=NAME_OR_PATH)
     pretrained: bool = option(
         False, "start from the weights of --model; the head is new if the task or the classes differ")
+    dropout: float | None = option(
+        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1)
