@@ -61,8 +61,7 @@ def build_training(start: Start) -> Training:
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
     freeze(model, config.optim.freeze)
-    if config.device.checkpoint_activations:
-        checkpoint_activations(model)
+    checkpoint_activations(model, config.device)
     strategy = load_strategy(config.device.strategy)(model, world)  # may shard the model
     optimizer = build_optimizer(model, config.optim, lr_factors(model, config.optim))
     averages = Averages(strategy.model_state(), config.optim.ema_decay)

@@ -17,10 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from models.blocks import blocks_of
 from utils.errors import UserError
+from utils.settings.run_options import DeviceOptions
 
 
-def checkpoint_activations(model: nn.Module) -> None:
-    """Checkpoint every block of `model` while it trains. Raises UserError (64) for a model without blocks."""
+def checkpoint_activations(model: nn.Module, config: DeviceOptions) -> None:
+    """Checkpoint every block of `model` while it trains, if `config` says so.
+
+    Raises UserError (64) for a model without blocks, and for what torch.compile cannot follow.
+    """
+    if not config.checkpoint_activations:
+        return
     if hasattr(model, "gradient_checkpointing_enable"):  # transformers
         try:
             with warnings.catch_warnings(action="ignore"):  # it has another name and other words in transformers 6
@@ -33,6 +39,8 @@ def checkpoint_activations(model: nn.Module) -> None:
     if not composed:
         raise UserError("--checkpoint-activations: --model has no blocks of several layers; leave it out, or use"
                         " another --model")
+    if config.compile:  # torch 2.15: "checkpoint not implemented for context_fn", which spares the statistics
+        raise UserError("--checkpoint-activations: torch.compile cannot follow it in image models; leave --compile out")
     for part in composed:
         part.forward = partial(_forward, part, part.forward)
 

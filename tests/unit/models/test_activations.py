@@ -11,9 +11,11 @@ from models.activations import checkpoint_activations
 from models.blocks import freeze
 from tests.unit.models.test_blocks import bert, vision
 from utils.errors import Exit, UserError
+from utils.settings.run_options import DeviceOptions
 from utils.strategies.buffers import Buffers
 
 torch.set_num_threads(1)
+ON = DeviceOptions(checkpoint_activations=True)
 
 
 def trained(model, inputs, steps=2):
@@ -46,7 +48,7 @@ def test_images_have_the_same_bits_with_checkpointed_activations(name, side):
     plain, images = vision(name, **({"input_size": (side, side)} if name == "maxvit_t" else {})), torch.randn(
         2, 3, side, side)
     model = deepcopy(plain)
-    checkpoint_activations(model)
+    checkpoint_activations(model, ON)
     torch.testing.assert_close(trained(model, images, steps), trained(plain, images, steps), rtol=0, atol=0)
 
 
@@ -56,13 +58,13 @@ def test_bert_has_the_same_bits_with_checkpointed_activations(what):
     model = deepcopy(plain)
     for each in (plain, model):
         freeze(each, what)
-    checkpoint_activations(model)
+    checkpoint_activations(model, ON)
     torch.testing.assert_close(trained(model, ids), trained(plain, ids), rtol=0, atol=0)
 
 
 def test_blocks_compute_twice_in_training_and_once_in_evaluation():
     model, images, passes = vision("resnet18"), torch.randn(2, 3, 32, 32), []
-    checkpoint_activations(model)
+    checkpoint_activations(model, ON)
     model.layer1[0].conv1.register_forward_hook(lambda *args: passes.append(None))
     model(images).sum().backward()
     assert len(passes) == 2
@@ -77,5 +79,17 @@ def test_blocks_compute_twice_in_training_and_once_in_evaluation():
         transformers.XLMConfig(n_layers=2, emb_dim=16, n_heads=2, vocab_size=50)), lambda: nn.Linear(2, 2)])
 def test_a_model_without_blocks_is_refused(build):
     with pytest.raises(UserError, match=r"--checkpoint-activations: .*leave it out") as error:
-        checkpoint_activations(build())
+        checkpoint_activations(build(), ON)
     assert error.value.code == Exit.USAGE
+
+
+def test_torch_compile_beside_it_is_refused_for_images():
+    """Once torch.compile takes a context_fn, this may go."""
+    with pytest.raises(UserError, match=r"leave --compile out"):
+        checkpoint_activations(vision("resnet18"), DeviceOptions(checkpoint_activations=True, compile=True))
+
+
+def test_without_the_setting_a_model_stays_as_it_is():
+    model = nn.Linear(2, 2)
+    checkpoint_activations(model, DeviceOptions())
+    assert "forward" not in vars(model)
