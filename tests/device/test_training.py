@@ -61,9 +61,10 @@ def test_the_host_waits_in_a_step_for_the_flag_of_the_last_one_alone(runs, figur
 
 @pytest.mark.slow
 @pytest.mark.needs("simulation")
-@pytest.mark.parametrize("task", ["image-classification", "text-classification"])
-def test_an_average_and_frozen_blocks_add_no_wait_to_a_step(runs, task):
-    key = (task, "ddp", "fp32", "techniques")
+def test_an_average_and_frozen_blocks_add_no_wait_to_a_step(runs):
+    """Of images: torch.utils.checkpoint keeps a device's generator only where its module has `_initialized`, and the
+    simulated one has none; so the dropout in a checkpointed layer of an encoder would differ on it."""
+    key = ("image-classification", "ddp", "fp32", "techniques")
     run = runs.on_device(1, *key)
     assert outcome(run) == outcome(runs.on_cpu(1, *key))
     expected = {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: 2 * EVALUATIONS}  # the weights, and their average
