@@ -22,7 +22,7 @@ if __name__ == "__main__":  # before torch is imported: --help, typing errors an
 
 import torch
 
-from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_over
+from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
 from engine.arithmetic import resolve_arithmetic
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_size_that_fits
@@ -74,13 +74,12 @@ def train(t: Training) -> Exit:
     while not is_over(t):
         train_one_epoch(t)  # Collective.
     t.flags.wait()  # Collective.
-    progress = t.state.progress
-    if progress.step < t.total_steps or progress.evaluated_step < progress.step:
+    if not is_finished(t):
         save(t)  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.
-        t.log.note(f"stopped at step {progress.step} ({reason}) and saved; the same command continues the run"
+        t.log.note(f"stopped at step {t.state.progress.step} ({reason}) and saved; the same command continues the run"
                    f" ({t.checkpoints.cost()})")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
@@ -116,7 +115,7 @@ def train_one_epoch(t: Training) -> None:
         is_finite = precision.step(optimizer, t.state.progress, grad_norm)
         strategy.commit_buffers(is_finite)  # BatchNorm's statistics: those of micro-batch 0
         optimizer.zero_grad(set_to_none=True)
-        # (A moving average of the weights would be updated here, if is_finite: docs/changing.md.)
+        t.state.averages.update(step, is_finite)  # --ema-decay
 
         # log
         t.state.progress = t.state.progress.after(*batch.end)

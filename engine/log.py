@@ -27,6 +27,7 @@ from utils.rundir.checkpoint import Progress
 from utils.rundir.run import Run
 
 TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory", "time")  # the rest are pure functions of the position
+EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
 _TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch",
          "samples": "progress/samples", **{name: f"perf/{name}" for name in TIMING}}
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
@@ -50,7 +51,7 @@ def json_line(split: str, record: Mapping[str, Any]) -> str:
 
 def figure(task: Task, name: str, value: float) -> str:
     """A metric's value for people: in percent where the metric says so."""
-    is_percentage = any(name in metric.percentages for metric in task.metrics)
+    is_percentage = any(name.removeprefix(EMA) in metric.percentages for metric in task.metrics)
     return f"{100 * value:.2f} %" if is_percentage else f"{value:.4f}"
 
 

@@ -75,11 +75,15 @@ def close_run(t: "Training") -> None:
     baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
     t.bad_samples.report(t.log.note)
     t.log.note(t.checkpoints.cost())
+    progress = t.state.progress
+    if progress.step < t.total_steps:
+        t.log.note(f"stopped early at step {progress.step} of {t.total_steps}: {progress.without_gain} evaluations"
+                   f" without a gain in {best['metric']} (--early-stop-patience)")
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
              **t.task.next_steps(str(t.run.path), command("python"))}
     metric = best["metric"]
     t.log.note("\n".join((
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
-            f" {best['step']});",
+            f" {best['step']}{', by the average of the weights' if 'weights' in best else ''});",
         f"for comparison: {baselines}", *(f"{what:<15} {how}" for what, how in steps.items()))))
     t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")

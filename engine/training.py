@@ -16,7 +16,10 @@ from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
 from engine.plan import resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
+from models.activations import checkpoint_activations
+from models.blocks import freeze, lr_factors
 from utils.distributed.agreement import Agreement
+from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
@@ -57,9 +60,12 @@ def build_training(start: Start) -> Training:
     is_new = checkpoints.is_empty()  # Collective.
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
+    freeze(model, config.optim.freeze)
+    checkpoint_activations(model, config.device)
     strategy = load_strategy(config.device.strategy)(model, world)  # may shard the model
     optim = resolve_optim(start)
-    optimizer = build_optimizer(model, optim)
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim))
+    averages = Averages(strategy.model_state(), optim.ema_decay)
 
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)
@@ -67,8 +73,8 @@ def build_training(start: Start) -> Training:
     eval_batch = resolve_eval_batch(start, plan)
     _note_idle_cores(start, strategy, plan)
 
-    # state: new, or that of the newest checkpoint (a moving average of the weights would be a part of it)
-    state = TrainState(strategy, optimizer, start.precision.scaler)
+    # state: new, or that of the newest checkpoint
+    state = TrainState(strategy, optimizer, start.precision.scaler, averages=averages)
     run.follow(state)
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_resolved()
@@ -101,10 +107,10 @@ def build_training(start: Start) -> Training:
              f" {total_steps} steps of {plan.num_micro_batches} micro-batches, learning rate {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     return Training(
-        **vars(start), log=log, strategy=strategy, state=state, schedule=build_schedule(optim, total_steps),
-        feed=feed, evaluation=evaluation, checkpoints=checkpoints, flags=flags, bad_samples=bad_samples,
-        attempts=attempts, throughput=throughput, total_steps=total_steps,
-        last_step=min(total_steps, done.step + stop.steps))
+        **vars(start), log=log, strategy=strategy, state=state,
+        schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
+        checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, throughput=throughput,
+        total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
 
 
 def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:

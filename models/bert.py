@@ -29,6 +29,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
+from models.blocks import in_head
 from models.losses import probabilities_of
 from utils.errors import Exit, UserError, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
@@ -60,6 +61,8 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
         raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a"
                         " transformers name")
     described = _describe(config.model, folder, spec)
+    if config.dropout is not None:
+        _set_dropout(described, config)
 
     # vocabulary
     num_tokens, known = len(is_special(spec.tokenizer)), getattr(described, "vocab_size", None)
@@ -122,6 +125,16 @@ def _describe(name: str, folder: str | None, spec: EncoderSpec) -> PreTrainedCon
         max_position_embeddings=max(512, spec.max_length), pad_token_id=spec.tokenizer.pad_token_id)
 
 
+def _set_dropout(described: PreTrainedConfig, config: TextModelOptions) -> None:
+    """--dropout: every entry about dropout but those of attention weights; None stays, it means another entry."""
+    names = [name for name, value in described.to_dict().items()
+             if "dropout" in name and not name.startswith("att") and isinstance(value, float | int)]
+    if not names:
+        raise UserError(f"--dropout: --model {config.model} has no dropout; leave it out, or use another --model")
+    for name in names:
+        setattr(described, name, config.dropout)
+
+
 def read_config(folder: str) -> PreTrainedConfig:
     """The config in a model folder. Raises UserError (66)."""
     try:
@@ -144,9 +157,9 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
                         Exit.NO_INPUT) from None
 
     # everything but the head must be there
-    encoder = f"{model.base_model_prefix}."
+    is_in_head = in_head(model)
     wrong = sorted(key for key in {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
-                   if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
+                   if not is_in_head(key))
     if wrong:
         raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
                         f" another shape, for example {wrong[0]}; repair the folder, or give --no-pretrained")

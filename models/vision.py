@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 from data.augment import CentreCrop
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
+from models.dropout import set_drop_path, set_dropout
 from models.losses import probabilities_of
 from models.preprocessing import read_description
 from models.vision_weights import initial_weights_of, load_backbone, read_weights
@@ -83,6 +84,10 @@ def build_model(
     if folder:
         described = world.everywhere(lambda: read_description(folder))  # Collective.
     model = build_classifier(described["architecture"], len(classes), image_size)
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    if config.drop_path is not None:
+        set_drop_path(model, config.drop_path)
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1

@@ -11,6 +11,7 @@ import torchvision
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from models.blocks import in_head
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line, say
 from utils.settings.image_options import ModelOptions
@@ -99,9 +100,9 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes
     weights = {name: param for name, param in own.items() if name.endswith(".num_batches_tracked")} | weights
 
     # what is new, what does not fit
-    head = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
+    is_in_head = in_head(model)
     differ = {name for name in own if name in weights and own[name].shape != weights[name].shape}
-    new_head = {name for name in own if name.startswith(f"{head}.")} if differ or not has_same_classes else set()
+    new_head = set(filter(is_in_head, own)) if differ or not has_same_classes else set()
     wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))
     if wrong:
         raise UserError(

@@ -23,6 +23,8 @@ TASKS = {
 }
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--log-every", "3",
           "--workers", "1", "--save-every", "2"]
+TECHNIQUES = {"": [], "techniques": [  # of docs/recipes.md
+    "--ema-decay", "0.9", "--layer-decay", "0.8", "--freeze", "2", "--checkpoint-activations"]}
 STEPS, EVALUATIONS, RECORDED = 9, 3, (1, 3, 6, 9)
 CLOSE = 1e-3  # between losses in fp32 on different devices, over 20 steps
 
@@ -68,10 +70,10 @@ class Runs:
         self._on_cpu: dict[bool, Callable[..., Result]] = {True: run_torchrun, False: run_train}
         self._data = {task: photos if task == "image-classification" else texts for task in TASKS}
 
-    def words(self, task: str, strategy: str = "ddp", precision: str = "fp32") -> list[object]:
+    def words(self, task: str, strategy: str = "ddp", precision: str = "fp32", technique: str = "") -> list[object]:
         """A command line without its run directory."""
         return ["--task", task, "--data", self._data[task], *TASKS[task], *COMMON,
-                "--strategy", strategy, "--precision", precision]
+                "--strategy", strategy, "--precision", precision, *TECHNIQUES[technique]]
 
     def on_cpu(self, processes: int, *key: str) -> Path:
         """The undisturbed run of words(*key) on the CPU."""

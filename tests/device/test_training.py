@@ -59,6 +59,18 @@ def test_the_host_waits_in_a_step_for_the_flag_of_the_last_one_alone(runs, figur
         assert found == expected
 
 
+@pytest.mark.slow
+@pytest.mark.needs("simulation")
+def test_an_average_and_frozen_blocks_add_no_wait_to_a_step(runs):
+    """Of images: torch.utils.checkpoint keeps a device's generator only where its module has `_initialized`, and the
+    simulated one has none; so the dropout in a checkpointed layer of an encoder would differ on it."""
+    key = ("image-classification", "ddp", "fp32", "techniques")
+    run = runs.on_device(1, *key)
+    assert outcome(run) == outcome(runs.on_cpu(1, *key))
+    expected = {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: 2 * EVALUATIONS}  # the weights, and their average
+    assert waits_by_cause(runs.report(run, 0)["waits"]) == expected
+
+
 def waits_by_cause(waits):
     """How often the host waited in steps and evaluations, not in saves: for events, by what asked; for all else."""
     found = Counter()

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
 from tests.conftest import ROOT
 from tests.harness.project_copy import copy_project, run_in
-from tests.harness.run_directory import newest_checkpoint, weights_sha256
+from tests.harness.run_directory import weights_sha256
 
 PAGE = (ROOT / "docs" / "changing.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
@@ -62,8 +61,7 @@ def values(run: Path, split: str) -> list[dict[str, float]]:
 
 
 def test_every_change_has_a_test():
-    assert set(CHANGES) == {"Add a loss", "Add a metric", "Add a task", "Add a strategy",
-                            "Add a moving average of the weights (EMA)", "Delete the text tasks"}
+    assert set(CHANGES) == {"Add a loss", "Add a metric", "Add a task", "Add a strategy", "Delete the text tasks"}
 
 
 @pytest.mark.parametrize("title", CHANGES)
@@ -113,26 +111,6 @@ def test_the_strategy_computes_what_ddp_computes(train):
     losses = [[record["loss"] for record in values(train("Add a strategy", f"{SMALL} {words}", name), "train")]
               for name, words in (("flat", ""), ("ddp", "--strategy ddp"))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 5
-
-
-@pytest.mark.slow
-def test_the_average_is_evaluated_exported_and_survives_a_stop(train, changed, session_dir):
-    title = "Add a moving average of the weights (EMA)"
-    whole, raw = train(title, SMALL), train(title, f"{SMALL} --ema-decay 0", "raw")
-    cut = f"{changed(title)[1]} {SMALL} --run-dir {whole.parent / 'cut'}"
-    stopped = run_in(changed(title)[0], f"{cut} --stop-after 2", session_dir / "cache")
-    continued = run_in(changed(title)[0], cut, session_dir / "cache")
-    assert (stopped.returncode, continued.returncode) == (75, 0), stopped.stderr + continued.stderr
-    assert weights_sha256(whole) == weights_sha256(whole.parent / "cut") != weights_sha256(raw)
-
-    # the training is that without averages; what is evaluated is not
-    assert [record["loss"] for record in values(whole, "train")] == [record["loss"] for record in values(raw, "train")]
-    assert values(whole, "val")[-1]["loss"] != values(raw, "val")[-1]["loss"]
-    exported, checkpoint = load_file(whole / "model" / "model.safetensors"), newest_checkpoint(whole)
-    assert all(np.array_equal(value, exported[name])
-               for name, value in load_file(checkpoint / "model.safetensors").items())
-    evaluated = run_in(changed(title)[0], f"python train.py --eval-only --run-dir {whole}", session_dir / "cache")
-    assert json.loads(evaluated.stdout)["loss"] == values(whole, "val")[-1]["loss"]
 
 
 def test_without_the_text_tasks_images_train_and_help_names_no_other(train, changed, session_dir):

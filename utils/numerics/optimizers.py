@@ -4,7 +4,7 @@ A schedule is a pure function of (settings, step), so checkpoints hold no schedu
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -12,21 +12,25 @@ from torch import nn
 from utils.settings.run_options import OptimOptions
 
 
-def build_optimizer(model: nn.Module, config: OptimOptions) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, config: OptimOptions, lr_factors: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
     """Fused AdamW, Adam (L2 weight decay) or SGD (Nesterov) over named parameters.
 
     No weight decay on biases and normalisation layers. model: on its device, and sharded if the strategy does that.
+    lr_factors: what set_lr multiplies the learning rate of a parameter by, by its name; 1 for the others.
     """
     norms = {id(param) for part in model.modules() if isinstance(part, _NORMS) for param in part.parameters(False)}
-    decayed, others = [], []
+    alike: dict[tuple[bool, float], list[tuple[str, nn.Parameter]]] = {}
     for name, param in model.named_parameters():
-        (others if param.ndim <= 1 or id(param) in norms else decayed).append((name, param))
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+        key = (param.ndim <= 1 or id(param) in norms, (lr_factors or {}).get(name, 1.0))
+        alike.setdefault(key, []).append((name, param))
+    groups = [{"params": params, "weight_decay": 0.0 if has_no_decay else config.weight_decay, "lr_factor": factor}
+              for (has_no_decay, factor), params in sorted(alike.items())]
     if config.optimizer == "sgd":
         optimizer = torch.optim.SGD(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
-        for param in model.parameters() if config.momentum else ():
+        for param in (param for param in model.parameters() if config.momentum and param.requires_grad):
             # torch 2.15 would leave uninitialised memory here if the first step is skipped; zeros are the same start.
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
     else:
@@ -50,13 +54,18 @@ def require_skippable(optimizer: torch.optim.Optimizer) -> None:
             " use torch's SGD, Adam or AdamW with fused=True")
 
 
-def build_schedule(config: OptimOptions, total_steps: int) -> Callable[[int], float]:
-    """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to min_lr, or constant."""
+def build_schedule(config: OptimOptions, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+    """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to min_lr, in steps, or constant.
+
+    Epochs are counted from the start of the run: the warm-up does not move the steps (Goyal et al., 2017).
+    """
     warmup = round(0.05 * total_steps) if config.warmup_steps == "auto" else config.warmup_steps
 
     def learning_rate(step: int) -> float:
         if step < warmup:
             return config.lr * (step + 1) / (warmup + 1)
+        if config.schedule == "step":
+            return config.lr * config.step_factor ** (step // (steps_per_epoch * config.step_epochs))
         done = (step - warmup) / max(1, total_steps - warmup)  # 0 .. 1
         factors = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
         low = config.lr if config.schedule == "constant" else config.min_lr
@@ -66,6 +75,6 @@ def build_schedule(config: OptimOptions, total_steps: int) -> Callable[[int], fl
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all parameter groups."""
+    """Set the learning rate of all parameter groups: `lr` times the group's factor."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"]

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
+from utils.numerics.averages import Averages
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.run import Run
 from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
 
-STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages
+STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages; --ema-decay adds one more
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
 
 
@@ -38,6 +39,8 @@ class Progress:
     step: int = 0  # optimizer steps done
     evaluated_step: int = 0  # the step of the last finished evaluation; a resumed run first does one that is due
     skipped: int = 0  # steps that changed nothing: --max-nonfinite
+    gain: float | None = None  # --early-stop-patience: the value of the last evaluation that was a gain ...
+    without_gain: int | None = None  # ... and the number of evaluations since; None = it is off
 
     def after(self, epoch: int, sample_offset: int) -> "Progress":
         """The position after one more optimizer step, which ended there."""
@@ -52,19 +55,24 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     progress: Progress = Progress()
-    best: dict[str, Any] = field(default_factory=dict)  # {"step", "metric", "value"} of the best evaluation
+    # {"step", "metric", "value"} of the best evaluation; "weights": "ema" if it was one of the averages
+    best: dict[str, Any] = field(default_factory=dict)
+    averages: Averages = field(default_factory=lambda: Averages({}, decay=0))
 
     def weights(self) -> dict[str, Tensor]:
-        """What model.safetensors holds: the weights that are evaluated and exported. All ranks or none."""
+        """What model.safetensors holds: the weights that the training goes on from. All ranks or none."""
         return self.strategy.model_state()
 
     def state_dict(self) -> dict[str, Any]:
         """What state.pt holds: all else that the training goes on from. All ranks or none."""
-        return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict()}
+        averages = {"ema": self.averages.values} if self.averages.values else {}
+        return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict(),
+                **averages}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any]) -> None:
         """Load what was saved. All ranks or none. Raises KeyError if it is of another model."""
         self.strategy.load_model_state(weights)
+        self.averages.load(state.get("ema", {}))
         self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
         if state["scaler"]:  # else the run did not use fp16 so far
             self.scaler.load_state_dict(state["scaler"])
@@ -100,7 +108,7 @@ class Checkpoints:
              awaits_evaluation: bool = False) -> None:
         """Start to save, unless nothing happened since the last save. Collective.
 
-        beside: rank 0 calls it with the weights; it writes what the checkpoint refers to, before the checkpoint.
+        beside: rank 0 calls it with the weights to export; it writes what the checkpoint refers to, before it.
         awaits_evaluation: an evaluation comes next, after which the same step is saved again.
         """
         if state.progress == self._saved:
@@ -111,8 +119,8 @@ class Checkpoints:
         began = time.monotonic()
         weights, values = state.weights(), state.state_dict()
         if self._world.is_main:
-            trainer = {"format": FORMAT, "progress": asdict(state.progress), "best": state.best,
-                       "processes": self._world.world_size}
+            progress = {name: value for name, value in asdict(state.progress).items() if value is not None}
+            trainer = {"format": FORMAT, "progress": progress, "best": state.best, "processes": self._world.world_size}
             name = name_of(state.progress.step, self._start, awaits_evaluation)
             self._pending = self._writer.submit(self._write, name, _copied(weights), _copied(values), trainer, beside)
 
@@ -168,7 +176,7 @@ class Checkpoints:
         return True
 
     def load_best(self, strategy: Strategy) -> Progress:
-        """Load the weights of the best checkpoint, or of the newest if none was evaluated; its position. Collective.
+        """Load what RUN/model holds, or the newest weights if nothing was evaluated; its position. Collective.
 
         Changes nothing on disk. Raises UserError (66) if there is none.
         """
@@ -183,7 +191,8 @@ class Checkpoints:
 
         # records and RUN/model, which the checkpoint refers to
         try:
-            beside(weights)
+            averages = values["ema"] if _exports_averages(trainer) else {}
+            beside(weights | {name: value.contiguous() for name, value in averages.items()})
         except (OSError, RuntimeError, SafetensorError) as error:
             raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room or repair the disk, and the"
                             " same command continues the run", Exit.IO) from error
@@ -205,12 +214,20 @@ class Checkpoints:
                 folder = self._folder.path / name
                 found = {"folder": str(folder), "trainer": json.loads((folder / "trainer.json").read_text()),
                          "weights": load_file(folder / "model.safetensors")}
-                if with_state:
+                if with_state or _exports_averages(found["trainer"]):
                     found["state"] = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+                if not with_state:
+                    found["weights"] |= found.pop("state", {}).get("ema", {})
 
         size = self._world.on_rank_zero(self._folder.num_bytes)
         self._world.on_rank_zero(read, num_bytes=size)
         return self._world.broadcast_nest(found)
+
+
+def _exports_averages(trainer: dict[str, Any]) -> bool:
+    """Whether RUN/model holds the averages of this checkpoint, not its weights: they are the best model so far."""
+    best = trainer["best"]
+    return best.get("weights") == "ema" and best["step"] == trainer["progress"]["step"]
 
 
 @contextmanager

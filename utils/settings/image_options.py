@@ -59,6 +59,11 @@ class ModelOptions:
         " --no-pretrained is given; the head is new if the classes differ")
     weights: str | None = option(
         None, "file with weights of --model NAME (.pth or .safetensors); implies --pretrained", path=NAME_OR_PATH)
+    dropout: float | None = option(
+        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1)
+    drop_path: float | None = option(
+        None, "stochastic depth: probability of skipping the last block, less for earlier ones; default: the model's"
+        " own", at_least=0, below=1)
 
     @staticmethod
     def has_weights(model: str) -> bool:

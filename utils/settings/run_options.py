@@ -40,6 +40,12 @@ class RunOptions:
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
     nproc_per_node: int | None = option(
         None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
+    early_stop_patience: int = option(
+        0, "end the run after this many evaluations without a gain in the metric that decides which model is best;"
+        " 0 = off", at_least=0, ends_run=True)
+    early_stop_min_delta: float = option(
+        0.0, "--early-stop-patience: an evaluation must be better by more than this to be a gain", at_least=0,
+        ends_run=True)
 
 
 @options
@@ -83,7 +89,8 @@ class OptimOptions:
         "auto", "peak learning rate; auto = by task, optimizer, global batch and whether the weights are pretrained",
         at_least=0, fixed=True, of_model=True)
     min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0)
-    schedule: Literal["cosine", "linear", "constant"] = option("cosine", "learning rate after the warm-up")
+    schedule: Literal["cosine", "linear", "step", "constant"] = option(
+        "cosine", "learning rate after the warm-up; step = times --step-factor every --step-epochs")
     warmup_steps: int | Auto = option(
         "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
@@ -99,6 +106,19 @@ class LossOptions:
 
     label_smoothing: float = option(
         0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
+    step_epochs: int = option(30, "--schedule step: epochs between two changes of the learning rate", at_least=1)
+    step_factor: float = option(
+        0.1, "--schedule step: what the learning rate is multiplied by", above=0, at_most=1)
+    freeze: int | Literal["none", "backbone"] = option(
+        "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
+        " included", at_least=1)
+    head_lr_factor: float = option(1.0, "the head's learning rate is --lr times this", above=0)
+    layer_decay: float = option(
+        1.0, "layer-wise learning rate decay: each block's learning rate is this times that of the block after it;"
+        " 1 = off", above=0, at_most=1)
+    ema_decay: float = option(
+        0.0, "also evaluate a moving average of the weights, which keeps this share at each step; RUN/model is the"
+        " better of the two; 0 = off", TOLERATED, at_least=0, below=1)
 
 
 @options
@@ -132,6 +152,9 @@ class DeviceOptions:
     threads: int | Auto = option(
         "auto", "CPU threads per process; auto = cores / processes at the first start; 1 with --strategy exact on the"
         " CPU", TOLERATED, at_least=1, resolved=True)
+    checkpoint_activations: bool = option(
+        False, "keep only the inputs of blocks and compute the rest again in the backward pass: less memory, more time",
+        TOLERATED)
 
 
 @options

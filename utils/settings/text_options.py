@@ -48,6 +48,8 @@ class TextModelOptions:
     pretrained: bool = option(
         False, "the weights of a folder or a transformers model are used unless --no-pretrained is given; the head is"
         " new if the task or the classes differ")
+    dropout: float | None = option(
+        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1)
 
     @staticmethod
     def has_weights(model: str) -> bool:

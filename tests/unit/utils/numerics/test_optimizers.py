@@ -13,8 +13,8 @@ from utils.settings.run_options import OptimOptions
 OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimOptions)["optimizer"])  # every --optimizer
 
 
-def rates(total_steps, **options):
-    schedule = build_schedule(OptimOptions(**{"lr": 0.001} | options), total_steps)
+def rates(total_steps, steps_per_epoch=10, **options):
+    schedule = build_schedule(OptimOptions(**{"lr": 0.001} | options), total_steps, steps_per_epoch)
     return [schedule(step) for step in range(total_steps + 1)]
 
 
@@ -43,7 +43,22 @@ def test_constant_stays_at_lr_whatever_min_lr_says():
     assert rates(20, lr=0.3, min_lr=0.1, warmup_steps=0, schedule="constant") == [0.3] * 21
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_step_is_torchs_step_lr_once_the_warm_up_is_over(warmup):
+    """StepLR counts in steps here, and its rates differ by rounding: it multiplies again and again."""
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.3)
+    oracle, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2 * 7, gamma=0.5), []
+    for _ in range(51):
+        expected += oracle.get_last_lr()
+        optimizer.step()
+        oracle.step()
+    found = rates(50, steps_per_epoch=7, lr=0.3, min_lr=0.1, warmup_steps=warmup, schedule="step", step_epochs=2,
+                  step_factor=0.5)
+    assert found[warmup:] == pytest.approx(expected[warmup:], rel=1e-12) and len(set(expected)) == 4
+    assert found[:warmup] == pytest.approx([0.3 * (step + 1) / (warmup + 1) for step in range(warmup)])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "step"])
 def test_without_a_warm_up_the_first_step_has_lr(schedule):
     assert rates(20, lr=0.3, warmup_steps=0, schedule=schedule)[0] == 0.3
 
@@ -54,7 +69,7 @@ def test_a_warm_up_as_long_as_the_run_has_a_rate_for_every_step(warmup):
 
 
 def test_the_rate_is_a_function_of_the_step_alone():
-    schedule = build_schedule(OptimOptions(lr=0.001), 100)
+    schedule = build_schedule(OptimOptions(lr=0.001), 100, 10)
     assert [schedule(step) for step in (7, 99, 7)] == [schedule(7), schedule(99), schedule(7)]
 
 
@@ -62,6 +77,20 @@ def test_set_lr_sets_it_in_all_groups():
     optimizer = build_optimizer(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), OptimOptions(lr=0.001))
     set_lr(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.125]
+
+
+def test_factors_make_groups_and_set_lr_multiplies_by_them():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = build_optimizer(model, OptimOptions(weight_decay=0.3), {"0.weight": 0.5, "0.bias": 0.5})
+    set_lr(optimizer, 0.1)
+    found = [(group["param_names"], group["weight_decay"], group["lr"]) for group in optimizer.param_groups]
+    assert found == [(["0.weight"], 0.3, 0.05), (["1.weight"], 0.3, 0.1), (["0.bias"], 0.0, 0.05),
+                     (["1.bias"], 0.0, 0.1)]
+
+
+def test_without_factors_there_are_two_groups_decayed_first():
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimOptions(weight_decay=0.3))
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
 
 
 # --- optimizers

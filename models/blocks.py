@@ -1,0 +1,109 @@
+"""The blocks of a model, in order from the input to the head: what --freeze and --layer-decay count.
+
+A block is a residual block, a layer of a transformer, or any other part that has a matrix or a convolution. A norm
+belongs to the part before it, and a part without parameters (dropout, say) to the part after it. Block 0 is the stem:
+embeddings or the first convolution, with parameters that belong to no part (positions, a class token).
+
+The models are torchvision's classifiers and transformers' encoders, which have a base_model_prefix.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from utils.errors import UserError
+from utils.settings.run_options import OptimOptions
+
+
+@dataclass
+class Block:
+    """Parts of a model that follow one another, and their parameters."""
+
+    parts: list[nn.Module] = field(default_factory=list)
+    params: dict[str, nn.Parameter] = field(default_factory=dict)  # a tied one in its first block only
+
+
+def in_head(model: nn.Module) -> Callable[[str], bool]:
+    """Whether a name of a parameter, a buffer or a part belongs to the head: what is new if the classes differ.
+
+    transformers: all but the encoder, and a pooler, which many encoders' weights lack. Others: the last layer.
+    """
+    if prefix := getattr(model, "base_model_prefix", ""):
+        return lambda name: not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler")
+    last = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
+    return lambda name: name.startswith(f"{last}.")
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """All parameters of `model` by block; the last one is the head."""
+    # parts
+    is_in_head, backbone, head = in_head(model), [], Block()
+    without_params: list[nn.Module] = []
+    for name, part in _parts(model):
+        without_params.append(part)
+        shapes = [param.ndim for param in part.parameters()]
+        if not shapes:
+            continue
+        if is_in_head(f"{name}."):
+            block = head
+        else:
+            if max(shapes) > 1 or not backbone:
+                backbone.append(Block())
+            block = backbone[-1]
+        block.parts += without_params
+        without_params = []
+    head.parts += without_params
+    blocks = [*backbone, head]
+
+    # their parameters
+    owners = {id(param): block for block in reversed(blocks) for part in block.parts for param in part.parameters()}
+    for name, param in model.named_parameters():
+        owners.get(id(param), blocks[0]).params[name] = param
+    return blocks
+
+
+def freeze(model: nn.Module, what: int | str) -> None:
+    """Freeze the first `what` blocks, or all but the head ("backbone"); "none" freezes nothing.
+
+    Their parameters get no gradient, and they stay in evaluation mode: BatchNorm's statistics do not move, and there is
+    no dropout. Before a strategy wraps the model. Raises UserError (64) if there are fewer blocks.
+    """
+    if what == "none":
+        return
+    *backbone, _ = blocks_of(model)
+    count = len(backbone) if what == "backbone" else what
+    if count > len(backbone):
+        raise UserError(f"--freeze {count}: --model has {len(backbone)} blocks below its head; use a smaller number, or"
+                        " --freeze backbone for all of them")
+    for block in backbone[:count]:
+        for param in block.params.values():
+            param.requires_grad_(False)
+        for part in block.parts:
+            part.eval()
+            part.train = lambda mode=True, part=part: part  # the loop calls train() on the whole model
+
+
+def lr_factors(model: nn.Module, config: OptimOptions) -> dict[str, float]:
+    """What the learning rate of each parameter is multiplied by, by name; empty if nothing is.
+
+    Block i of n below the head: layer_decay ** (n - i) (Clark et al., 2020, ELECTRA). The head: head_lr_factor.
+    """
+    if config.layer_decay == config.head_lr_factor == 1:
+        return {}
+    *backbone, head = blocks_of(model)
+    factors = {name: config.layer_decay ** (len(backbone) - index)
+               for index, block in enumerate(backbone) for name in block.params}
+    return factors | dict.fromkeys(head.params, config.head_lr_factor)
+
+
+def _parts(module: nn.Module, name: str = "", is_layer: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """What `module` applies one after the other, with names. is_layer: it stands in a ModuleList."""
+    holds_layers = not is_layer and any(isinstance(part, nn.ModuleList) for part in module.modules())
+    is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    is_vit = type(module).__name__ == "Encoder"  # torchvision's: its layers are in a Sequential
+    if name and not (holds_layers or is_container or is_vit):
+        yield name, module
+        return
+    for child, part in module.named_children():
+        yield from _parts(part, f"{name}.{child}" if name else child, isinstance(module, nn.ModuleList))

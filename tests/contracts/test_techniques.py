@@ -1,0 +1,105 @@
+"""Techniques of training under --strategy exact: one outcome on 1, 2 and 3 processes, and through a kill.
+
+The runs are those of test_exactness.py. With EMA the run stops early, at step 6 of 9: no evaluation can gain 2 in top1.
+"""
+
+import json
+
+import pytest
+
+from tests.contracts.test_exactness import COMMON, STEPS, WORDS
+from tests.harness.run_directory import outcome, records, status, trained_steps
+from utils.errors import Exit
+
+TECHNIQUES = {
+    "ema-early-stop": ("image-classification", [
+        "--ema-decay", "0.9", "--eval-every", "2", "--early-stop-patience", "2", "--early-stop-min-delta", "2"], 6),
+    "freeze-decay-images": ("image-classification", [
+        "--freeze", "3", "--layer-decay", "0.7", "--head-lr-factor", "5", "--schedule", "step", "--step-epochs", "1",
+        "--checkpoint-activations", "--dropout", "0.5"], STEPS),
+    "freeze-decay-texts": ("text-classification", [
+        "--freeze", "1", "--layer-decay", "0.7", "--checkpoint-activations", "--dropout", "0.3", "--ema-decay", "0.9"],
+        STEPS)}
+EARLY = "ema-early-stop"
+
+
+@pytest.fixture(scope="module")
+def launch_of(run_train, run_torchrun, photos, texts):
+    """launch(technique, processes, run, words): its result."""
+    data = {"image-classification": photos, "text-classification": texts}
+
+    def launch(technique, processes, run, *words):
+        start = run_train if processes == 1 else lambda *all_words: run_torchrun(processes, *all_words)
+        return start(*words_of(technique, data), "--run-dir", run, *words)
+
+    return launch
+
+
+def words_of(technique, data):
+    task, words, _ = TECHNIQUES[technique]
+    return ["--task", task, "--strategy", "exact", "--data", data[task], *WORDS[task], *COMMON, "--workers", "0",
+            *words]
+
+
+@pytest.fixture(scope="module")
+def straight(launch_of, session_dir):
+    """straight(technique): the run directory of an uninterrupted run on one process."""
+    runs = {}
+
+    def make(technique):
+        if technique not in runs:
+            runs[technique] = session_dir / "techniques" / technique
+            result = launch_of(technique, 1, runs[technique])
+            assert result.returncode == 0, result.text
+        return runs[technique]
+
+    return make
+
+
+def facts(run):
+    """What a run ended with, beside its outcome: the best model, and that it is finished."""
+    summary = json.loads((run / "summary.json").read_text())
+    return outcome(run) | {"best": summary["best"], "model": (run / "model" / "model.safetensors").read_bytes(),
+                           "state": status(run)["state"], "optimizer": outcome(run)["state"]}
+
+
+def test_a_run_that_stops_early_is_finished_and_its_average_on_record(launch_of, straight, run_train):
+    run = straight(EARLY)
+    assert (trained_steps(run), status(run)["state"], status(run)["exit_code"]) == (6, "finished", Exit.DONE)
+    again = launch_of(EARLY, 1, run)
+    assert again.returncode == 0 and "is finished: step 6" in again.out, again.text
+
+    # the better of the weights and their average is best, and is what --eval-only evaluates
+    evaluations = [record for record in records(run) if record["split"] == "val"]
+    assert [record["step"] for record in evaluations] == [2, 4, 6]
+    assert all(record["ema_loss"] != record["loss"] for record in evaluations)
+    best = json.loads((run / "summary.json").read_text())["best"]
+    prefix = "ema_" if best.get("weights") == "ema" else ""
+    assert best["value"] == max(max(record["top1"], record["ema_top1"]) for record in evaluations)
+    evaluated = json.loads(run_train("--eval-only", "--run-dir", run).out)
+    [record] = [record for record in evaluations if record["step"] == best["step"]]
+    assert (evaluated["top1"], evaluated["loss"]) == (record[f"{prefix}top1"], record[f"{prefix}loss"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_technique_computes_the_same_bits_on_1_2_and_3_processes(launch_of, straight, run_dir, technique, processes):
+    result = launch_of(technique, processes, run_dir)
+    assert result.returncode == 0, result.text
+    assert trained_steps(run_dir) == TECHNIQUES[technique][2]
+    assert facts(run_dir) == facts(straight(technique))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_a_technique_survives_a_kill_on_2_and_goes_on_on_3(
+        launch_of, straight, run_dir, start_torchrun, photos, texts, technique):
+    data = {"image-classification": photos, "text-classification": texts}
+    killed = start_torchrun(2, *words_of(technique, data), "--run-dir", run_dir, "--save-every", 1)
+    killed.wait_for(lambda: trained_steps(run_dir) >= 3, "three steps")
+    killed.kill_all()
+    assert status(run_dir)["state"] == "running"
+    finished = launch_of(technique, 3, run_dir)
+    assert finished.returncode == 0 and "resumed at step" in finished.out, finished.text
+    assert facts(run_dir) == facts(straight(technique))

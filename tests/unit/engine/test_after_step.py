@@ -1,0 +1,99 @@
+"""Which model is best, and when a run stops early; a checkpoint keeps both."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.after_step import after_evaluation, has_stopped_early, is_better, is_evaluation_due, is_finished, is_over
+from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
+from utils.numerics.averages import Averages
+from utils.rundir.checkpoint import Progress
+from utils.settings.run_options import RecordOptions, RunOptions
+
+HIGH, LOW = SimpleNamespace(best="top1", best_is_high=True), SimpleNamespace(best="loss", best_is_high=False)
+
+
+def training(task=HIGH, patience=2, min_delta=0.0, progress=Progress(), total_steps=100):  # noqa: B008
+    run = RunOptions(early_stop_patience=patience, early_stop_min_delta=min_delta)
+    return SimpleNamespace(
+        config=SimpleNamespace(run=run, record=RecordOptions(eval_every=10)), task=task, total_steps=total_steps,
+        last_step=total_steps, flags=SimpleNamespace(stop=False), state=SimpleNamespace(progress=progress))
+
+
+def evaluations_until_stop(values, **options):
+    t = training(**options)
+    for number, value in enumerate(values, 1):
+        t.state.progress = after_evaluation(t, value)
+        if has_stopped_early(t):
+            return number
+    return None
+
+
+@pytest.mark.parametrize("values, options, stop", [
+    ([0.1, 0.2, 0.2, 0.1, 0.3], {}, 4),                                  # an equal value is no gain
+    ([0.1, 0.2, 0.2, 0.3, 0.3, 0.3], {}, 6),                             # a gain starts the count again
+    ([0.10, 0.14, 0.18, 0.22], {"min_delta": 0.05}, None),               # small gains add up to one: 0.18 > 0.10 + 0.05
+    ([0.10, 0.12, 0.14, 0.16], {"min_delta": 0.1}, 3),
+    ([3.0, 2.0, 2.5, 2.0], {"task": LOW}, 4),
+    ([3.0, 2.9, 2.8], {"task": LOW, "min_delta": 0.5}, 3),
+    ([0.3, 0.2], {"patience": 1}, 2),
+    ([0.3, 0.2, 0.1, 0.0], {"patience": 0}, None)])
+def test_a_run_stops_after_so_many_evaluations_without_a_gain(values, options, stop):
+    assert evaluations_until_stop(values, **options) == stop
+
+
+def test_the_first_of_equal_values_is_best():
+    assert not is_better(HIGH, 0.5, 0.5) and not is_better(LOW, 0.5, 0.5)
+    assert is_better(HIGH, 0.6, 0.5) and is_better(LOW, 0.4, 0.5)
+
+
+def test_a_run_that_stopped_early_is_over_finished_and_has_no_evaluation_due():
+    t = training(progress=Progress(step=30, evaluated_step=30, sample_offset=5, gain=0.5, without_gain=2))
+    assert (is_over(t), is_finished(t), is_evaluation_due(t)) == (True, True, False)
+    t = training(progress=Progress(step=30, evaluated_step=30, sample_offset=5, gain=0.5, without_gain=1))
+    assert (is_over(t), is_finished(t)) == (False, False)
+
+
+@pytest.mark.parametrize("evaluated, finished", [(90, False), (100, True)])
+def test_a_run_is_finished_once_its_last_step_is_evaluated(evaluated, finished):
+    t = training(patience=0, progress=Progress(step=100, evaluated_step=evaluated))
+    assert (is_over(t), is_finished(t)) == (True, finished)
+
+
+def test_a_run_without_early_stopping_has_no_word_of_it_in_its_checkpoints(world, checkpoints_of, folder):  # noqa: F811
+    state = build_state(world)
+    train_step(state)
+    save(checkpoints_of()[0], state)
+    [saved] = folder.glob("step-*")
+    progress = json.loads((saved / "trainer.json").read_text())["progress"]
+    assert set(progress) == {"epoch", "sample_offset", "step", "evaluated_step", "skipped"}
+    assert set(torch.load(saved / "state.pt", weights_only=True)) == {"optimizer", "scaler"}
+
+
+@pytest.mark.parametrize("is_average", [True, False])
+def test_the_model_is_the_average_where_that_was_better(world, checkpoints_of, folder, is_average):  # noqa: F811
+    """What is exported, what --eval-only loads, and what the training continues from."""
+    state, exported = build_state(world), {}
+    state.averages = Averages(state.strategy.model_state(), 0.9)
+    train_step(state)
+    state.averages.update(0, torch.tensor(True))
+    state.best = {"step": 1, "metric": "top1", "value": 0.5} | ({"weights": "ema"} if is_average else {})
+    save(checkpoints_of()[0], state, exported.update)
+    weights = state.strategy.model_state()
+    expected = weights | state.averages.values if is_average else weights
+    assert all(torch.equal(exported[name], tensor) for name, tensor in expected.items())
+
+    evaluated = build_state(world)
+    checkpoints_of()[0].load_best(evaluated.strategy)
+    assert all(torch.equal(evaluated.strategy.model_state()[name], tensor) for name, tensor in expected.items())
+
+    resumed = build_state(world)
+    resumed.averages = Averages(resumed.strategy.model_state(), 0.9)
+    checkpoints_of()[0].restore(resumed)
+    assert all(torch.equal(resumed.strategy.model_state()[name], tensor) for name, tensor in weights.items())
+    assert all(torch.equal(resumed.averages.values[name], value) for name, value in state.averages.values.items())
+    assert all(torch.equal(load_file(next(folder.glob("step-*")) / "model.safetensors")[name], tensor)
+               for name, tensor in weights.items())
