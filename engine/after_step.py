@@ -57,4 +57,4 @@ def evaluate_and_save(t: Training) -> None:
     is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])
     if is_best:
         t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
-    save(t, is_best)  # Collective.
+    save(t, values if is_best else None)  # Collective.

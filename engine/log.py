@@ -115,16 +115,18 @@ class Log:
                       f" lr {record['lr']:.4g} grad {record['grad_norm']:.3g} {speed}{memory}{eta}")
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, then the metrics; those that are tensors [C, C] of counts become pictures."""
+        """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures."""
         metrics = {name: value for name, value in record.items() if name not in _POSITION}
         figures = {name: value for name, value in metrics.items() if not isinstance(value, Tensor)}
         self._write("val", record, {name: f"val/{name}" for name in figures})
-        for name in metrics.keys() - figures.keys():
+        for name in [name for name, value in metrics.items() if name not in figures and not value.is_floating_point()]:
             from engine.confusion_picture import confusion_picture
             title = f"step {record['step']}, shade = share of the true class"
             picture = confusion_picture(metrics[name], self._task.classes, title)
             self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
-        shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items())
+        quiet = {name for metric in self._task.metrics for name in metric.quiet}
+        shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items()
+                         if name not in quiet)
         self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
 
     def advance(self, step: int) -> None:

@@ -7,7 +7,7 @@ Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -81,6 +81,9 @@ class Task(Protocol):
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch on the model's device. Label smoothing only while model.training."""
+
+    def inputs(self) -> Iterable[tuple[int, str]]:
+        """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Write a ready-to-use model into the existing `folder`: RUN/model."""

@@ -53,7 +53,7 @@ class ImageClassification:
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
-        self.metrics = classification_metrics(len(self.classes))
+        self.metrics = classification_metrics(len(self.classes), self.eval_set.index.labels)
         self._mean = 255 * torch.tensor(images.mean).view(1, 3, 1, 1)
         self._std = 255 * torch.tensor(images.std).view(1, 3, 1, 1)
 
@@ -90,6 +90,10 @@ class ImageClassification:
         logits = widened(model((images - self._mean) / self._std))  # [B, C]
         losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
+
+    def inputs(self) -> Iterator[tuple[int, str]]:
+        """Paths."""
+        return ((index, self.eval_set.name(index)) for index in range(len(self.eval_set)))
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""

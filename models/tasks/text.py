@@ -42,7 +42,7 @@ class TextTask:
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
             config, self._encoder, lambda: read_texts(source), run, world)
-        source = replace(source, tokenizer=digest)
+        self._source = source = replace(source, tokenizer=digest)
 
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:

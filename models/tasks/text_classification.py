@@ -19,6 +19,7 @@ from data.demo_text import linear_baseline
 from data.table import Columns, Row, read_rows, require_columns
 from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
+from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
 from models.losses import classification_losses
@@ -40,7 +41,8 @@ class TextClassification(TextTask):
     def __init__(self, config: TextClassificationConfig, run: Run, world: World):
         super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
-        self.metrics = classification_metrics(len(self.classes))
+        self.metrics = classification_metrics(len(self.classes), self._eval.labels)
+        self._inputs: list[tuple[int, str]] | None = None  # once they are needed
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
@@ -56,6 +58,14 @@ class TextClassification(TextTask):
         logits = widened(model(**batch.inputs).logits)  # [B, C]
         losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
+
+    def inputs(self) -> list[tuple[int, str]]:
+        """Texts, read again and then kept; a pair as A<tab>B. Raises UserError (65, 74) if that fails."""
+        if self._inputs is None:
+            numbers = self._eval.texts                                                      # [N]
+            texts = sample_texts(self._source, self.classes, numbers)
+            self._inputs = [(int(index), texts[int(numbers[index])]) for index in numbers.argsort()]
+        return self._inputs
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in data also a linear model on token counts."""

@@ -138,6 +138,8 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     Raises UserError on every rank: 78 if it was created with different settings or is in use, 73 if it cannot be
     created.
     """
+    if config.run.output and not config.run.eval_only:
+        raise UserError(f"--output {config.run.output}: a training writes RUN/eval; --output is for --eval-only")
     path, lock = run_path(config), RunLock()
 
     # --eval-only reads: no lock, no status

@@ -38,6 +38,9 @@ class RunOptions:
     eval_only: bool = option(
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
+    output: str | None = option(
+        None, "file for --eval-only: .csv = input, label, prediction, probability and loss of each sample; .json = the"
+        " figures of each class", OPERATIONAL, kept=False, in_file=False)
     nproc_per_node: int | None = option(
         None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
 
