@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from engine.best import update_best
 from engine.nonfinite import judge_last_step
 from engine.records import position
 from engine.saving import save, wait_for_save
@@ -50,11 +51,8 @@ def evaluate_and_save(t: Training) -> None:
     t.strategy.module.train()
     if values is None:
         return
-    progress, best = t.state.progress, t.state.best
+    progress = t.state.progress
     t.log.evaluation(position(progress, t.feed.plan.num_samples) | values)
     t.state.progress = replace(progress, evaluated_step=progress.step)
-    value = values[t.task.best]
-    is_best = not best or (value > best["value"] if t.task.best_is_high else value < best["value"])
-    if is_best:
-        t.state.best = {"step": progress.step, "metric": t.task.best, "value": value}
+    is_best = update_best(t, values)  # Collective.
     save(t, values if is_best else None)  # Collective.

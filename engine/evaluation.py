@@ -15,7 +15,7 @@ from engine.start import Start
 from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
-from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.checkpoint import Checkpoints, Progress
 from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
@@ -59,11 +59,15 @@ def evaluate_only(start: Start) -> Exit:
     """--eval-only: one JSON line with the figures on standard output; writes nothing but --output. Collective."""
     # the weights
     config, world, run, task = start.config, start.world, start.run, start.task
-    model = task.build_model(initial_weights=False).to(world.device)  # Collective.
+    model = task.build_model(initial_weights=not run.is_there).to(world.device)  # Collective.
     if config.device.compile:
         model.compile()
     strategy = load_strategy(config.device.strategy)(model, world)
-    progress = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.
+    progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
+    if run.is_there:
+        progress = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.
+        source = f"the best checkpoint of {run.path}, at step {progress.step}"
+    run.note(f"evaluating {source}")
 
     # where the figures go
     if output := config.run.output:

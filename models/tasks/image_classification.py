@@ -79,7 +79,8 @@ class ImageClassification:
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
         size = self._config.images.image_size
-        model, self._architecture = build_model(self._config.model, self.classes, size, initial_weights, self._world)
+        model, self._architecture = build_model(
+            self._config.model, self.classes, size, initial_weights, self._world, own_head=self._config.run.eval_only)
         self._transforms_input = getattr(model, "transform_input", False)
         return model
 

@@ -61,7 +61,8 @@ class TextTask:
         config, weights = self._config.model, None
         if initial_weights and config.pretrained:
             weights = find_folder(config.model, self._run, self._world)  # Collective.
-        spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes)
+        spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes,
+                           own_head=self._config.run.eval_only)
         model = self._world.everywhere(lambda: build_encoder(spec, config, self._encoder, weights))  # Collective.
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config

@@ -38,6 +38,7 @@ class Facts:
     path: str = ""  # made absolute in the run's name and in config.yaml; NAME_OR_PATH = only if it exists
     resolved: bool = False  # a run compares what the setting became (in auto.json), not the setting
     ends_run: bool = False  # decides where the run ends
+    changes_bits: bool = True  # False: TOLERATED, though the weights of the run do not depend on it
 
     def broken_rule(self, value: Any) -> str:
         """The rule that `value` breaks, in words: "at least 0 and below 1". "" if it breaks none."""

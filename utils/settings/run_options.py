@@ -131,6 +131,9 @@ class RecordOptions:
         OPERATIONAL, at_least=1)
     ledger: bool = option(
         False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL)
+    best: str = option(
+        "auto", "metric of the evaluation that decides which model is best, such as macro_f1 or loss; auto = top1; loss"
+        " of a language model", TOLERATED, changes_bits=False)
 
 
 @options

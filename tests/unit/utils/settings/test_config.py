@@ -115,7 +115,8 @@ def test_config_yaml_holds_the_settings_that_are_kept(task, world):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_config_yaml_says_nothing_about_one_launch(task):
     not_kept = {name for name, known in facts(CONFIGS[task]()).items() if not known.kept}
-    assert not_kept == {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "stop_after"}
+    assert not_kept == {"run_dir", "config", "fresh", "eval_only", "split", "output", "nproc_per_node",
+                        "stop_after"}
 
 
 @pytest.mark.parametrize("task", CONFIGS)
@@ -163,10 +164,10 @@ def test_the_kinds_are_those_of_the_contract(task):
     by_kind = {kind: {name for name, known in facts(CONFIGS[task]()).items() if known.kind == kind}
                for kind in (TOLERATED, OPERATIONAL)}
     assert by_kind[TOLERATED] == {"precision", "tf32", "compile", "deterministic", "strategy", "micro_batch_size",
-                                  "eval_batch_size", "threads", "device"}
+                                  "eval_batch_size", "threads", "device", "best"}
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep",
-        "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "start_timeout", "step_timeout",
+        "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "output", "start_timeout", "step_timeout",
         "section_timeout", "max_nonfinite"}
 
 
