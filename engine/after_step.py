@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from engine.best import update_best
 from engine.nonfinite import judge_last_step
+from engine.pictures import show_mistakes
 from engine.records import position
 from engine.saving import save, wait_for_save
 from engine.training import Training
@@ -55,4 +56,6 @@ def evaluate_and_save(t: Training) -> None:
     t.log.evaluation(position(progress, t.feed.plan.num_samples) | values)
     t.state.progress = replace(progress, evaluated_step=progress.step)
     is_best = update_best(t, values)  # Collective.
+    if is_best:
+        show_mistakes(t, values)
     save(t, values if is_best else None)  # Collective.

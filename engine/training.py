@@ -101,6 +101,7 @@ def build_training(start: Start) -> Training:
              f" {config.model.model}, {start.precision.name} on {world.world_size} x {world.device.type};"
              f" {total_steps} steps of {plan.num_micro_batches} micro-batches;"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
+    log.explain(start, total_steps)
     return Training(
         **vars(start), log=log, strategy=strategy, state=state, schedule=build_schedule(config.optim, total_steps),
         feed=feed, evaluation=evaluation, checkpoints=checkpoints, flags=flags, bad_samples=bad_samples,

@@ -103,7 +103,8 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
 
     macro_... and weighted_precision, _recall and _f1 are those of scikit-learn with zero_division=0: means over the
     classes that occur or are predicted, plain or weighted by how often a class occurs. classes: [C, 4] float64, their
-    precision, recall, f1 and support; a class that neither occurs nor is predicted has zeros.
+    precision, recall, f1 and support; a class that neither occurs nor is predicted has zeros. never_predicted: the
+    number of classes that occur and are not predicted.
     auroc: one class against the rest, by probability, exact with ties; the mean over the classes that have samples and
     are not the only one. class_auroc: [C] float64, NaN for the others. Of two classes it is that of the second.
     Left out: top5 up to five classes; confusion [C, C] int64, a row per true class, above MAX_CONFUSION; auroc where
@@ -136,7 +137,7 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
     metrics = [
         Metric(loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names=("loss",)),
         Metric(class_sums, _class_values, is_count=True, percentages=("top1",), names=("top1", "macro_f1", *_AVERAGES),
-               quiet=_AVERAGES),
+               quiet=(*_AVERAGES, "never_predicted")),
     ]
     if num_classes > 5:
         metrics.append(Metric(top5_sums, lambda sums: {"top5": _ratio(sums[0], sums[1])}, is_count=True,
@@ -160,6 +161,7 @@ def _class_values(sums: Tensor) -> dict[str, Any]:
     for name, figures in by_class.items():
         values |= {f"macro_{name}": _ratio(figures[seen].sum(), seen.sum()),
                    f"weighted_{name}": float((figures * share).sum())}
+    values["never_predicted"] = int(((predicted == 0) & (true > 0)).sum())
     return values | {"classes": torch.stack([*by_class.values(), true], dim=1)}
 
 

@@ -58,6 +58,8 @@ class Task(Protocol):
     unit: str  # what a sample is called ("img")
     lengths: Tensor | None  # [N] tokens of train_set's samples, for batches of similar lengths; None if all are alike
     classes: tuple[str, ...]  # in label order
+    class_counts: np.ndarray  # [C] samples of each class in train_set; a task without classes may lack both
+    eval_counts: np.ndarray  # [C] the same of eval_set
     fingerprint: str  # of the data set; a run continues only on the same one
     notes: tuple[str, ...]  # for the user, a line each
 
@@ -81,6 +83,9 @@ class Task(Protocol):
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch on the model's device. Label smoothing only while model.training."""
+
+    def preview(self, batch: Batch) -> Sequence[np.ndarray] | Sequence[str]:
+        """What the model sees of each sample, for TensorBoard: [H, W, 3] uint8, or a text. A task may lack it."""
 
     def inputs(self) -> Iterable[tuple[int, str]]:
         """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""

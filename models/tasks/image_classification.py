@@ -53,6 +53,8 @@ class ImageClassification:
         train_transform, eval_transform = build_transforms(images.augmentation, images.image_size, images.interpolation)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
+        self.class_counts, self.eval_counts = (
+            np.bincount(each.index.labels, minlength=len(self.classes)) for each in (self.train_set, self.eval_set))
         self.metrics = classification_metrics(len(self.classes), self.eval_set.index.labels)
         self._mean = 255 * torch.tensor(images.mean).view(1, 3, 1, 1)
         self._std = 255 * torch.tensor(images.std).view(1, 3, 1, 1)
@@ -92,6 +94,10 @@ class ImageClassification:
         losses = classification_losses(logits, batch.labels, self._config.optim, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
+    def preview(self, batch: Batch) -> list[np.ndarray]:
+        """The images before they are normalised."""
+        return list(batch.inputs["images"].numpy())
+
     def inputs(self) -> Iterator[tuple[int, str]]:
         """Paths."""
         return ((index, self.eval_set.name(index)) for index in range(len(self.eval_set)))
@@ -107,8 +113,8 @@ class ImageClassification:
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in digits also a linear model on the pixels."""
-        most_frequent = np.bincount(self.train_set.index.labels).argmax()
-        baselines = {"always the most frequent class": float((self.eval_set.index.labels == most_frequent).mean())}
+        share = self.eval_counts[self.class_counts.argmax()] / len(self.eval_set)
+        baselines = {"always the most frequent class": float(share)}
         if self._is_demo:
             baselines["a linear model on the pixels"] = demo.linear_baseline(Path(self._root))
         return baselines

@@ -68,6 +68,11 @@ class TextTask:
         self._encoder_config = model.config
         return model
 
+    def preview(self, batch: Batch) -> list[str]:
+        """The tokens in words, without padding."""
+        ids = batch.inputs["input_ids"]                                                    # [B, T]
+        return [self._tokenizer.decode(row[row != self._tokenizer.pad_token_id]) for row in ids]
+
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Loads into transformers: AutoModel..., pipeline."""
         described = {"task": self._config.run.task, "text_columns": list(self._text_columns),

@@ -41,6 +41,8 @@ class TextClassification(TextTask):
     def __init__(self, config: TextClassificationConfig, run: Run, world: World):
         super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
+        self.class_counts, self.eval_counts = (
+            np.bincount(each.labels, minlength=len(self.classes)) for each in (self._train, self._eval))
         self.metrics = classification_metrics(len(self.classes), self._eval.labels)
         self._inputs: list[tuple[int, str]] | None = None  # once they are needed
 
@@ -69,8 +71,8 @@ class TextClassification(TextTask):
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in data also a linear model on token counts."""
-        most_frequent = np.bincount(self._train.labels).argmax()
-        baselines = {"always the most frequent class": float((self._eval.labels == most_frequent).mean())}
+        share = self.eval_counts[self.class_counts.argmax()] / len(self._eval)
+        baselines = {"always the most frequent class": float(share)}
         if self._config.data.data == "demo":
             baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval)
         return baselines
