@@ -74,8 +74,9 @@ class Notes:
         is_last_step = last[-1]["step"] >= self._about.total_steps
         if not all(each.get("never_predicted") for each in last) or (len(last) < 2 and not is_last_step):
             return ""  # at the beginning of a training it is usual
-        return (f"{last[-1]['never_predicted']} classes of the validation set are never predicted; they have a recall of"
-                " 0 in RUN/eval/classes.json")
+        count = last[-1]["never_predicted"]
+        return (f"{count} classes of the validation set are never predicted; they have a recall"
+                " of 0 in RUN/eval/classes.json")
 
     def _majority(self) -> str:
         now, majority = self._evaluations[-1], self._about.majority
@@ -89,9 +90,9 @@ class Notes:
         if "top1" not in now or now["top1"] <= lowest["top1"] or now["loss"] < LOSS_ROSE * lowest["loss"]:
             return ""
         return (f"the validation loss rose from {lowest['loss']:.4f} at step {lowest['step']} to {now['loss']:.4f},"
-                f" while top1 rose from {100 * lowest['top1']:.2f} % to {100 * now['top1']:.2f} %: this is common, the model"
-                " becomes too sure of its mistakes; --label-smoothing 0.1 counters it, --best loss keeps the model with"
-                " the lowest loss")
+                f" while top1 rose from {100 * lowest['top1']:.2f} % to {100 * now['top1']:.2f} %: this is common, the"
+                " model becomes too sure of its mistakes; --label-smoothing 0.1 counters it, --best loss keeps the"
+                " model with the lowest loss")
 
     def _memorises(self) -> str:
         if len(self._evaluations) <= WINDOW:
