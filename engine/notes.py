@@ -74,9 +74,8 @@ class Notes:
         is_last_step = last[-1]["step"] >= self._about.total_steps
         if not all(each.get("never_predicted") for each in last) or (len(last) < 2 and not is_last_step):
             return ""  # at the beginning of a training it is usual
-        count = last[-1]["never_predicted"]
-        return (f"{count} classes of the validation set are never predicted; they have a recall"
-                " of 0 in RUN/eval/classes.json")
+        return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']}; they have a"
+                " recall of 0 in RUN/eval/classes.json")
 
     def _majority(self) -> str:
         now, majority = self._evaluations[-1], self._about.majority
