@@ -93,6 +93,9 @@ def resolve_tokenizer(
 
     # weights as they are: there is no run to keep it
     if not run.is_there:
+        if source is None:
+            raise UserError(f"--eval-only: --model {config.model.model} is built from scratch and has no weights; name"
+                            " a model folder, or a transformers name")
         with TemporaryDirectory() as own:
             world.everywhere(lambda: write(Path(own)))  # Collective.
             digest = world.on_rank_zero(lambda: folder_digest(Path(own)))  # Collective.
