@@ -92,4 +92,6 @@ def _mistakes(task: Task, samples: Tensor) -> np.ndarray | str | None:
     if isinstance(shown[0], str):
         return table(["text", "true", "predicted", "probability"], [
             [text, *row] for text, row in zip(shown, rows, strict=True)])
-    return tiles(shown, MAX_MISTAKES, [(f"true: {true}", f"{share}: {found}") for true, found, share in rows])
+    words = ("true: ", "predicted: ", "probability: ")
+    return tiles(shown, MAX_MISTAKES, [[f"{word}{cell}" for word, cell in zip(words, row, strict=True)]
+                                       for row in rows])
