@@ -24,7 +24,7 @@ def write_evaluation(task: Task, step: int, values: Mapping[str, Any], folder: P
     except UserError:  # a file is gone that the training does not need any more: no reason to end it
         inputs = [(index, task.eval_set.name(index)) for index in range(len(task.eval_set))]
     with (folder / "samples.csv").open("w", newline="", **TEXT) as file:
-        _write_samples(task, inputs, values["samples"], file)
+        _write_samples(task, inputs, values["rows"], file)
     (folder / "classes.json").write_text(_class_figures(task, step, values))
 
 
@@ -45,7 +45,7 @@ def write_output(task: Task, step: int, values: Mapping[str, Any], output: str) 
         if output.endswith(".json"):
             file.write(_class_figures(task, step, values))
         else:
-            _write_samples(task, task.inputs(), values["samples"], file)
+            _write_samples(task, task.inputs(), values["rows"], file)
 
 
 def _write_samples(task: Task, inputs: Iterable[tuple[int, str]], samples: Tensor, file: TextIO) -> None:

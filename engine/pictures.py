@@ -31,8 +31,8 @@ def show_first_batch(t: "Training") -> None:
 
 def show_mistakes(t: "Training", values: Mapping[str, Any]) -> None:
     """The samples with the highest loss among those that were classified wrongly. values: of an evaluation."""
-    if "samples" in values:
-        t.log.show("val/worst_mistakes", t.state.progress.step, partial(_mistakes, t.task, values["samples"]))
+    if "rows" in values:
+        t.log.show("val/worst_mistakes", t.state.progress.step, partial(_mistakes, t.task, values["rows"]))
 
 
 def worst(samples: Tensor) -> list[int]:

@@ -24,7 +24,7 @@ def save(t: "Training", best: Mapping[str, Any] | None = None, awaits_evaluation
         t.log.flush()
         if best:
             t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
-        if best and "samples" in best:
+        if best and "rows" in best:
             t.run.replace_folder("eval", partial(write_evaluation, t.task, step, best))
 
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)

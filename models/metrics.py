@@ -99,7 +99,7 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
     """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files and pictures.
 
     labels: [N] integers, those of the evaluation set, in its order. Without them there is nothing that needs every
-    sample (auroc, samples).
+    sample (auroc, rows).
 
     macro_... and weighted_precision, _recall and _f1 are those of scikit-learn with zero_division=0: means over the
     classes that occur or are predicted, plain or weighted by how often a class occurs. classes: [C, 4] float64, their
@@ -109,7 +109,7 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
     are not the only one. class_auroc: [C] float64, NaN for the others. Of two classes it is that of the second.
     Left out: top5 up to five classes; confusion [C, C] int64, a row per true class, above MAX_CONFUSION; auroc where
     samples x classes are more than MAX_SCORES, or only one class occurs.
-    samples: [N, 5] float32, see SAMPLE_COLUMNS.
+    rows: [N, 5] float32, a row for each sample, see SAMPLE_COLUMNS.
     """
 
     def loss_sums(output: Output, batch: Batch) -> Tensor:
@@ -178,7 +178,7 @@ def _sample_rows(output: Output, batch: Batch, has_scores: bool) -> Tensor:
 
 def _sample_values(rows: Tensor) -> dict[str, Any]:
     samples, logits = rows.split([len(SAMPLE_COLUMNS), rows.shape[1] - len(SAMPLE_COLUMNS)], dim=1)
-    values: dict[str, Any] = {"samples": samples}
+    values: dict[str, Any] = {"rows": samples}
     if logits.shape[1]:
         counts = samples[:, 0] > 0
         aurocs = auroc_by_class(logits[counts].double().softmax(dim=1), samples[counts, 1].long())

@@ -30,6 +30,14 @@ def figures(text):
     return {name: value for name, value in json.loads(text).items() if name not in ("time", "step", "epoch", "samples")}
 
 
+def test_a_record_holds_its_position_and_numbers_alone(trained):
+    """Tables do not take the place of a number: `samples` is how many were trained on."""
+    _, _, run = trained
+    last = records(run)[-1]
+    assert (last["epoch"], last["samples"]) == (1.0, sum(COUNTS["train"]))
+    assert {name for name, value in last.items() if not isinstance(value, int | float)} == {"split"}
+
+
 def test_the_rows_are_the_samples_of_val_in_its_order(trained, photos, texts):
     kind, _, run = trained
     with (run / "eval" / "samples.csv").open(newline="") as file:

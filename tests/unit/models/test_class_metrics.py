@@ -85,14 +85,14 @@ def test_auroc_is_left_out_above_a_number_of_scores(world, monkeypatch):
     monkeypatch.setattr(metrics, "MAX_SCORES", 29)
     found = values_of(world, logits, labels)
     assert "auroc" not in found
-    assert found["samples"].shape == (10, 5)
+    assert found["rows"].shape == (10, 5)
 
 
 def test_a_row_of_a_sample_holds_label_prediction_probability_and_loss(world):
     logits, labels = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
     weight = torch.ones(20)
     weight[3] = 0
-    found = values_of(world, logits, labels, weight)["samples"]
+    found = values_of(world, logits, labels, weight)["rows"]
     probabilities = logits.softmax(1)
     assert found[:, 0].tolist() == weight.tolist()
     assert found[:, 1].tolist() == labels.tolist()
