@@ -27,6 +27,7 @@ from engine.arithmetic import resolve_arithmetic
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_size_that_fits
 from engine.nonfinite import judge_last_step
+from engine.pictures import show_first_batch
 from engine.records import close_run, log_step, watch_run
 from engine.saving import save, wait_for_save
 from engine.training import Training, build_training
@@ -68,6 +69,7 @@ def train(t: Training) -> Exit:
     """Train from the run's position to its end, or to a stop (exit code 75). Collective."""
     t.watchdog.enter("the first step", t.config.faults.start_timeout)
     warm_up(t)  # Collective.
+    show_first_batch(t)
     t.watchdog.save_on_stop()  # from here on there is something to save
     if is_evaluation_due(t):  # the last start ended before it was done
         evaluate_and_save(t)  # Collective.

@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -19,7 +19,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.splits import require_classes, sort_classes
-from data.table import Row, choose_columns, read_rows
+from data.table import Columns, Row, choose_columns, read_rows
 from data.table_files import find_tables
 from data.text import TokenTable
 from data.tokenizer import is_special, without_ends
@@ -101,6 +101,38 @@ def read_texts(source: TextSource) -> Iterator[str]:
     """The training texts, one by one. Raises UserError (65, 74), before the first one if the labels are not classes."""
     _check_labels(source)
     return (text for row in _train_rows(source) for text in row.texts)
+
+
+def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray) -> dict[int, str]:
+    """{number: text} of the samples of source.split with these numbers (TokenTable.texts); a pair as A<tab>B.
+
+    Reads the files of labelled texts again. Raises UserError (65, 74) if they cannot be read as before.
+    """
+    # texts are numbered over all files, those of train first
+    split = source.split if source.split in source.files else "train"  # it is held out of train
+    first = 0 if split == "train" else int(numbers.min())
+    columns = choose_columns(source.files["train"][0], source.text_column, source.label_column)
+    rows = (row for path in source.files[split] for row in read_rows(path, columns)
+            if not _problem(row, columns, classes))
+
+    # those that are wanted
+    wanted = set(numbers.tolist())
+    found = {number: "\t".join(row.texts) for number, row in enumerate(rows, first) if number in wanted}
+    if len(found) < len(wanted):
+        raise UserError(f"--data {source.root}: the texts changed since they were tokenized; start again",
+                        Exit.BAD_DATA)
+    return found
+
+
+def _problem(row: Row, columns: Columns, classes: Collection[str]) -> str:
+    """Why a row cannot be a sample; "" if it can. classes: those that a label may be; empty = any."""
+    if empty := [name for name, text in zip(columns.texts, row.texts, strict=True) if not text.strip()]:
+        return f"{some(empty)} is empty"
+    if row.label == "":
+        return f"{columns.label} is empty"
+    if classes and row.label is not None and row.label not in classes:
+        return f"the label {row.label} does not occur in train, which has {some(sort_classes(classes))}"
+    return ""
 
 
 def _train_rows(source: TextSource) -> Iterator[Row]:
@@ -209,7 +241,7 @@ class _Writer:
     def _rows(self, split: str) -> Iterator[Row]:
         for path in self._files[split]:
             for row in read_rows(path, self._columns):
-                problem = self._problem(split, row)
+                problem = _problem(row, self._columns, {} if split == "train" else self._labels)
                 if problem and not self._source.skip_bad:
                     raise UserError(f"{path} line {row.line}: {problem}; correct or remove the row, or pass"
                                     " --bad-samples skip", Exit.BAD_DATA)
@@ -220,16 +252,6 @@ class _Writer:
                 if split == "train" and row.label is not None:
                     self._labels.setdefault(row.label, len(self._labels))
                 yield row
-
-    def _problem(self, split: str, row: Row) -> str:
-        """Why a row cannot be a sample; "" if it can."""
-        if empty := [name for name, text in zip(self._columns.texts, row.texts, strict=True) if not text.strip()]:
-            return f"{some(empty)} is empty"
-        if row.label == "":
-            return f"{self._columns.label} is empty"
-        if split != "train" and row.label is not None and row.label not in self._labels:
-            return f"the label {row.label} does not occur in train, which has {some(sort_classes(self._labels))}"
-        return ""
 
     def _sort_labels(self) -> list[str]:
         """The classes in label order; renumbers the labels on disk. Raises UserError if there is only one class."""

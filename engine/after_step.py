@@ -1,15 +1,14 @@
 """What happens between two steps: evaluations, saves and stops, where they are due."""
 
-from dataclasses import replace
 from typing import Any
 
+from engine.best import update_best
 from engine.log import EMA
 from engine.nonfinite import judge_last_step
+from engine.pictures import show_mistakes
 from engine.records import position
 from engine.saving import save, wait_for_save
 from engine.training import Training
-from models.tasks.base import Task
-from utils.rundir.checkpoint import Progress
 
 
 def after_step(t: Training) -> bool:
@@ -62,46 +61,23 @@ def evaluate_and_save(t: Training) -> None:
     save(t, awaits_evaluation=True)  # Collective.
     # Collective. Nothing is lost, whatever ends the evaluation; and it forks while no thread writes.
     wait_for_save(t)
-    values = evaluate(t)  # Collective.
+    found = evaluate(t)  # Collective.
     t.strategy.module.train()
-    if values is None:
+    if found is None:
         return
-    t.log.evaluation(position(t.state.progress, t.feed.plan.num_samples) | values)
-
-    # the better of the weights and their average
-    task, best = t.task, t.state.best
-    found = {"value": values[task.best]}
-    if EMA + task.best in values and is_better(task, values[EMA + task.best], found["value"]):
-        found = {"value": values[EMA + task.best], "weights": "ema"}
-
-    # state
-    t.state.progress = after_evaluation(t, found["value"])
-    is_best = not best or is_better(task, found["value"], best["value"])
-    if is_best:
-        t.state.best = {"step": t.state.progress.step, "metric": task.best, **found}
-    save(t, is_best)  # Collective.
+    values, averaged = found
+    of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
+    t.log.evaluation(position(t.state.progress, t.feed.plan.num_samples) | values | of_average)
+    best = update_best(t, values, averaged)  # Collective.
+    if best:
+        show_mistakes(t, best)
+    save(t, best)  # Collective.
 
 
-def evaluate(t: Training) -> dict[str, Any] | None:
-    """The metrics of the weights, with --ema-decay also of their average; None if a stop was agreed. Collective."""
-    values = t.evaluation.run()  # Collective.
-    if values is None or not t.state.averages.values:
-        return values
-    with t.state.averages.swapped_in():
-        averaged = t.evaluation.run()  # Collective.
-    return averaged and values | {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
-
-
-def is_better(task: Task, value: float, other: float, min_delta: float = 0.0) -> bool:
-    """Whether `value` of the metric task.best is better than `other` by more than min_delta."""
-    return value > other + min_delta if task.best_is_high else value < other - min_delta
-
-
-def after_evaluation(t: Training, value: float) -> Progress:
-    """The position after an evaluation that gave `value`."""
-    progress = replace(t.state.progress, evaluated_step=t.state.progress.step)
-    if not t.config.run.early_stop_patience:
-        return progress
-    if progress.gain is None or is_better(t.task, value, progress.gain, t.config.run.early_stop_min_delta):
-        return replace(progress, gain=value, without_gain=0)
-    return replace(progress, without_gain=progress.without_gain + 1)
+def evaluate(t: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The metrics of the weights, and with --ema-decay of their average; None if a stop was agreed. Collective."""
+    values, averaged = t.evaluation.run(), {}  # Collective.
+    if values is not None and t.state.averages.values:
+        with t.state.averages.swapped_in():
+            averaged = t.evaluation.run()  # Collective.
+    return None if values is None or averaged is None else (values, averaged)

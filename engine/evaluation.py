@@ -1,11 +1,13 @@
 """Evaluation: every sample once, the same figures on any number of processes; in training and for --eval-only."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import EvaluationSampler
+from engine.evaluation_files import require_writable, write_output
 from engine.log import json_line
 from engine.plan import FORMER_EVAL_BATCH
 from engine.records import position
@@ -13,7 +15,7 @@ from engine.start import Start
 from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
-from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.checkpoint import Checkpoints, Progress
 from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
@@ -37,7 +39,7 @@ class Evaluation:
         task, world, flags = self._start.task, self._start.world, self._flags
         self._strategy.broadcast_buffers()  # Collective.
         model, limit_s = self._strategy.module.eval(), world.section_timeout.total_seconds()
-        totals = Totals(task.metrics, self._loader.sampler.num_batches)
+        totals = Totals(task.metrics, self._loader.sampler.num_batches, len(task.eval_set))
         reading = self._loader.dataset.reading
         for batch in self._start.watchdog.watch(self._loader, "evaluation", limit_s, limit_s, reading):
             batch = self._bad_samples.check(batch).to(world.device)
@@ -54,14 +56,22 @@ class Evaluation:
 
 
 def evaluate_only(start: Start) -> Exit:
-    """--eval-only: one JSON line with the best checkpoint's figures on standard output; writes nothing. Collective."""
+    """--eval-only: one JSON line with the figures on standard output; writes nothing but --output. Collective."""
     # the weights
     config, world, run, task = start.config, start.world, start.run, start.task
-    model = task.build_model(initial_weights=False).to(world.device)  # Collective.
+    model = task.build_model(initial_weights=not run.is_there).to(world.device)  # Collective.
     if config.device.compile:
         model.compile()
     strategy = load_strategy(config.device.strategy)(model, world)
-    progress = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.
+    progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
+    if run.is_there:
+        progress = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.
+        source = f"the best checkpoint of {run.path}, at step {progress.step}"
+    run.note(f"evaluating {source}")
+
+    # where the figures go
+    if output := config.run.output:
+        world.on_rank_zero(lambda: require_writable(task, output))  # Collective.
 
     # their figures
     eval_batch = run.resolve("eval_batch_size", config.batch.eval_batch_size, lambda: FORMER_EVAL_BATCH)
@@ -70,6 +80,9 @@ def evaluate_only(start: Start) -> Exit:
     values = Evaluation(start, strategy, eval_batch, bad_samples, flags).run()  # Collective.
     if values is None:  # a signal has just come, and ends the process
         return Exit.STOPPED
+    if output:
+        work = partial(write_output, task, progress.step, values, output)
+        world.on_rank_zero(work, takes_long=True)  # Collective.
     if world.is_main:
         print(json_line(config.run.split, position(progress, len(task.train_set)) | values))
     return Exit.DONE

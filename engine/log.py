@@ -13,14 +13,17 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 from torch import Tensor
 
+from engine.notes import Notes, notes_of
+from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import say
 from utils.rundir.checkpoint import Progress
@@ -65,8 +68,10 @@ class SilentLog:
     """The log of the other ranks: the methods of Log, doing nothing."""
 
     def note(self, text: str) -> None: pass
+    def explain(self, start: Start, total_steps: int) -> None: pass
     def train(self, record: Mapping[str, Any]) -> None: pass
     def evaluation(self, record: Mapping[str, Any]) -> None: pass
+    def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None: pass
     def advance(self, step: int) -> None: pass
     def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None: pass
     def flush(self) -> None: pass
@@ -83,6 +88,7 @@ class Log:
         self._is_terminal = self._stream.isatty() and min(os.get_terminal_size(self._stream.fileno())) > 0
         self._bar = None
         self._clock: tuple[float, int] | None = None  # (time, step) that the ETA counts from
+        self._notes: Notes | None = None
 
         # files
         from torch.utils.tensorboard import SummaryWriter
@@ -99,10 +105,18 @@ class Log:
         else:
             say(text, self._stream)
 
+    def explain(self, start: Start, total_steps: int) -> None:
+        """From here on say in words what the records mean; those that are there have been explained."""
+        records = map(json.loads, (start.run.path / "metrics.jsonl").read_text().splitlines())
+        self._notes, first = notes_of(start, total_steps, records)
+        for text in first:
+            self.note(text)
+
     def train(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1); tokens_per_s and memory
         if known."""
-        self._write("train", record, {name: _TAGS.get(name, f"train/{name}") for name in record if name != "step"})
+        tags = {name: _TAGS.get(name, f"train/{name}") for name in record if name != "step"}
+        new = self._write("train", record, tags)
         step, eta = record["step"], self._eta(record["step"])
         speed = f"{record['samples_per_s']:.0f} {self._task.unit}/s wait {100 * record['data_wait']:.0f} %"
         if self._is_terminal:
@@ -114,19 +128,33 @@ class Log:
             memory = f" {record['memory']:.0f} MiB" if "memory" in record else ""
             self.note(f"epoch {record['epoch']:.2f} step {step}/{self._total_steps} loss {record['loss']:.4f}"
                       f" lr {record['lr']:.4g} grad {record['grad_norm']:.3g} {speed}{memory}{eta}")
+        for text in new:
+            self.note(text)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, then the metrics; those that are tensors [C, C] of counts become pictures."""
+        """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures."""
         metrics = {name: value for name, value in record.items() if name not in _POSITION}
         figures = {name: value for name, value in metrics.items() if not isinstance(value, Tensor)}
-        self._write("val", record, {name: f"val/{name}" for name in figures})
-        for name in metrics.keys() - figures.keys():
+        new = self._write("val", record, {name: f"val/{name}" for name in figures})
+        for name in [name for name, value in metrics.items() if name not in figures and not value.is_floating_point()]:
             from engine.confusion_picture import confusion_picture
             title = f"step {record['step']}, shade = share of the true class"
             picture = confusion_picture(metrics[name], self._task.classes, title)
             self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
-        shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items())
+        quiet = {name for metric in self._task.metrics for name in metric.quiet}
+        shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items()
+                         if name not in quiet)
         self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
+        for text in new:
+            self.note(text)
+
+    def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None:
+        """A picture ([H, W, 3] uint8) or a text in Markdown for TensorBoard; nothing if make() gives None."""
+        made = make()
+        if isinstance(made, str):
+            self._writer.add_text(tag, made, step)
+        elif made is not None:
+            self._writer.add_image(tag, made, step, dataformats="HWC")
 
     def advance(self, step: int) -> None:
         """`step` optimizer steps are done: move the bar."""
@@ -156,11 +184,14 @@ class Log:
             file.close()
         self._metrics = self._ledger = self._writer = None
 
-    def _write(self, split: str, record: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        self._metrics.write(json_line(split, record) + "\n")
+    def _write(self, split: str, record: Mapping[str, Any], tags: Mapping[str, str]) -> list[str]:
+        """Write a record; returns what there is to say about it."""
+        line = json_line(split, record)
+        self._metrics.write(f"{line}\n")
         self._metrics.flush()
         for name, tag in tags.items():
             self._writer.add_scalar(tag, record[name], record["step"])
+        return self._notes.add(json.loads(line)) if self._notes else []
 
     def _eta(self, step: int) -> str:
         """" eta h:mm:ss" from the steps after the first one, whose warm-up does not count; "" before there are any."""

@@ -71,8 +71,11 @@ def close_run(t: "Training") -> None:
     best = t.state.best
     summary = last_record(t.run.path, "val") | {"best": best}
     t.run.write_json("summary.json", summary)
-    shown = partial(figure, t.task, best["metric"])
-    baselines = ", ".join(f"{name} {shown(value)}" for name, value in t.task.baselines().items())
+    metric, usual = best["metric"], t.task.best
+    shown = partial(figure, t.task, metric)
+    compared = {} if metric == usual else {usual: summary[usual]}
+    compared = ", ".join(f"{name} {figure(t.task, usual, value)}"
+                         for name, value in (compared | t.task.baselines()).items())
     t.bad_samples.report(t.log.note)
     t.log.note(t.checkpoints.cost())
     progress = t.state.progress
@@ -81,9 +84,8 @@ def close_run(t: "Training") -> None:
                    f" without a gain in {best['metric']} (--early-stop-patience)")
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
              **t.task.next_steps(str(t.run.path), command("python"))}
-    metric = best["metric"]
     t.log.note("\n".join((
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
             f" {best['step']}{', by the average of the weights' if 'weights' in best else ''});",
-        f"for comparison: {baselines}", *(f"{what:<15} {how}" for what, how in steps.items()))))
+        f"for comparison: {compared}", *(f"{what:<15} {how}" for what, how in steps.items()))))
     t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")

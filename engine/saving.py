@@ -1,23 +1,31 @@
-"""Saves beside the training: the records and RUN/model first, then the checkpoint that refers to them."""
+"""Saves beside the training: the records, RUN/model and RUN/eval first, then the checkpoint that refers to them."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from engine.evaluation_files import write_evaluation
 
 if TYPE_CHECKING:
     from engine.training import Training
 
 
-def save(t: "Training", is_best: bool = False, awaits_evaluation: bool = False) -> None:
+def save(t: "Training", best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:
     """Start to save; the training goes on while rank 0 writes. Collective.
 
-    is_best: write RUN/model, too. awaits_evaluation: the save after it replaces this one.
+    best: the values of this step's evaluation if it is the best so far: write RUN/model and RUN/eval, too.
+    awaits_evaluation: the save after it replaces this one.
     """
+    step = t.state.progress.step
 
     def beside(weights: dict[str, Tensor]) -> None:
         t.log.flush()
-        if is_best:
+        if best:
             t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
+        if best and "rows" in best:
+            t.run.replace_folder("eval", partial(write_evaluation, t.task, step, best))
 
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)
     t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.

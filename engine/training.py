@@ -10,6 +10,7 @@ import torch
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
+from engine.best import best_metric
 from engine.evaluation import Evaluation
 from engine.feed import Feed
 from engine.log import Log, SilentLog, open_log
@@ -56,6 +57,7 @@ def build_training(start: Start) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
     # model and optimizer
     config, world, run, task, watchdog = start.config, start.world, start.run, start.task, start.watchdog
+    best_metric(start)  # raises UserError
     checkpoints = Checkpoints(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
     with seeded(derive_seed(config.run.seed, "initial weights")):
@@ -106,6 +108,7 @@ def build_training(start: Start) -> Training:
              f" {config.model.model} {task.origin}, {start.precision.name} on {world.world_size} x {world.device.type};"
              f" {total_steps} steps of {plan.num_micro_batches} micro-batches, learning rate {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
+    log.explain(start, total_steps)
     return Training(
         **vars(start), log=log, strategy=strategy, state=state,
         schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,

@@ -6,6 +6,7 @@ Legend: B samples, T tokens, P predicted tokens, H hidden size, V vocabulary, C 
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,7 @@ class EncoderSpec:
     tokenizer: PreTrainedTokenizerBase
     max_length: int  # tokens in a sample
     classes: tuple[str, ...]  # in label order; empty without labels
+    own_head: bool = False  # weights that are loaded bring their head, and its classes must be these
 
 
 def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | None, weights: str | None) -> nn.Module:
@@ -74,8 +76,10 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
                         " match; leave --tokenizer out, or train from scratch with --model bert-small")
 
     # classes
-    labels, classes = described.id2label or {}, list(spec.classes)
-    has_same_classes = not classes or [labels[index] for index in sorted(labels)] == classes
+    id2label, classes = described.id2label or {}, list(spec.classes)
+    labels = [id2label[index] for index in sorted(id2label)]
+    has_same_classes = not classes or labels == classes
+    outputs = outputs_of(labels, classes) if weights and spec.own_head and classes else None
     if classes:
         described.id2label = dict(enumerate(classes))
         described.label2id = {name: index for index, name in enumerate(classes)}
@@ -84,7 +88,7 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
     # the model
     try:
         if weights:
-            model = _load(spec.head, weights, described, config.model)
+            model = _load(spec, weights, described, config.model)
         else:
             model = spec.head.from_config(described, dtype=torch.float32)
     except UserError:
@@ -92,7 +96,9 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
     except ValueError:
         raise UserError(f"--model {config.model} does not suit this task: transformers has no {spec.head.__name__} for"
                         f" {described.model_type}; use another encoder, such as bert-small") from None
-    if weights and not has_same_classes:
+    if outputs:
+        _reorder_head(model, outputs)
+    elif weights and not has_same_classes:
         _reset_head(model)
     if spec.max_length > (limit := _max_tokens(model)):
         raise UserError(f"--max-length {spec.max_length}: --model {config.model} takes at most {limit} tokens")
@@ -144,11 +150,28 @@ def read_config(folder: str) -> PreTrainedConfig:
                         " config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 
 
-def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn.Module:
+def outputs_of(labels: list[str], classes: list[str]) -> list[int]:
+    """For each of the data's classes, the output of a model with these labels. Raises UserError (65).
+
+    Words must be the same, in any order and in small or capital letters. Where either are numbers (0, LABEL_0), the
+    order counts.
+    """
+    are_words = not any(all(re.fullmatch(r"(LABEL_)?\d+", name) for name in names) for names in (labels, classes))
+    folded = [label.casefold() for label in labels] if are_words else []
+    wanted = [name.casefold() for name in classes] if are_words else []
+    if len(labels) != len(classes) or sorted(folded) != sorted(wanted):
+        raise UserError(
+            f"--eval-only: the model's classes are {some(labels)}, and those of --data are {some(classes)}: the weights"
+            " are evaluated with their own head, so the classes must be the same; give data with these classes, or"
+            " train on yours first (without --eval-only)", Exit.BAD_DATA)
+    return [folded.index(name) for name in wanted] if are_words else list(range(len(classes)))
+
+
+def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str) -> nn.Module:
     """The model with the weights in `folder`, where the head's may be missing. name: --model, for messages."""
     # load
     try:
-        model, found = head.from_pretrained(
+        model, found = spec.head.from_pretrained(
             folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True,
             trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True)
     except (OSError, SafetensorError) as error:
@@ -158,8 +181,11 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
 
     # everything but the head must be there
     is_in_head = in_head(model)
-    wrong = sorted(key for key in {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
-                   if not is_in_head(key))
+    lacking = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    wrong = [key for key in lacking if not is_in_head(key)]
+    if lacking and not wrong and spec.own_head:
+        raise UserError(f"--eval-only: the weights in {folder} have no head for this task ({some(lacking)} is missing):"
+                        " train first (without --eval-only), or name a model that was trained for it", Exit.BAD_DATA)
     if wrong:
         raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
                         f" another shape, for example {wrong[0]}; repair the folder, or give --no-pretrained")
@@ -168,11 +194,23 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
 
 def _reset_head(model: nn.Module) -> None:
     """New weights for the last layers: an old head with as many classes, but other ones, must not be reused."""
-    for name, module in model.named_modules():
-        is_in_head = not name.startswith(f"{model.base_model_prefix}.")
-        if isinstance(module, nn.Linear) and is_in_head and module.out_features == model.config.num_labels:
-            nn.init.normal_(module.weight, std=getattr(model.config, "initializer_range", 0.02))
-            nn.init.zeros_(module.bias)
+    for layer in _last_layers(model):
+        nn.init.normal_(layer.weight, std=getattr(model.config, "initializer_range", 0.02))
+        nn.init.zeros_(layer.bias)
+
+
+@torch.no_grad()
+def _reorder_head(model: nn.Module, outputs: list[int]) -> None:
+    """Make output i of the model what output outputs[i] was."""
+    for param in (param for layer in _last_layers(model) for param in layer.parameters()):
+        param.copy_(param[outputs].clone())
+
+
+def _last_layers(model: nn.Module) -> list[nn.Linear]:
+    """Those with an output for each class."""
+    return [module for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and not name.startswith(f"{model.base_model_prefix}.")
+            and module.out_features == model.config.num_labels]
 
 
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:

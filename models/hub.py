@@ -7,6 +7,7 @@ import difflib
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
@@ -84,13 +85,26 @@ def resolve_tokenizer(
                             " trained")
     has_types = world.everywhere(lambda: takes_types(encoder))  # Collective.
 
+    def write(folder: Path) -> None:
+        tokenizer = load_tokenizer(source) if source else train_tokenizer(texts(), config.text.vocab_size)
+        names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or has_types]
+        tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # init_kwargs are saved
+        tokenizer.save_pretrained(folder)
+
+    # weights as they are: there is no run to keep it
+    if not run.is_there:
+        if source is None:
+            raise UserError(f"--eval-only: --model {config.model.model} is built from scratch and has no weights; name"
+                            " a model folder, or a transformers name")
+        with TemporaryDirectory() as own:
+            world.everywhere(lambda: write(Path(own)))  # Collective.
+            digest = world.on_rank_zero(lambda: folder_digest(Path(own)))  # Collective.
+            return world.everywhere(lambda: load_tokenizer(own)), digest  # Collective.
+
     # keep it
     def keep() -> str:
         if not is_kept:
-            tokenizer = load_tokenizer(source) if source else train_tokenizer(texts(), config.text.vocab_size)
-            names = [name for name in tokenizer.model_input_names if name != "token_type_ids" or has_types]
-            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # init_kwargs are saved
-            run.replace_folder("tokenizer", lambda partial: tokenizer.save_pretrained(partial))
+            run.replace_folder("tokenizer", write)
         return folder_digest(folder)
 
     digest = world.on_rank_zero(keep, takes_long=True)  # Collective.

@@ -2,14 +2,17 @@
 
 A metric gives a vector of sums per batch. Integer sums add in any order. Float sums are kept in a table with a row for
 each batch: one rank owns a row, the others hold zeros. It is all-reduced once, and its rows are added in batch order.
-Legend: B samples, C classes, S sums of a metric.
+A metric that needs every sample (AUROC) has a table with a row for each sample, in the order of the data set.
+Legend: B samples of a batch, N of the evaluation set, C classes, S sums of a metric.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,23 +23,33 @@ from utils.errors import Exit, UserError
 from utils.hardware.devices import Arriving
 
 MAX_CONFUSION = 1000  # classes: above, a confusion matrix is too large to keep and to read
+MAX_SCORES = 10**7  # samples x classes: above, the scores that auroc needs take too much memory and time
+LOWER_IS_BETTER = ("loss", "perplexity")  # of all metrics
+SAMPLE_COLUMNS = ("counts", "label", "prediction", "probability", "loss")  # counts: 0 if it could not be read
+_AVERAGES = ("macro_precision", "macro_recall", "weighted_precision", "weighted_recall", "weighted_f1")
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Two pure functions. sums(output, batch) -> [S] float64 or int64; values(sums) -> {name: number}."""
+    """Two pure functions. sums(output, batch) -> [S] float64 or int64; values(sums) -> {name: number or tensor}.
+
+    Tensors of counts [C, C] become pictures, those of floats stand in files (engine/evaluation_files.py).
+    """
 
     sums: Callable[[Output, Batch], Tensor]
-    values: Callable[[Tensor], dict[str, float]]
+    values: Callable[[Tensor], dict[str, Any]]
     is_count: bool  # the sums are int64, which add exactly in any order
     percentages: tuple[str, ...] = ()  # names of values that are shown in percent
+    names: tuple[str, ...] = ()  # of the values that are numbers: what --best may name
+    quiet: tuple[str, ...] = ()  # names of values that the console does not show
+    is_per_sample: bool = False  # sums gives rows, [B, S], and values gets the rows of all samples, [N, S]
 
 
 class Totals:
     """The sums of one evaluation: of this rank's batches, and in values() of all ranks' together."""
 
-    def __init__(self, metrics: Sequence[Metric], num_batches: int):
-        self._metrics, self._num_batches = metrics, num_batches
+    def __init__(self, metrics: Sequence[Metric], num_batches: int, num_in_set: int = 0):
+        self._metrics, self._num_batches, self._num_in_set = metrics, num_batches, num_in_set
         self._num_samples: Tensor | None = None
         self._sums: list[Tensor | None] = [None] * len(metrics)
 
@@ -47,9 +60,13 @@ class Totals:
         for i, metric in enumerate(self._metrics):
             sums = metric.sums(output, batch)
             if self._sums[i] is None:
-                rows = () if metric.is_count else (self._num_batches,)
-                self._sums[i] = torch.zeros(*rows, *sums.shape, dtype=sums.dtype, device=sums.device)
-            if metric.is_count:
+                shape = (self._num_in_set, *sums.shape[1:]) if metric.is_per_sample else (
+                    sums.shape if metric.is_count else (self._num_batches, *sums.shape))
+                self._sums[i] = torch.zeros(shape, dtype=sums.dtype, device=sums.device)
+            if metric.is_per_sample:
+                if batch.indices:  # consecutive ones; a surplus batch has none
+                    self._sums[i][batch.indices[0]:batch.indices[-1] + 1] = sums
+            elif metric.is_count:
                 self._sums[i] += sums
             elif index < self._num_batches:
                 self._sums[i][index] = sums
@@ -69,7 +86,8 @@ class Totals:
         # values
         values: dict[str, Any] = {}
         for metric, sums in zip(self._metrics, all_sums, strict=True):
-            values |= metric.values(sums if metric.is_count else sum(sums))  # a table's rows, in batch order
+            is_whole = metric.is_count or metric.is_per_sample
+            values |= metric.values(sums if is_whole else sum(sums))  # a table's rows, in batch order
         if wrong := [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]:
             raise UserError(f"{', '.join(wrong)} of the evaluation is NaN: the model diverged; continue with"
                             " --precision fp32, or start over (--fresh) with a smaller --lr or --max-grad-norm 1",
@@ -77,10 +95,21 @@ class Totals:
         return values
 
 
-def classification_metrics(num_classes: int) -> tuple[Metric, ...]:
-    """loss; top1, macro_f1; above five classes top5 (shares of the samples); up to MAX_CONFUSION confusion.
+def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -> tuple[Metric, ...]:
+    """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files and pictures.
 
-    confusion: [C, C] int64, a row per true class.
+    labels: [N] integers, those of the evaluation set, in its order. Without them there is nothing that needs every
+    sample (auroc, rows).
+
+    macro_... and weighted_precision, _recall and _f1 are those of scikit-learn with zero_division=0: means over the
+    classes that occur or are predicted, plain or weighted by how often a class occurs. classes: [C, 4] float64, their
+    precision, recall, f1 and support; a class that neither occurs nor is predicted has zeros. never_predicted: the
+    number of classes that occur and are not predicted.
+    auroc: one class against the rest, by probability, exact with ties; the mean over the classes that have samples and
+    are not the only one. class_auroc: [C] float64, NaN for the others. Of two classes it is that of the second.
+    Left out: top5 up to five classes; confusion [C, C] int64, a row per true class, above MAX_CONFUSION; auroc where
+    samples x classes are more than MAX_SCORES, or only one class occurs.
+    rows: [N, 5] float32, a row for each sample, see SAMPLE_COLUMNS.
     """
 
     def loss_sums(output: Output, batch: Batch) -> Tensor:
@@ -106,23 +135,74 @@ def classification_metrics(num_classes: int) -> tuple[Metric, ...]:
         return torch.stack([(hit & counts).sum(), counts.sum()])
 
     metrics = [
-        Metric(loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False),
-        Metric(class_sums, _class_values, is_count=True, percentages=("top1",)),
+        Metric(loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names=("loss",)),
+        Metric(class_sums, _class_values, is_count=True, percentages=("top1",), names=("top1", "macro_f1", *_AVERAGES),
+               quiet=(*_AVERAGES, "never_predicted")),
     ]
     if num_classes > 5:
         metrics.append(Metric(top5_sums, lambda sums: {"top5": _ratio(sums[0], sums[1])}, is_count=True,
-                              percentages=("top5",)))
+                              percentages=("top5",), names=("top5",)))
     if num_classes <= MAX_CONFUSION:
         metrics.append(Metric(
             confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
+    if labels is not None:
+        has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
+        metrics.append(Metric(partial(_sample_rows, has_scores=has_auroc), _sample_values, is_count=False,
+                              names=("auroc",) if has_auroc else (), is_per_sample=True))
     return tuple(metrics)
 
 
-def _class_values(sums: Tensor) -> dict[str, float]:
-    right, true, predicted = sums.double()
-    seen = (true + predicted) > 0  # F1 is defined for classes that occur or are predicted
-    f1 = 2 * right[seen] / (true + predicted)[seen]
-    return {"top1": _ratio(right.sum(), true.sum()), "macro_f1": _ratio(f1.sum(), seen.sum())}
+def _class_values(sums: Tensor) -> dict[str, Any]:
+    right, true, predicted = sums.double()                                                  # [C] each
+    seen, share = (true + predicted) > 0, true / true.sum()
+    f1 = 2 * right / (true + predicted).clamp(min=1)
+    by_class = {"precision": right / predicted.clamp(min=1), "recall": right / true.clamp(min=1), "f1": f1}
+    values = {"top1": _ratio(right.sum(), true.sum()), "macro_f1": _ratio(f1[seen].sum(), seen.sum())}
+    for name, figures in by_class.items():
+        values |= {f"macro_{name}": _ratio(figures[seen].sum(), seen.sum()),
+                   f"weighted_{name}": float((figures * share).sum())}
+    values["never_predicted"] = int(((predicted == 0) & (true > 0)).sum())
+    return values | {"classes": torch.stack([*by_class.values(), true], dim=1)}
+
+
+def _sample_rows(output: Output, batch: Batch, has_scores: bool) -> Tensor:
+    """[B, 5] float32, or [B, 5 + C] with the logits."""
+    logits = output.logits.float()                                                          # [B, C]
+    log_probabilities, predicted = logits.log_softmax(dim=1), output.logits.argmax(dim=1)
+    of_predicted, of_label = (log_probabilities.gather(1, classes[:, None])[:, 0] for classes in (
+        predicted, batch.labels))
+    rows = torch.stack([(batch.sample_weight > 0).float(), batch.labels.float(), predicted.float(),
+                        of_predicted.exp(), -of_label], dim=1)                              # [B, 5]
+    return torch.cat([rows, logits], dim=1) if has_scores else rows
+
+
+def _sample_values(rows: Tensor) -> dict[str, Any]:
+    samples, logits = rows.split([len(SAMPLE_COLUMNS), rows.shape[1] - len(SAMPLE_COLUMNS)], dim=1)
+    values: dict[str, Any] = {"rows": samples}
+    if logits.shape[1]:
+        counts = samples[:, 0] > 0
+        aurocs = auroc_by_class(logits[counts].double().softmax(dim=1), samples[counts, 1].long())
+        is_known = ~aurocs.isnan()
+        values |= {"class_auroc": aurocs} | ({"auroc": float(aurocs[is_known].mean())} if is_known.any() else {})
+    return values
+
+
+def auroc_by_class(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """[C] float64: the chance that a sample of the class has a higher probability of it than one of another class.
+
+    A tie counts half. probabilities: [N, C]. labels: [N] int64. NaN for a class without such samples, or without
+    others.
+    """
+    num_classes = probabilities.shape[1]
+    aurocs = torch.full([num_classes], torch.nan, dtype=torch.float64)
+    for index in labels.unique().tolist():
+        scores, is_positive = probabilities[:, index if num_classes > 2 else 1], labels == (
+            index if num_classes > 2 else 1)
+        positive, negative = scores[is_positive].contiguous(), scores[~is_positive].sort().values
+        if len(positive) and len(negative):
+            wins = torch.searchsorted(negative, positive) + torch.searchsorted(negative, positive, right=True)  # twice
+            aurocs[index] = int(wins.sum()) / (2 * len(positive) * len(negative))
+    return aurocs
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -11,18 +11,17 @@ and has no row; the exit code is 65 then.
 """
 
 import argparse
-import csv
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from utils.errors import Exit, UserError, explain, some
+from utils.output_files import csv_writer, open_output
 
 # torch is imported inside the functions that need it, so that --help and wrong arguments are answered at once.
 
@@ -77,7 +76,7 @@ def predict(given: argparse.Namespace) -> Exit:
 
     # rows
     num_inputs = num_bad = 0
-    with _open_output(given.output) as file:
+    with open_output(given.output) as file:
         write_row = FORMATS[given.format](file, classes)
         for batch in batches:
             for one in batch:
@@ -119,13 +118,11 @@ def find_model(run: Path) -> tuple[Path, str]:
 
 
 def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
-    plain = csv.writer(file, lineterminator="\n")
-    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
-    plain.writerow(["input", "prediction", "probability", *classes])
+    write_row = csv_writer(file)
+    write_row(["input", "prediction", "probability", *classes])
 
     def write(name: str, row: list[float]) -> None:
-        writer = quoted if "\r" in name else plain  # Python 3.11 would not quote it
-        writer.writerow([name, classes[row.index(max(row))], *(f"{value:.6f}" for value in (max(row), *row))])
+        write_row([name, classes[row.index(max(row))], *(f"{value:.6f}" for value in (max(row), *row))])
 
     return write
 
@@ -141,35 +138,6 @@ def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[flo
 
 
 FORMATS = {"csv": _csv_rows, "jsonl": _jsonl_rows}
-
-
-@contextmanager
-def _open_output(name: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name when it is complete. Raises UserError (73)."""
-    # standard output
-    text = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be in any encoding
-    if name is None:
-        sys.stdout.reconfigure(**text)
-        yield sys.stdout
-        sys.stdout.flush()
-        return
-
-    # a file
-    path = Path(name).resolve()  # a link stays a link
-    partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    try:
-        if path.exists() and not path.is_file():
-            raise FileExistsError(0, "it exists and is not a file")
-        file = partial.open("w", newline="", **text)
-    except OSError as error:
-        raise UserError(f"--output {name}: cannot write it ({error.strerror}); name another file",
-                        Exit.CANNOT_CREATE) from None
-    try:
-        with file:
-            yield file
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _count(text: str) -> int:

@@ -71,12 +71,14 @@ def build_classifier(architecture: str, num_classes: int, image_size: int = 224)
 
 
 def build_model(
-    config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World
+    config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World,
+    own_head: bool = False
 ) -> tuple[nn.Module, str]:
     """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
 
-    initial_weights: load those that `config` names; False where a checkpoint will replace them.
-    Raises UserError: 64 for an unknown name or weights that do not fit, 66 for missing or unreachable files.
+    initial_weights: load those that `config` names; False where a checkpoint will replace them. own_head: the head is
+    theirs, too. Raises UserError: 64 for an unknown name or weights that do not fit, 65 if their classes are others and
+    own_head, 66 for missing or unreachable files.
     """
     # the model
     folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
@@ -99,7 +101,15 @@ def build_model(
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
-        load_backbone(model, weights, has_same_classes=described.get("classes") in (None, list(classes)))
+        known = described.get("classes")
+        has_new_head = load_backbone(model, weights, has_same_classes=known in (None, list(classes)))
+        if own_head and has_new_head:
+            last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
+            found = some(known) if known else f"{len(weights[last])} classes"
+            raise UserError(
+                f"--eval-only: the weights are for {found}, and the class folders of --data are {some(classes)}: the"
+                " weights are evaluated with their own head, so the classes must be the same ones, sorted by name; give"
+                " data with these classes, or train on yours first (without --eval-only)", Exit.BAD_DATA)
     return model.to(memory_format=torch.channels_last), described["architecture"]
 
 

@@ -90,8 +90,11 @@ def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
     return world.everywhere(lambda: read_weights(file, "--pretrained"))  # Collective.
 
 
-def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes: bool) -> None:
-    """Load `weights`, the head only if the classes are the same. Raises UserError (64) if the rest does not fit."""
+def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes: bool) -> bool:
+    """Load `weights`, the head only if the classes are the same. Returns whether the model keeps its new head.
+
+    Raises UserError (64) if the rest does not fit.
+    """
     # names of today
     own = model.state_dict()
     for former, name in _FORMER_NAMES.items():
@@ -109,3 +112,4 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes
             f"the weights do not fit --model: {len(wrong)} tensors are missing, unknown or have another shape, for"
             f" example {wrong[0]}; use weights of the same architecture")
     model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})
+    return bool(new_head)

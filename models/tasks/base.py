@@ -7,7 +7,7 @@ Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -60,6 +60,8 @@ class Task(Protocol):
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
     lengths: Tensor | None  # [N] tokens of train_set's samples, for batches of similar lengths; None if all are alike
     classes: tuple[str, ...]  # in label order
+    class_counts: np.ndarray  # [C] samples of each class in train_set; a task without classes may lack both
+    eval_counts: np.ndarray  # [C] the same of eval_set
     fingerprint: str  # of the data set; a run continues only on the same one
     notes: tuple[str, ...]  # for the user, a line each
 
@@ -88,6 +90,12 @@ class Task(Protocol):
         Smoothing, class weights and mixing only while model.training. What is mixed follows from the seed of torch's
         default CPU generator, which is that of the micro-batch.
         """
+
+    def preview(self, batch: Batch) -> Sequence[np.ndarray] | Sequence[str]:
+        """What the model sees of each sample, for TensorBoard: [H, W, 3] uint8, or a text. A task may lack it."""
+
+    def inputs(self) -> Iterable[tuple[int, str]]:
+        """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Write a ready-to-use model into the existing `folder`: RUN/model."""

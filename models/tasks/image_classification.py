@@ -63,7 +63,9 @@ class ImageClassification:
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
-        self.metrics = classification_metrics(len(self.classes))
+        self.class_counts, self.eval_counts = (
+            np.bincount(each.index.labels, minlength=len(self.classes)) for each in (self.train_set, self.eval_set))
+        self.metrics = classification_metrics(len(self.classes), self.eval_set.index.labels)
         self._mix = build_mixing(config.augment, self._prepared.image_size, config.batch.micro_batch_size)
         self._loss = ClassificationLoss(config.loss, self.classes, self.train_set.index.labels)
         self._mean, self._std = (
@@ -91,7 +93,8 @@ class ImageClassification:
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
         model, self._architecture = build_model(
-            self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world)
+            self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world,
+            own_head=self._config.run.eval_only)
         self._transforms_input = getattr(model, "transform_input", False)
         return model
 
@@ -113,6 +116,14 @@ class ImageClassification:
             losses = mixed.share * losses + (1 - mixed.share) * of_partners
         return Output((losses * batch.sample_weight).sum(), logits)
 
+    def preview(self, batch: Batch) -> list[np.ndarray]:
+        """The images before they are normalised."""
+        return list(batch.inputs["images"].numpy())
+
+    def inputs(self) -> Iterator[tuple[int, str]]:
+        """Paths."""
+        return ((index, self.eval_set.name(index)) for index in range(len(self.eval_set)))
+
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""
         save_model_folder(weights, {
@@ -121,8 +132,8 @@ class ImageClassification:
 
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in digits also a linear model on the pixels."""
-        most_frequent = np.bincount(self.train_set.index.labels).argmax()
-        baselines = {"always the most frequent class": float((self.eval_set.index.labels == most_frequent).mean())}
+        share = self.eval_counts[self.class_counts.argmax()] / len(self.eval_set)
+        baselines = {"always the most frequent class": float(share)}
         if self._is_demo:
             baselines["a linear model on the pixels"] = demo.linear_baseline(Path(self._root))
         return baselines

@@ -47,7 +47,7 @@ class TextTask:
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
             config, self._encoder, lambda: read_texts(source), run, world)
-        source = replace(source, tokenizer=digest)
+        self._source = source = replace(source, tokenizer=digest)
 
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:
@@ -66,11 +66,17 @@ class TextTask:
         config, weights = self._config.model, None
         if initial_weights and config.pretrained:
             weights = find_folder(config.model, self._run, self._world)  # Collective.
-        spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes)
+        spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes,
+                           own_head=self._config.run.eval_only)
         model = self._world.everywhere(lambda: build_encoder(spec, config, self._encoder, weights))  # Collective.
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model
+
+    def preview(self, batch: Batch) -> list[str]:
+        """The tokens in words, without padding."""
+        ids = batch.inputs["input_ids"]                                                    # [B, T]
+        return [self._tokenizer.decode(row[row != self._tokenizer.pad_token_id]) for row in ids]
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Loads into transformers: AutoModel..., pipeline."""

@@ -20,6 +20,7 @@ from data.demo_text import linear_baseline
 from data.table import Columns, Row, read_rows, require_columns
 from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
+from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
 from models.bert import classify_texts, load_classifier
 from models.losses import ClassificationLoss
@@ -42,8 +43,11 @@ class TextClassification(TextTask):
     def __init__(self, config: TextClassificationConfig, run: Run, world: World):
         super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
-        self.metrics = classification_metrics(len(self.classes))
+        self.class_counts, self.eval_counts = (
+            np.bincount(each.labels, minlength=len(self.classes)) for each in (self._train, self._eval))
+        self.metrics = classification_metrics(len(self.classes), self._eval.labels)
         self._loss = ClassificationLoss(config.loss, self.classes, self._train.labels)
+        self._inputs: list[tuple[int, str]] | None = None  # once they are needed
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
@@ -67,10 +71,18 @@ class TextClassification(TextTask):
         losses = self._loss(logits, batch.labels, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
+    def inputs(self) -> list[tuple[int, str]]:
+        """Texts, read again and then kept; a pair as A<tab>B. Raises UserError (65, 74) if that fails."""
+        if self._inputs is None:
+            numbers = self._eval.texts                                                      # [N]
+            texts = sample_texts(self._source, self.classes, numbers)
+            self._inputs = [(int(index), texts[int(numbers[index])]) for index in numbers.argsort()]
+        return self._inputs
+
     def baselines(self) -> dict[str, float]:
         """Always the most frequent class; for the built-in data also a linear model on token counts."""
-        most_frequent = np.bincount(self._train.labels).argmax()
-        baselines = {"always the most frequent class": float((self._eval.labels == most_frequent).mean())}
+        share = self.eval_counts[self.class_counts.argmax()] / len(self._eval)
+        baselines = {"always the most frequent class": float(share)}
         if self._config.data.data == "demo":
             baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval)
         return baselines

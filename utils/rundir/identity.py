@@ -76,7 +76,8 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         raise UserError(f"{path} was created with different settings: {'; '.join(map(differ.get, defining))}."
                         f" Use its settings, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
     if differ:
-        note(f"{'; '.join(differ.values())}; the run is not bit-exact from here on")
+        changes_bits = any(known[name].changes_bits for name in differ)
+        note("; ".join(differ.values()) + "; the run is not bit-exact from here on" * changes_bits)
 
 
 def fixed_values(config: Config, path: Path) -> dict[str, Any]:

@@ -43,12 +43,14 @@ class Run:
     """An open run directory. Rank 0 alone writes; the other ranks hold the same facts.
 
     kept: RUN/auto.json. facts: of this start, for RUN/status.json. lock: None = the directory is only read.
+    is_there: False if --eval-only evaluates weights as they are, and there is no run directory.
     """
 
     def __init__(self, path: Path, kept: dict[str, Any], facts: Mapping[str, Any], note: Callable[[str], None],
                  lock: RunLock | None):
         self.path, self.kept, self.note = path, kept, note
         self.is_read_only = lock is None
+        self.is_there = facts.get("is_there", True)
         self.writes = lock is not None and lock.is_held
         self.start: int = facts["start"]  # starts of this run, counted from 1
         self.cores_per_process: int = facts["cores_per_process"]  # of rank 0's node
@@ -138,6 +140,8 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     Raises UserError on every rank: 78 if it was created with different settings or is in use, 73 if it cannot be
     created.
     """
+    if config.run.output and not config.run.eval_only:
+        raise UserError(f"--output {config.run.output}: a training writes RUN/eval; --output is for --eval-only")
     path, lock = run_path(config), RunLock()
 
     # --eval-only reads: no lock, no status
@@ -174,9 +178,12 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
 
 
 def _read(config: Config, path: Path, world: World, note: Callable[[str], None]) -> tuple[dict, dict]:
-    """What RUN/auto.json holds, and the facts of a start that only reads."""
+    """What RUN/auto.json holds, and the facts of a start that only reads; without a run, weights as they are."""
     if not (path / "auto.json").exists():
-        raise UserError(f"{path} holds no checkpoint: train first", Exit.NO_INPUT)
+        if not config.run.run_dir and (config.model.pretrained or getattr(config.model, "weights", None)):
+            return {}, _facts({}, world, []) | {"is_there": False}
+        raise UserError(f"{path} holds no checkpoint: train first; or evaluate weights as they are, with --model and"
+                        " --pretrained and without --run-dir", Exit.NO_INPUT)
     compare(config, path, note)
     return _kept(config, path), _facts({}, world, [])
 

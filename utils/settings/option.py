@@ -40,6 +40,7 @@ class Facts:
     fixed: bool = False  # `auto` becomes a value at the run's first start, kept in auto.json under the setting's name
     of_model: bool = False  # suits a model and an optimizer: what the built-in data want is for theirs alone
     ends_run: bool = False  # decides where the run ends
+    changes_bits: bool = True  # False: TOLERATED, though the weights of the run do not depend on it
 
     def broken_rule(self, value: Any) -> str:
         """The rule that `value` breaks, in words: "at least 0 and below 1". "" if it breaks none."""

@@ -38,6 +38,9 @@ class RunOptions:
     eval_only: bool = option(
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
+    output: str | None = option(
+        None, "file for --eval-only: .csv = input, label, prediction, probability and loss of each sample; .json = the"
+        " figures of each class", OPERATIONAL, kept=False, in_file=False)
     nproc_per_node: int | None = option(
         None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
     early_stop_patience: int = option(
@@ -171,6 +174,9 @@ class RecordOptions:
         OPERATIONAL, at_least=1)
     ledger: bool = option(
         False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL)
+    best: str = option(
+        "auto", "metric of the evaluation that decides which model is best, such as macro_f1 or loss; auto = top1; loss"
+        " of a language model", TOLERATED, changes_bits=False)
 
 
 @options

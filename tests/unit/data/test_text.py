@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data.text import TextSample, TextSet, padded
-from data.text_index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, tokenize
+from data.text_index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts, tokenize
 from data.tokenizer import is_special, load_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
 
@@ -442,3 +442,39 @@ def test_batches_are_padded_to_a_multiple_of_8_at_least_their_longest(longest, w
                 "token_type_ids": [[1] * n + [0] * (width - n) for n in (1, longest)]}
     assert {name: tensor.tolist() for name, tensor in batch.items()} == expected
     assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+
+
+# --- texts of samples, read again
+
+
+ROWS = [("an apple", "x"), ("", "x"), ("red hill", "y"), ("so tall", ""), ("our path", "y")]
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_the_texts_of_samples_are_read_again_without_those_left_out(write, opened, split):
+    root = write("train.csv", ROWS)
+    write("val.csv", [("low", "y"), ("near", "z"), ("wide", "x")])
+    index = opened(root, skip_bad=True, split=split)
+    numbers = index.splits[split].texts[::-1]  # in any order
+    texts = sample_texts(source_of(root, skip_bad=True, split=split), index.classes, numbers)
+    assert [texts[number] for number in numbers.tolist()] == {
+        "train": ["our path", "red hill", "an apple"], "val": ["wide", "low"]}[split]
+
+
+def test_texts_of_held_out_samples_are_those_of_train(write, opened):
+    root = write("train.csv", SMALL)
+    index = opened(root)
+    assert sample_texts(source_of(root), index.classes, np.array([2])) == {2: "so tall"}
+
+
+def test_texts_of_pairs_have_a_tab_between_them(write, opened):
+    root = write("train.csv", [("an", "x", "apple"), ("red", "y", "hill")], ("a", "label", "b"))
+    index = opened(root, **PAIR)
+    assert sample_texts(source_of(root, **PAIR), index.classes, np.array([0, 1])) == {0: "an\tapple", 1: "red\thill"}
+
+
+def test_texts_that_are_gone_are_an_error(write, opened):
+    root = write("train.csv", SMALL)
+    index = opened(root)
+    write("train.csv", SMALL[:2])
+    assert refusal(sample_texts, source_of(root), index.classes, np.array([2]))[0] == Exit.BAD_DATA

@@ -7,26 +7,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.after_step import after_evaluation, has_stopped_early, is_better, is_evaluation_due, is_finished, is_over
+from engine.after_step import has_stopped_early, is_evaluation_due, is_finished, is_over
+from engine.best import update_best
 from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
 from utils.numerics.averages import Averages
 from utils.rundir.checkpoint import Progress
 from utils.settings.run_options import RecordOptions, RunOptions
 
-HIGH, LOW = SimpleNamespace(best="top1", best_is_high=True), SimpleNamespace(best="loss", best_is_high=False)
+HIGH, LOW = (SimpleNamespace(best=name, best_is_high=is_high, metrics=())
+             for name, is_high in (("top1", True), ("loss", False)))
 
 
 def training(task=HIGH, patience=2, min_delta=0.0, progress=Progress(), total_steps=100):  # noqa: B008
     run = RunOptions(early_stop_patience=patience, early_stop_min_delta=min_delta)
     return SimpleNamespace(
         config=SimpleNamespace(run=run, record=RecordOptions(eval_every=10)), task=task, total_steps=total_steps,
-        last_step=total_steps, flags=SimpleNamespace(stop=False), state=SimpleNamespace(progress=progress))
+        last_step=total_steps, flags=SimpleNamespace(stop=False),
+        state=SimpleNamespace(progress=progress, best={}))
 
 
 def evaluations_until_stop(values, **options):
     t = training(**options)
     for number, value in enumerate(values, 1):
-        t.state.progress = after_evaluation(t, value)
+        update_best(t, {t.task.best: value}, {})
         if has_stopped_early(t):
             return number
     return None
@@ -43,11 +46,6 @@ def evaluations_until_stop(values, **options):
     ([0.3, 0.2, 0.1, 0.0], {"patience": 0}, None)])
 def test_a_run_stops_after_so_many_evaluations_without_a_gain(values, options, stop):
     assert evaluations_until_stop(values, **options) == stop
-
-
-def test_the_first_of_equal_values_is_best():
-    assert not is_better(HIGH, 0.5, 0.5) and not is_better(LOW, 0.5, 0.5)
-    assert is_better(HIGH, 0.6, 0.5) and is_better(LOW, 0.4, 0.5)
 
 
 def test_a_run_that_stopped_early_is_over_finished_and_has_no_evaluation_due():

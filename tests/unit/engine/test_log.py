@@ -35,7 +35,7 @@ def val_record(step, **changed):
 
 
 def task_of(classes):
-    return SimpleNamespace(unit="img", classes=classes, metrics=(SimpleNamespace(percentages=("top1",)),))
+    return SimpleNamespace(unit="img", classes=classes, metrics=(SimpleNamespace(percentages=("top1",), quiet=()),))
 
 
 def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, has_ledger=False, classes=CLASSES):

@@ -17,7 +17,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data.tokenizer import train_tokenizer
-from models.bert import SIZES, EncoderSpec, SparsePrediction, build_encoder, save_model_folder
+from models.bert import SIZES, EncoderSpec, SparsePrediction, build_encoder, outputs_of, save_model_folder
 from models.hub import find_folder, resolve_encoder
 from models.tasks import load_task
 from utils.errors import Exit, UserError
@@ -366,3 +366,41 @@ def test_sparse_prediction_suits_a_model_that_computes_its_output_itself():
         dtype=torch.int64), [1, 9]
     full = model(ids).logits.flatten(0, 1)[positions]
     assert SparsePrediction(model).logits(model, {"input_ids": ids}, torch.tensor(positions)).shape == full.shape
+
+
+# --- --eval-only of weights as they are: their own head counts
+
+
+def own_head(folder, classes=CLASSES):
+    spec = EncoderSpec(HEADS["text-classification"], TOKENIZER, 32, classes, own_head=True)
+    return build_encoder(spec, TextModelOptions(model=str(folder), pretrained=True), str(folder), str(folder))
+
+
+def test_a_model_evaluated_as_it_is_keeps_its_head(own):
+    assert others_than(own, own_head(own)) == set()
+
+
+def test_classes_in_another_order_take_the_outputs_that_are_meant(own):
+    inputs = {"input_ids": torch.tensor([[2, 7, 8, 3]])}
+    plain, turned = own_head(own).eval(), own_head(own, tuple(name.upper() for name in reversed(CLASSES))).eval()
+    assert torch.equal(turned(**inputs).logits, plain(**inputs).logits.flip(1))
+
+
+@pytest.mark.parametrize("classes", [("other",), ("a", "b"), tuple(f"{name}x" for name in CLASSES)])
+def test_other_classes_than_the_models_are_65(own, classes):
+    with pytest.raises(UserError, match="--eval-only: the model's classes are") as error:
+        own_head(own, classes)
+    assert error.value.code == Exit.BAD_DATA
+
+
+def test_a_model_without_a_head_for_the_task_is_65(folders):
+    with pytest.raises(UserError, match="have no head for this task") as error:
+        own_head(folders["bert", "masked-lm"])
+    assert error.value.code == Exit.BAD_DATA
+
+
+@pytest.mark.parametrize("labels, classes, outputs", [
+    (["LABEL_0", "LABEL_1"], ["cat", "dog"], [0, 1]), (["cat", "dog"], ["0", "1"], [0, 1]),
+    (["Positive", "negative"], ["negative", "positive"], [1, 0])])
+def test_labels_are_matched_as_words_or_by_their_order(labels, classes, outputs):
+    assert outputs_of(labels, classes) == outputs

@@ -236,3 +236,28 @@ def test_same_weights_are_the_same_bytes_and_plain_json_describes_them(tmp_path)
         save_model_folder(dict(reversed(weights.items())) if name == "b" else weights, DESCRIPTION, tmp_path / name)
     assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
     assert json.loads((tmp_path / "a/config.json").read_text()) == DESCRIPTION
+
+
+def own_head(world, classes, **options):
+    """As --eval-only builds it where there is no run."""
+    return build_model(ModelOptions(pretrained=True, **options), classes, 224, True, world, own_head=True)[0]
+
+
+def test_weights_evaluated_as_they_are_keep_their_head(world, model_folder):
+    folder, weights = model_folder
+    assert equal_names(own_head(world, CLASSES, model=str(folder)), weights) == set(weights)
+
+
+@pytest.mark.parametrize("classes", [("cat", "dog"), ("cat", "dog", "fox")])
+def test_weights_evaluated_as_they_are_on_other_classes_are_65(world, model_folder, classes):
+    folder, _ = model_folder
+    with pytest.raises(UserError, match=f"are for cat, dog, eel, and .* are {', '.join(classes)}") as error:
+        own_head(world, classes, model=str(folder))
+    assert error.value.code == Exit.BAD_DATA
+
+
+def test_a_file_of_weights_for_more_classes_is_65_with_their_number(world, tmp_path):
+    save_file(weights_of("squeezenet1_1", 7), tmp_path / "seven.safetensors")
+    with pytest.raises(UserError, match=r"are for 7 classes, and .* are cat, dog, eel") as error:
+        own_head(world, CLASSES, model="squeezenet1_1", weights=str(tmp_path / "seven.safetensors"))
+    assert error.value.code == Exit.BAD_DATA

@@ -135,6 +135,11 @@ def test_another_tolerated_value_is_taken_with_one_note(world, word, name):
     assert (name in note, "not bit-exact from here" in note) == (True, True)
 
 
+def test_another_best_is_noted_but_changes_no_bits(world):
+    start(world, "--run-dir=run")
+    assert start(world, "--run-dir=run", "--best=loss") == ["--best was auto and is now loss"]
+
+
 def test_another_operational_value_is_taken_without_a_word(world):
     start(world, "--run-dir=run")
     assert start(world, "--run-dir=run", "--keep=9", "--save-every=5min", "--workers=1") == []

@@ -107,7 +107,7 @@ def test_a_used_run_directory_takes_what_the_kind_allows(task):
 def test_config_yaml_holds_the_settings_that_are_kept(task, world):
     config = CONFIGS[task]()
     for name in settings(config):
-        config = config if name in ("run_dir", "eval_only") else changed(config, name)
+        config = config if name in ("run_dir", "eval_only", "output") else changed(config, name)
     with open_run(config, world, print) as run:
         found = set(yaml.safe_load((run.path / "config.yaml").read_text()))
     assert found == {name for name in settings(config) if facts_of(task, name).kept}
@@ -116,7 +116,8 @@ def test_config_yaml_holds_the_settings_that_are_kept(task, world):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_config_yaml_says_nothing_about_one_launch(task):
     not_kept = {name for name, known in facts(CONFIGS[task]()).items() if not known.kept}
-    assert not_kept == {"run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "stop_after"}
+    assert not_kept == {"run_dir", "config", "fresh", "eval_only", "split", "output", "nproc_per_node",
+                        "stop_after"}
 
 
 @pytest.mark.parametrize("task", CONFIGS)
@@ -164,10 +165,10 @@ def test_the_kinds_are_those_of_the_contract(task):
     by_kind = {kind: {name for name, known in facts(CONFIGS[task]()).items() if known.kind == kind}
                for kind in (TOLERATED, OPERATIONAL)}
     assert by_kind[TOLERATED] == {"precision", "tf32", "compile", "deterministic", "strategy", "micro_batch_size",
-                                  "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations"}
+                                  "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best"}
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep",
-        "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "start_timeout", "step_timeout",
+        "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "output", "start_timeout", "step_timeout",
         "section_timeout", "max_nonfinite"}
 
 

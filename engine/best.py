@@ -1,0 +1,79 @@
+"""Which evaluation of a run is the best one: by the metric that --best names."""
+
+import difflib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.log import EMA
+from engine.start import Start
+from models.metrics import LOWER_IS_BETTER
+from utils.errors import Exit, UserError
+
+if TYPE_CHECKING:
+    from engine.training import Training
+
+
+def best_metric(start: Start) -> tuple[str, bool]:
+    """The metric that decides, and whether a higher value is better. Raises UserError (64) if there is no such one."""
+    name, task = start.config.record.best, start.task
+    if name in ("auto", task.best):
+        return task.best, task.best_is_high
+    names = list(dict.fromkeys([task.best, *(known for metric in task.metrics for known in metric.names)]))
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise UserError(f"--best {name}: this task and data have no such metric{meant}; choose from {', '.join(names)}")
+    return name, name not in LOWER_IS_BETTER
+
+
+def update_best(t: "Training", values: dict[str, Any], averaged: dict[str, Any]) -> dict[str, Any] | None:
+    """Note this step's evaluation in the state; returns its values if it is the best so far, else None. Collective.
+
+    values, averaged: of the weights and, if there is one, of their moving average; the better of the two counts. Of
+    equal evaluations the earlier counts. If the last start had another --best, its best model is compared by this
+    metric. Raises UserError (65) if the evaluation has no such value.
+    """
+    # the better of the weights and their average
+    name, is_high = best_metric(t)
+    if name not in values:
+        raise UserError(f"--best {name}: this evaluation has no {name}, because only one class could be read; repair"
+                        " the files, or use another --best", Exit.BAD_DATA)
+    found = {"step": t.state.progress.step, "metric": name, "value": values[name]}
+    if name in averaged and _is_better(averaged[name], values[name], is_high):
+        found, values = found | {"value": averaged[name], "weights": "ema"}, averaged
+
+    # the best one before it, by this metric
+    best, progress = t.state.best, replace(t.state.progress, evaluated_step=t.state.progress.step)
+    gain = progress.gain
+    if best and best["metric"] != name:
+        recorded_as = (EMA if "weights" in best else "") + name
+        before = t.world.on_rank_zero(lambda: recorded(t.run.path, best["step"], recorded_as))  # Collective.
+        best = {} if before is None else best | {"metric": name, "value": before}
+        gain = before
+
+    # --early-stop-patience
+    limits = t.config.run
+    if limits.early_stop_patience:
+        is_gain = gain is None or _is_better(found["value"], gain, is_high, limits.early_stop_min_delta)
+        gain, without_gain = (found["value"], 0) if is_gain else (gain, (progress.without_gain or 0) + 1)
+        progress = replace(progress, gain=gain, without_gain=without_gain)
+    t.state.progress = progress
+
+    # the best one
+    is_best = not best or _is_better(found["value"], best["value"], is_high)
+    t.state.best = found if is_best else best
+    return values if is_best else None
+
+
+def _is_better(value: float, other: float, is_high: bool, min_delta: float = 0.0) -> bool:
+    """By more than min_delta."""
+    return value > other + min_delta if is_high else value < other - min_delta
+
+
+def recorded(run_dir: Path, step: int, name: str) -> float | None:
+    """A value of the evaluation at `step` by RUN/metrics.jsonl; None if it is not there (in runs of older versions)."""
+    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    found = [record.get(name) for record in records if (record["split"], record["step"]) == ("val", step)]
+    return found[-1] if found else None

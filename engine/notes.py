@@ -1,0 +1,149 @@
+"""What the records of a run mean in plain words, said once each, when it first applies.
+
+A pure function of the records in their order: a resumed run goes through those of the starts before it, and says
+nothing twice. (data_wait is a timing, so its note is a function of the records, not of the position.)
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from data.loader import num_workers
+from engine.start import Start
+from utils.settings.config import settings
+
+RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
+WAIT, NUM_WAITS = 0.2, 5  # share of the time spent waiting for data, mean of this many train records
+LOSS_ROSE = 1.05  # times the lowest validation loss
+TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations before
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a note needs to know besides the records."""
+
+    total_steps: int
+    majority: float | None  # share of the evaluation set that is of the most frequent class of train; None = no classes
+    workers: int  # data loading processes per process
+    cores: int  # per process
+
+
+class Notes:
+    """See above; fed with every record."""
+
+    def __init__(self, about: Circumstances):
+        self._about = about
+        self._said: set[str] = set()
+        self._evaluations: list[dict[str, Any]] = []  # with the mean training loss since the one before
+        self._losses: list[float] = []  # of the train records since the last evaluation
+        self._waits: list[float] = []  # data_wait of the last train records
+
+    def add(self, record: Mapping[str, Any]) -> list[str]:
+        """What to say now. record: as in metrics.jsonl, with `split`."""
+        if record["split"] == "train":
+            self._losses.append(_number(record["loss"]))
+            self._waits = [*self._waits, record["data_wait"]][-NUM_WAITS:]
+            found = {"data_wait": self._data_wait()}
+        else:
+            train_loss = float(np.mean(self._losses)) if self._losses else math.nan
+            self._evaluations.append({**record, "loss": _number(record.get("loss")), "train_loss": train_loss})
+            self._losses = []
+            found = {"never_predicted": self._never_predicted(), "majority": self._majority(),
+                     "overconfident": self._overconfident(), "memorises": self._memorises()}
+        new = {name: text for name, text in found.items() if text and name not in self._said}
+        self._said |= set(new)
+        return list(new.values())
+
+    def _data_wait(self) -> str:
+        if len(self._waits) < NUM_WAITS or (wait := sum(self._waits) / NUM_WAITS) <= WAIT:
+            return ""
+        workers, cores = self._about.workers, self._about.cores
+        need = workers_needed(wait, workers)
+        share = f"{100 * wait:.0f} % of the training time is spent waiting for data"
+        if (most := max(1, cores - 1)) <= workers:
+            return f"{share}, and no core is free for more --workers: smaller images or faster decoding would help"
+        if need > most:
+            return f"{share}: --workers {most} would shorten it, and {need}, on as many more cores, would end it"
+        return f"{share}: --workers {need} would end it"
+
+    def _never_predicted(self) -> str:
+        last = self._evaluations[-2:]
+        is_last_step = last[-1]["step"] >= self._about.total_steps
+        if not all(each.get("never_predicted") for each in last) or (len(last) < 2 and not is_last_step):
+            return ""  # at the beginning of a training it is usual
+        return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']}; they have a"
+                " recall of 0 in RUN/eval/classes.json")
+
+    def _majority(self) -> str:
+        now, majority = self._evaluations[-1], self._about.majority
+        if majority is None or now["epoch"] < 1 or now["top1"] > majority + 1e-9:
+            return ""
+        return (f"top1 {100 * now['top1']:.2f} % is not above {100 * majority:.2f} %, which always answering the most"
+                " frequent class gives: the model has learnt nothing yet; look at --lr and at the labels")
+
+    def _overconfident(self) -> str:
+        now, lowest = self._evaluations[-1], min(self._evaluations, key=lambda each: each["loss"])
+        if "top1" not in now or now["top1"] <= lowest["top1"] or now["loss"] < LOSS_ROSE * lowest["loss"]:
+            return ""
+        return (f"the validation loss rose from {lowest['loss']:.4f} at step {lowest['step']} to {now['loss']:.4f},"
+                f" while top1 rose from {100 * lowest['top1']:.2f} % to {100 * now['top1']:.2f} %: this is common, the"
+                " model becomes too sure of its mistakes; --label-smoothing 0.1 counters it, --best loss keeps the"
+                " model with the lowest loss")
+
+    def _memorises(self) -> str:
+        if len(self._evaluations) <= WINDOW:
+            return ""
+        before, *since = self._evaluations[-WINDOW - 1:]
+        has_learnt = since[-1]["train_loss"] < TRAIN_FELL * before["train_loss"]
+        is_better = min(each["loss"] for each in since) < 0.99 * before["loss"] or (
+            max(each.get("top1", 0.0) for each in since) > before.get("top1", 0.0) + 0.005)
+        if not has_learnt or is_better or not math.isfinite(before["loss"]):
+            return ""
+        return (f"over the last {WINDOW} evaluations the training loss fell from {before['train_loss']:.4f} to"
+                f" {since[-1]['train_loss']:.4f}, but validation did not improve: the model memorises its training"
+                " data; more data, stronger augmentation or more --weight-decay counter it, fewer --epochs save time")
+
+
+def workers_needed(wait: float, workers: int) -> int:
+    """Data loading processes with which nothing would wait for data. wait: share of the time, 0 to 1.
+
+    Where loading is the bottleneck, `workers` of them load what is computed in 1 - wait of the time. Without any, the
+    main process loads for `wait` of the time and computes in the rest.
+    """
+    busy = max(1e-3, 1 - wait)
+    return max(workers + 1, math.ceil((workers / busy if workers else wait / busy) - 1e-9))
+
+
+def imbalance(counts: Sequence[int], classes: Sequence[str], chosen: Mapping[str, Any]) -> str:
+    """A note if the classes of the training set are imbalanced; "" if not. chosen: the settings by name."""
+    least, most = int(np.argmin(counts)), int(np.argmax(counts))
+    if counts[most] < RATIO * max(1, counts[least]):
+        return ""
+    way_out = ("; --class-weights balanced would let every class count as much as any other"
+               if chosen.get("class_weights") in ("none", None) and "class_weights" in chosen else "")
+    return (f"the classes are imbalanced: {classes[most]} has {counts[most]} training samples, {classes[least]} has"
+            f" {counts[least]} ({counts[most] / max(1, counts[least]):.0f} to 1); top1 says little about rare classes,"
+            f" see macro_f1 and RUN/eval/classes.json{way_out}")
+
+
+def notes_of(start: Start, total_steps: int, records: Iterable[Mapping[str, Any]]) -> tuple[Notes, list[str]]:
+    """The notes of a run that has these records, and what to say at its start."""
+    # the data
+    config, task, world = start.config, start.task, start.world
+    counts, majority, first = getattr(task, "class_counts", None), None, []
+    if counts is not None:
+        majority = float(task.eval_counts[counts.argmax()] / task.eval_counts.sum())
+        first = [text for text in [imbalance(counts.tolist(), task.classes, settings(config))] if text]
+
+    # the records
+    notes = Notes(Circumstances(total_steps, majority, num_workers(config.data.workers, world), world.cores))
+    for record in records:
+        notes.add(record)
+    return notes, first
+
+
+def _number(value: float | None) -> float:
+    return math.inf if value is None else value  # JSON has no NaN and no infinity

@@ -1,0 +1,125 @@
+"""Evaluations that people use: rows by sample, figures by class, --best, weights as they are; images and texts."""
+
+import csv
+import json
+
+import pytest
+
+from tests.conftest import COUNTS, ROOT
+from tests.harness.run_directory import records, weights_sha256
+from utils.errors import Exit
+
+SMALL = {"images": ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24"],
+         "texts": ["--task", "text-classification", "--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32",
+                   "--text-column", "text,more"]}
+COMMON = ["--epochs", "1", "--threads", "1", "--workers", "0", "--precision", "fp32", "--eval-batch-size", "20"]
+
+
+@pytest.fixture(scope="module", params=SMALL)
+def trained(request, session_dir, run_train, photos, texts):
+    """The kind of data, the words of a run of one epoch, and its run directory."""
+    kind, run = request.param, session_dir / f"evaluated-{request.param}"
+    words = [*SMALL[kind], *COMMON, "--data", photos if kind == "images" else texts]
+    result = run_train(*words, "--run-dir", run)
+    assert result.returncode == 0, result.text
+    return kind, words, run
+
+
+def figures(text):
+    """The figures of the JSON line of --eval-only."""
+    return {name: value for name, value in json.loads(text).items() if name not in ("time", "step", "epoch", "samples")}
+
+
+def test_a_record_holds_its_position_and_numbers_alone(trained):
+    """Tables do not take the place of a number: `samples` is how many were trained on."""
+    _, _, run = trained
+    last = records(run)[-1]
+    assert (last["epoch"], last["samples"]) == (1.0, sum(COUNTS["train"]))
+    assert {name for name, value in last.items() if not isinstance(value, int | float)} == {"split"}
+
+
+def test_the_rows_are_the_samples_of_val_in_its_order(trained, photos, texts):
+    kind, _, run = trained
+    with (run / "eval" / "samples.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if kind == "images":
+        expected = [(str(path), path.parent.name) for path in sorted(photos.glob("val/*/*.png"))]
+    else:
+        with (texts / "val.csv").open(newline="") as file:
+            expected = [(f"{row['text']}\t{row['more']}", row["label"]) for row in csv.DictReader(file)]
+    assert [(row["input"], row["label"]) for row in rows] == expected
+    last = records(run)[-1]
+    assert sum(row["prediction"] == row["label"] for row in rows) / len(rows) == last["top1"]
+    # six decimals
+    assert sum(float(row["loss"]) for row in rows) / len(rows) == pytest.approx(last["loss"], abs=1e-6)
+
+
+def test_the_figures_of_the_classes_are_in_a_file(trained):
+    _, _, run = trained
+    found = json.loads((run / "eval" / "classes.json").read_text())
+    assert [figures["support"] for figures in found["classes"].values()] == list(COUNTS["val"])
+    recalls = [figures["recall"] for figures in found["classes"].values()]
+    assert sum(recalls) / 3 == pytest.approx(found["macro_recall"], abs=1e-12)
+    assert found["auroc"] == records(run)[-1]["auroc"]
+
+
+@pytest.mark.parametrize("processes", [
+    2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_output_has_the_bytes_that_training_wrote(trained, run_torchrun, tmp_path, processes):
+    _, _, run = trained
+    result = run_torchrun(processes, "--eval-only", "--run-dir", run, "--output", tmp_path / "rows.csv")
+    assert result.returncode == 0, result.text
+    assert (tmp_path / "rows.csv").read_bytes() == (run / "eval" / "samples.csv").read_bytes()
+
+
+def test_a_model_folder_is_evaluated_as_it_is_without_a_run(trained, run_train, tmp_path):
+    """No run of this command is there, and none is made."""
+    _, words, run = trained
+    words = [run / "model" if word in ("mobilenet_v3_small", "bert-tiny") else word for word in words]
+    before = sorted((ROOT / "runs").glob("*"))
+    result = run_train(*words, "--pretrained", "--eval-only", "--output", tmp_path / "classes.json")
+    assert result.returncode == 0, result.text
+    assert f"evaluating the weights of {run / 'model'}" in result.err
+    assert figures(result.out) == {name: value for name, value in records(run)[-1].items()
+                                   if name in figures(result.out)}
+    assert json.loads((tmp_path / "classes.json").read_text())["classes"] == json.loads(
+        (run / "eval" / "classes.json").read_text())["classes"]
+    assert sorted((ROOT / "runs").glob("*")) == before
+
+
+def test_a_file_that_cannot_be_written_is_73_before_the_evaluation(trained, run_train, tmp_path):
+    kind, _, run = trained
+    if kind == "texts":
+        pytest.skip("the same code")
+    result = run_train("--eval-only", "--run-dir", run, "--output", tmp_path / "none" / "rows.csv")
+    assert (result.returncode, result.out) == (Exit.CANNOT_CREATE, ""), result.text
+    assert "rows.csv: cannot write it (No such file or directory); name another file" in result.err
+
+
+def test_an_unreadable_image_has_a_row_without_prediction(own_photos, run_dir, run_train):
+    bad = own_photos / "val" / "tint1" / "003.png"
+    bad.write_bytes(b"no image")
+    result = run_train(*SMALL["images"], *COMMON, "--data", own_photos, "--run-dir", run_dir, "--bad-samples", "skip",
+                       "--best", "macro_f1")
+    assert result.returncode == 0, result.text
+    rows = (run_dir / "eval" / "samples.csv").read_text().splitlines()
+    assert f"{bad},tint1,,," in rows
+    assert len(rows) == 1 + sum(COUNTS["val"])
+    assert json.loads((run_dir / "summary.json").read_text())["best"]["metric"] == "macro_f1"
+
+
+def test_a_run_continued_with_another_best_trains_the_same_weights(trained, run_dir, run_train):
+    kind, words, run = trained
+    if kind == "texts":
+        pytest.skip("the same code")
+    words = [*words, "--run-dir", run_dir, "--eval-every", "1"]
+    stopped = run_train(*words, "--stop-after", "2", "--best", "loss")
+    assert stopped.returncode == Exit.STOPPED, stopped.text
+    result = run_train(*words, "--best", "top1")
+    assert result.returncode == 0, result.text
+    assert "--best was loss and is now top1" in result.out
+    assert weights_sha256(run_dir) == weights_sha256(run)
+    evaluations = [record for record in records(run_dir) if record["split"] == "val"]
+    best = json.loads((run_dir / "summary.json").read_text())["best"]
+    assert best["value"] == evaluations[best["step"] - 1]["top1"]
+    assert json.loads((run_dir / "eval" / "classes.json").read_text())["step"] == best["step"]

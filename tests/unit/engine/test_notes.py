@@ -1,0 +1,104 @@
+"""engine/notes.py: each note when it applies, once, and not when it does not; the same after a resume."""
+
+import pytest
+
+from engine.notes import Circumstances, Notes, imbalance, workers_needed
+
+ABOUT = Circumstances(total_steps=100, majority=0.5, workers=1, cores=8)
+
+
+def train(loss=1.0, wait=0.05, step=1):
+    return {"split": "train", "step": step, "epoch": step / 10, "loss": loss, "data_wait": wait}
+
+
+def val(step, loss=1.0, top1=0.8, never=0):
+    return {"split": "val", "step": step, "epoch": step / 10, "loss": loss, "top1": top1, "never_predicted": never}
+
+
+def said(*records, about=ABOUT):
+    """What is said, in its order."""
+    notes = Notes(about)
+    return [text for record in records for text in notes.add(record)]
+
+
+@pytest.mark.parametrize("records, applies", [
+    ([val(10, never=2), val(20, never=1)], True), ([val(10, never=2), val(20)], False),
+    ([val(10), val(20, never=1)], False), ([val(100, never=1)], True), ([val(10, never=1)], False)])
+def test_a_class_that_is_never_predicted_is_named_after_two_evaluations(records, applies):
+    assert any("never predicted" in text for text in said(*records)) == applies
+
+
+@pytest.mark.parametrize("step, top1, applies", [
+    (10, 0.5, True), (10, 0.4, True), (10, 0.501, False), (5, 0.5, False)])
+def test_accuracy_of_the_majority_is_noted_after_an_epoch(step, top1, applies):
+    assert any("has learnt nothing yet" in text for text in said(val(step, top1=top1))) == applies
+
+
+@pytest.mark.parametrize("loss, top1, applies", [(1.06, 0.9, True), (1.04, 0.9, False), (1.2, 0.8, False),
+                                                 (0.9, 0.9, False)])
+def test_a_loss_that_rises_with_the_accuracy_is_explained(loss, top1, applies):
+    found = said(val(10, loss=1.2, top1=0.7), val(20), val(30, loss=loss, top1=top1))
+    assert any("becomes too sure of its mistakes" in text for text in found) == applies
+
+
+@pytest.mark.parametrize("fall, loss, top1, applies", [
+    (0.5, 1.0, 0.8, True), (0.9, 1.0, 0.8, False), (0.5, 0.9, 0.8, False), (0.5, 1.0, 0.9, False)])
+def test_a_training_loss_that_falls_alone_is_noted(fall, loss, top1, applies):
+    records = [record for number in range(4) for record in (
+        train(loss=1 - (1 - fall) * number / 3), val(10 * number + 10, loss=loss if number == 3 else 1.0,
+                                                     top1=top1 if number == 3 else 0.8))]
+    assert any("memorises" in text for text in said(*records)) == applies
+
+
+@pytest.mark.parametrize("wait, applies", [(0.21, True), (0.19, False)])
+def test_waiting_for_data_is_noted_with_the_workers_that_end_it(wait, applies):
+    found = said(*[train(wait=wait, step=step) for step in range(5)])
+    assert found == (["21 % of the training time is spent waiting for data: --workers 2 would end it"] * applies)
+
+
+def test_four_records_are_too_few_to_speak_of_waiting():
+    assert said(*[train(wait=0.9)] * 4) == []
+
+
+@pytest.mark.parametrize("cores, words", [
+    (64, "--workers 10 would end it"), (4, "--workers 3 would shorten it, and 10, on as many more cores, would end it"),
+    (2, "no core is free for more --workers")])
+def test_the_workers_are_capped_by_the_cores(cores, words):
+    about = Circumstances(total_steps=100, majority=None, workers=1, cores=cores)
+    [found] = said(*[train(wait=0.9)] * 5, about=about)
+    assert words in found
+
+
+@pytest.mark.parametrize("wait, workers, expected", [
+    (0.5, 0, 1), (0.75, 0, 3), (0.5, 1, 2), (0.5, 4, 8), (0.21, 4, 6), (1.0, 1, 1000)])
+def test_the_number_of_workers_follows_from_the_measured_rates(wait, workers, expected):
+    """Half the time waiting with four: what they load in a second is computed in half of one, so twice as many."""
+    assert workers_needed(wait, workers) == expected
+
+
+def test_a_note_is_said_once_and_not_again_after_a_resume():
+    records = [val(10, never=1), val(20, never=1), val(30, never=1), val(40, top1=0.1, never=1)]
+    whole = said(*records)
+    notes = Notes(ABOUT)
+    for record in records[:2]:
+        notes.add(record)
+    assert [text for record in records[2:] for text in notes.add(record)] == whole[1:]
+    assert len(whole) == 2
+
+
+def test_nothing_is_said_of_a_language_model_that_learns():
+    evaluations = [{"split": "val", "step": step, "epoch": step / 10, "loss": 5 - step / 20, "perplexity": 9.0}
+                   for step in range(10, 60, 10)]
+    assert said(*evaluations, about=Circumstances(100, None, 1, 8)) == []
+
+
+@pytest.mark.parametrize("counts, applies", [([10, 100], True), ([11, 100], False), ([0, 10], True), ([5, 5], False)])
+def test_imbalanced_classes_are_noted_with_their_ratio(counts, applies):
+    found = imbalance(counts, ["rare", "frequent"], {})
+    assert ("frequent has" in found and "rare has" in found and "to 1" in found) == applies
+    assert "--class-weights" not in found
+
+
+@pytest.mark.parametrize("chosen, applies", [({"class_weights": "none"}, True), ({"class_weights": "balanced"}, False)])
+def test_class_weights_are_advised_where_the_setting_is_off(chosen, applies):
+    assert ("--class-weights balanced" in imbalance([1, 100], ["rare", "frequent"], chosen)) == applies

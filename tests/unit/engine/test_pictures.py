@@ -1,0 +1,45 @@
+"""engine/pictures.py: which samples are shown, and that pictures and tables hold them."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.pictures import MAX_FIRST, MAX_MISTAKES, table, tiles, worst
+
+
+def test_the_worst_are_wrong_readable_and_in_order_of_loss():
+    #                       counts label predicted probability loss
+    samples = torch.tensor([[1.0, 0, 1, 0.6, 1.0], [1, 0, 0, 0.4, 9], [0, 0, 1, 0.9, 8], [1, 1, 0, 0.9, 3],
+                            [1, 2, 0, 0.6, 1]])
+    assert worst(samples) == [3, 0, 4]  # of equal ones the first
+
+
+def test_at_most_sixteen_mistakes_are_shown():
+    samples = torch.tensor([[1.0, 0, 1, 0.6, loss] for loss in range(40)])
+    assert worst(samples) == list(range(39, 39 - MAX_MISTAKES, -1))
+
+
+def test_no_mistake_is_no_picture():
+    assert worst(torch.tensor([[1.0, 1, 1, 0.9, 0.1]])) == []
+
+
+@pytest.mark.parametrize("number, rows, columns", [(64, 8, 8), (9, 2, 8), (3, 1, 3), (1, 1, 1)])
+def test_the_first_batch_is_a_grid_of_the_images_as_they_are(number, rows, columns):
+    images = [np.full((32, 32, 3), 3 * index, np.uint8) for index in range(number)]
+    picture = tiles(images, MAX_FIRST)
+    assert picture.shape == (rows * 70 + 6, columns * 70 + 6, 3)
+    assert [int(picture[6 + 70 * (index // 8) + 30, 6 + 70 * (index % 8) + 30, 0]) for index in range(number)] == [
+        3 * index for index in range(number)]
+
+
+def test_a_caption_is_drawn_below_its_image_and_cut_to_its_width():
+    image = [np.zeros((200, 200, 3), np.uint8)] * 2
+    plain = tiles(image, MAX_MISTAKES, [("", "")] * 2)
+    picture = tiles(image, MAX_MISTAKES, [("true: " + 99 * "w", "97 %: dog"), ("", "")])
+    rows, columns = np.nonzero((picture != plain).any(axis=2))
+    assert rows.min() >= 206 and columns.max() < 6 + 200
+    assert {row >= 206 + 18 for row in rows} == {True, False}  # both lines
+
+
+def test_a_text_stands_in_one_cell_whatever_it_holds():
+    assert table(["text", "true"], [["a | b `c`\nd", "x|y"]]).splitlines()[2] == r"| `a \| b 'c' d` | x\|y |"
