@@ -72,9 +72,9 @@ read_options() {  # an option sets the variable of its name
         name=${name#--}
         if [[ $name == print ]]; then manifest=$value; else printf -v "${name//-/_}" %s "$value"; fi ;;
       --dry-run) dry_run=1 ;;
-      --help | -h)
+      --help | --help-all | -h)
         sed -n '2,/^set /{s/^# \{0,1\}//p}' "$root/launch.sh"
-        exec "$python" "$script" "${settings[@]}" --help ;;
+        exec "$python" "$script" "${settings[@]}" "$1" ;;
       --)
         shift
         settings+=("$@")

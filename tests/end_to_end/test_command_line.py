@@ -85,7 +85,7 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     ("no network", Exit.NO_INPUT,
      ["--pretrained", "https://download.pytorch.org", "--weights FILE", "without --pretrained"]),
     ("no GPU", Exit.USAGE, ["--device cuda", "finds no accelerator here", "--device cpu"]),
-    ("unknown key", Exit.USAGE, ["typo.yaml", "unknown key learning_rate"]),
+    ("unknown key", Exit.USAGE, ["typo.yaml: learning_rate: unknown key; use lr"]),
     ("node numbers", Exit.USAGE, ["RANK=1 WORLD_SIZE=2 without LOCAL_RANK", "torchrun"]),
     ("run directory below a file", Exit.CANNOT_CREATE, ["a-file", "--run-dir"]),
 ])

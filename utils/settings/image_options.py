@@ -13,10 +13,12 @@ class ImageOptions:
     augmentation: Literal["auto", "photo", "small", "shift", "none"] = option(
         "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
         " auto = photo above 64 pixels, else small")
-    mean: tuple[float, float, float] = option((0.485, 0.456, 0.406), "channel means of the training pixels, in 0..1")
+    mean: tuple[float, float, float] = option(
+        (0.485, 0.456, 0.406), "channel means of the training pixels, in 0..1", rare=True)
     std: tuple[float, float, float] = option(
-        (0.229, 0.224, 0.225), "channel standard deviations of the training pixels, in 0..1", above=0)
-    interpolation: Literal["bilinear", "bicubic"] = option("bilinear", "how images are resized (with antialiasing)")
+        (0.229, 0.224, 0.225), "channel standard deviations of the training pixels, in 0..1", above=0, rare=True)
+    interpolation: Literal["bilinear", "bicubic"] = option(
+        "bilinear", "how images are resized (with antialiasing)", rare=True)
 
 
 @options
