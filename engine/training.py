@@ -17,6 +17,7 @@ from engine.memory import Attempts, resolve_size
 from engine.plan import resolve_eval_batch, resolve_plan
 from engine.start import Start
 from utils.distributed.agreement import Agreement
+from utils.errors import counted
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
@@ -95,9 +96,9 @@ def build_training(start: Start) -> Training:
     stop = config.run.stop_after or Interval(f"{sys.maxsize}")
     watchdog.stop_after(stop.seconds)
     log = open_log(run, task, done, total_steps, config.record.ledger)
-    log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples,"
+    log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
              f" {config.model.model}, {start.precision.name} on {world.world_size} x {world.device.type};"
-             f" {total_steps} steps of {plan.num_micro_batches} micro-batches;"
+             f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     return Training(
         **vars(start), log=log, strategy=strategy, state=state, schedule=build_schedule(config.optim, total_steps),

@@ -29,7 +29,7 @@ from transformers import (
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
-from utils.errors import Exit, UserError, first_line, some
+from utils.errors import Exit, UserError, counted, first_line, some
 from utils.settings.text_options import TextModelOptions
 
 # Layers and width; a head has 64 dimensions. Source: Turc et al., 2019 (https://github.com/google-research/bert).
@@ -149,8 +149,9 @@ def _load(head: type, folder: str, described: PreTrainedConfig, name: str) -> nn
     wrong = sorted(key for key in {*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])}
                    if key.startswith(encoder) and not key.startswith(f"{encoder}pooler"))
     if wrong:
-        raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
-                        f" another shape, for example {wrong[0]}; repair the folder, or leave --pretrained out")
+        raise UserError(f"the weights in {folder} do not fit its config.json: {counted(len(wrong), 'tensor')}"
+                        f" missing or of another shape, for example {wrong[0]}; repair the folder, or leave"
+                        " --pretrained out")
     return model
 
 

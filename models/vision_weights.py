@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, first_line, say
+from utils.errors import Exit, UserError, counted, first_line, say
 from utils.settings.image_options import ModelOptions
 
 _FORMER_NAMES = {  # in the library's own files; the library renames DenseNet's and ViT's as it loads them
@@ -105,6 +105,6 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes
     wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))
     if wrong:
         raise UserError(
-            f"the weights do not fit --model: {len(wrong)} tensors are missing, unknown or have another shape, for"
+            f"the weights do not fit --model: {counted(len(wrong), 'tensor')} missing, unknown or of another shape, for"
             f" example {wrong[0]}; use weights of the same architecture")
     model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})

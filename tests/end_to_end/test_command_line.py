@@ -149,7 +149,7 @@ def test_skipped_bad_images_are_listed_and_in_no_sum_of_an_evaluation(own_photos
     image_of(own_photos, "val", 100).write_bytes(b"")
     result = run_torchrun(2, *words, "--data", own_photos, "--run-dir", run_dir)
     assert result.returncode == 0, result.text
-    assert "2 unreadable samples were skipped" in result.out
+    assert "skipped 2 unreadable samples" in result.out
     listed = sorted((run_dir / "bad_samples.txt").read_text().splitlines())
     assert len(listed) == 2
     assert all(line.startswith(f"{path}: {reason}")

@@ -26,6 +26,8 @@ from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
 from utils.settings.spelling import check_flags, one_by_one, suggestion, what_is_wrong, what_to_say
 
+_COPY = {"s3": "aws s3 sync {url} DIR", "gs": "gcloud storage rsync --recursive {url} DIR",
+         "hf": "hf download {name} --local-dir DIR"}  # how to get what stands at an address
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task
 _HELP = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}  # whether it shows rare settings too
@@ -74,7 +76,7 @@ def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prin
         raise SystemExit(0)
     check_flags(argv, task)
     config = _call_tyro(task, [*words, *argv])
-    _check_bounds(config)
+    _check_values(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
         _become_launcher(config.run.nproc_per_node, argv)
     return config
@@ -171,9 +173,14 @@ def _try_tyro(task: str, words: Sequence[str]) -> Config | None:
         return None
 
 
-def _check_bounds(config: Config) -> None:
+def _check_values(config: Config) -> None:
     known = facts(config)
     for name, value in settings(config).items():
+        if known[name].path and (remote := re.match(r"(\w+)://(.*)", str(value))):
+            name_on_hub = re.sub("^datasets/(.*)", r"--repo-type dataset \1", remote[2])
+            copy = _COPY.get(remote[1], "curl -LO {url}").format(url=value, name=name_on_hub)
+            raise UserError(f"{flag(name)} {value}: must be on this machine"
+                            + ("" if name == "run_dir" else f"; copy it first, for example: {copy}"))
         if rule := known[name].broken_rule(value):
             raise UserError(f"{' '.join(_as_words({name: value}))}: must be {rule}")
 

@@ -162,7 +162,7 @@ def test_loose_files_are_all_for_training_with_a_note(write, tmp_path):
     for name in ("b.csv", "a.csv", "README.md", ".hidden.csv"):
         write(name)
     assert found(tmp_path) == ({"train": ["a.csv", "b.csv"]},
-                               ["there is no train, so all 2 files in --data are training data"])
+                               ["there is no train, so all of --data is training data (2 files)"])
 
 
 def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
