@@ -3,11 +3,13 @@
     files, notes = find_tables("reviews")                       # {"train": [train.csv], "val": [val.csv]}
 """
 
+from itertools import islice
 from pathlib import Path
 
 from data.splits import SPLIT_NAMES, VAL_NAMES
 from utils.errors import Exit, UserError, counted, some
 
+MANY = 10_000  # files that are looked at to find out what a folder holds
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 
@@ -36,11 +38,12 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
         return files, notes
 
     # a folder without splits
-    if image := next((path for path in top.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES), None):
-        raise UserError(f"--data {root}: holds no texts for training, but images ({image.relative_to(top)}); for images"
-                        " give --task image-classification", Exit.BAD_DATA)
     names = sorted(path.name for path in top.iterdir() if not path.name.startswith("."))
     tables = [top / name for name in names if _is_table(top / name)]
+    files = islice(top.rglob("*"), 0 if tables else MANY)
+    if image := next((path for path in files if path.suffix.lower() in IMAGE_SUFFIXES), None):
+        raise UserError(f"--data {root}: it holds no texts for training, but images ({image.relative_to(top)}); for"
+                        " images give --task image-classification", Exit.BAD_DATA)
     if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES
                    and (top / name in tables or (top / name).is_dir())]:
         raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file"

@@ -140,5 +140,5 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
         f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and"
         f"{f' {full}, its full name,' if owner else ''} cannot be fetched from the hub ({reason})."
         f" Ways out: fetch it elsewhere (hf download {full} --local-dir DIR) and pass DIR; or copy the hub's cache to"
-        f" {cache}; or give --model one of these sizes, which has random weights and is trained from scratch",
-        Exit.NO_INPUT)
+        f" {cache}; or give --model one of these sizes, to train from scratch"
+        f"{' (another model, with random weights)' if owner else ''}", Exit.NO_INPUT)

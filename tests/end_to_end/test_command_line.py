@@ -104,10 +104,8 @@ def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(refused):
     assert not run.exists()
 
 
-def test_a_refused_start_leaves_no_training_behind(refused):
-    for case, (_, run) in refused.items():
-        left = {path.name for path in run.rglob("*")} if run.exists() else set()
-        assert not left & {"auto.json", "checkpoints", "metrics.jsonl", "model", "tb", "summary.json"}, (case, left)
+def test_a_refused_start_leaves_no_run_directory(refused):
+    assert [case for case, (_, run) in refused.items() if run.exists()] == []
 
 
 def test_a_class_that_only_val_has_is_refused_once_on_two_processes(own_photos, run_dir, run_torchrun):

@@ -180,6 +180,21 @@ def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_pa
     assert (code, words in message, str(tmp_path) in message) == (Exit.BAD_DATA, True, True)
 
 
+@pytest.mark.parametrize("names", [("train/a/1.png", "val/a/1.png"), ("a/1.JPG", "b/2.jpg")])
+def test_a_folder_of_images_is_refused_with_the_task_for_them(write, tmp_path, names):
+    for name in names:
+        write(name)
+    code, message = refusal(find_tables, str(tmp_path))
+    assert (code, f"images ({names[0]}); for images give --task image-classification" in message) == (
+        Exit.BAD_DATA, True)
+
+
+def test_a_picture_beside_tables_is_no_matter(write, tmp_path):
+    for name in ("a.csv", "plot.png"):
+        write(name)
+    assert found(tmp_path)[0] == {"train": ["a.csv"]}
+
+
 def test_a_path_that_is_not_there_is_66(tmp_path):
     assert refusal(find_tables, str(tmp_path / "gone")) == (Exit.NO_INPUT,
                                                             f"--data {tmp_path}/gone: there is no such file or folder")

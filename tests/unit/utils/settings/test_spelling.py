@@ -77,6 +77,15 @@ def test_what_cannot_be_read_gets_one_line_with_the_way_out(words, said, message
     assert message(*words.split()) == f"train.py: {said}"
 
 
+@pytest.mark.parametrize("words, copy", [
+    ("--data s3://bucket/x", "aws s3 sync s3://bucket/x DIR"),
+    ("--data gs://bucket/x", "gcloud storage rsync --recursive gs://bucket/x DIR"),
+    ("--weights https://host/x.pth", "curl -LO https://host/x.pth"),
+    ("--data hf://datasets/a/b", "hf download --repo-type dataset a/b --local-dir DIR")])
+def test_an_address_must_be_copied_first_and_the_message_says_how(words, copy, message):
+    assert message(*words.split()) == f"train.py: {words}: must be on this machine; copy it first, for example: {copy}"
+
+
 @pytest.mark.parametrize("key, said", [
     ("learning_rate", "use lr"), ("lerning_rate", "use lr"), ("global_batch_sise", "did you mean global_batch_size?"),
     ("resume", "not needed: the same command continues the run, from the exact sample on"),
