@@ -49,6 +49,7 @@ class RunLock:
             except FileNotFoundError:
                 if time.monotonic() > deadline:
                     raise
+                time.sleep(0.01)
                 continue
 
             # try to lock it
@@ -83,7 +84,7 @@ class RunLock:
         self.acquire(path)
         self._old = old
 
-    def discard(self) -> bool:
+    def discard(self, note: Callable[[str], None] = lambda text: None) -> bool:
         """Leave the place as it was found: nothing, an empty folder, or the run that was moved away.
 
         False, and nothing happens, if there was a run that stayed.
@@ -100,6 +101,7 @@ class RunLock:
                 folder.rmdir()
             if self._old is not None:
                 self._old.rename(self._empty)
+                note(f"the old run is back in {self._empty}")
                 self._old.parent.rmdir()
         self._empty = None
         return True

@@ -84,8 +84,8 @@ def _last_ending() -> dict[str, Any]:
 
 def _ending_file() -> Path | None:
     """In FOLDER of TORCHELASTIC_ERROR_FILE=FOLDER/attempt_N/LOCAL_RANK/error.json (torch 2.11 to 2.15)."""
-    given = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    return Path(given).parents[2] / "lockstep-ending.json" if given else None
+    attempt = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
+    return attempt.with_name("lockstep-ending.json") if attempt.name.startswith("attempt_") else None
 
 
 def _is_final(code: int | None, message: str) -> bool:

@@ -124,7 +124,7 @@ class Run:
         """The status of a start that fails or is stopped; but one that took no step leaves no new run directory."""
         if self.progress is None or self.progress.step == 0:
             keep_ending(state, code, message)
-            if self._lock is not None and self._lock.discard():
+            if self._lock is not None and self._lock.discard(self.note):
                 self.writes = False
                 return
         self.status(state, code, message)
@@ -179,7 +179,8 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
             raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared;"
                             " give a --run-dir on a disk that all nodes mount", Exit.IO)
     except Exception:
-        lock.discard()
+        with suppress(OSError):
+            lock.discard(note)
         raise
     run = Run(path, kept, facts, note, lock)
     run.status("running")
