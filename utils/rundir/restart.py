@@ -36,13 +36,13 @@ def finish_early(config: Config) -> None:
         # a restart that cannot help
         last = read_json(path / "status.json")
         is_final = _has_seen(last, [launch_id()]) and _is_final(last.get("exit_code"), last.get("message", ""))
-        last = last if is_final else _last_ending()
-        if last and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:
-            record_exit(last["exit_code"])
+        ending = last if is_final else _last_ending()
+        if ending and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:
+            record_exit(ending["exit_code"])
             if os.environ.get("RANK", "0") == "0":
                 say("train.py: not restarted, because a restart would end in the same way:"
-                    f" {last['state']}, {last['message']}")
-            raise SystemExit(last["exit_code"])
+                    f" {ending['state']}, {ending['message']}")
+            raise SystemExit(ending["exit_code"])
 
         # a finished run: the same command has nothing to do
         if acts_fresh(config) or config.run.eval_only or last.get("state") != "finished":

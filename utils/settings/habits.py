@@ -106,7 +106,7 @@ HABITS = (
     ("amp use-amp native-amp amp-dtype dtype torch-dtype mixed-precision", "--precision"),
     ("fp16 half", "--precision fp16"),
     ("bf16", "--precision bf16"),
-    ("no-cuda use-cpu cpu", "--device cpu"),
+    ("use-cpu cpu", "--device cpu"),
     ("torchcompile torch-compile use-compile", "--compile"),
     ("use-deterministic-algorithms cudnn-deterministic full-determinism", "--deterministic"),
     ("cudnn-benchmark benchmark", "not needed: autotuning is on, unless --deterministic is given"),

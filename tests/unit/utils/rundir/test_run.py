@@ -180,9 +180,9 @@ def test_a_start_that_fails_before_a_step_leaves_an_empty_folder_empty(world):
 
 def test_a_start_that_fails_before_a_step_leaves_a_run_in_its_place(world):
     start(world, "--run-dir=run")
-    before = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != "status.json"}
+    before = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != ".lock"}
     fail(world, "--run-dir=run", "--fresh", "--lr=0.3")
-    after = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != "status.json"}
+    after = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != ".lock"}
     fail(world, "--run-dir=run")
     assert (after, names_below(".")[:1], status()["state"]) == (before, ["run"], "failed")
 
