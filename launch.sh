@@ -31,6 +31,7 @@ python=python3
 python=${LOCKSTEP_PYTHON:-$python}
 
 main() {
+  [[ $(uname) == Linux ]] || refuse "this system is $(uname), and train.py needs Linux: use a Linux machine or a container"
   local settings=() dry_run='' manifest=''
   local nnodes='' node_rank='' master_addr='' master_port='' nproc_per_node='' max_restarts='' retries=''
   trap 'kill "${!:-}" 2>/dev/null || true; exit 143' TERM  # process 1 of a container would ignore it
@@ -72,9 +73,9 @@ read_options() {  # an option sets the variable of its name
         name=${name#--}
         if [[ $name == print ]]; then manifest=$value; else printf -v "${name//-/_}" %s "$value"; fi ;;
       --dry-run) dry_run=1 ;;
-      --help | -h)
+      --help | --help-all | -h)
         sed -n '2,/^set /{s/^# \{0,1\}//p}' "$root/launch.sh"
-        exec "$python" "$script" "${settings[@]}" --help ;;
+        exec "$python" "$script" "${settings[@]}" "$1" ;;
       --)
         shift
         settings+=("$@")

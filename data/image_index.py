@@ -139,8 +139,8 @@ class _Scan:
         if not os.path.exists(root):
             raise UserError(f"--data {root}: there is no such folder", Exit.NO_INPUT)
         if not os.path.isdir(root):
-            raise UserError(f"--data {root}: is a file; give the folder that holds train/CLASS/* (or CLASS/*)",
-                            Exit.BAD_DATA)
+            raise UserError(f"--data {root}: is a file; give the folder that holds train/CLASS/* (or CLASS/*)"
+                            f"{_task_for([root])}", Exit.BAD_DATA)
         try:
             return self._read()
         except OSError as error:
@@ -207,7 +207,8 @@ class _Scan:
         if not classes and not is_optional:
             found = f", but only {some(files)}" if files else ": it is empty"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders{found}; put the images of"
-                            f" each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*", Exit.BAD_DATA)
+                            f" each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*"
+                            f"{_task_for(files)}", Exit.BAD_DATA)
         self.strays += [os.path.join(folder, name) for name in files] if classes else []
 
         # images
@@ -257,6 +258,12 @@ class _Scan:
         hint = ("rename those that differ only in case" if is_case else
                 "every split needs the same class folders: move, rename or remove some")
         raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
+
+
+def _task_for(files: Iterable[str]) -> str:
+    """Another task, for a message, if there are tables."""
+    found = any(file.lower().endswith((".csv", ".tsv", ".jsonl", ".txt")) for file in files)
+    return "; if these are texts, give --task text-classification or masked-lm" if found else ""
 
 
 def _shown(folder: str) -> str:

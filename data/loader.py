@@ -17,7 +17,7 @@ from data.batch import Batch, SampleSet
 from data.sampler import MicroBatchRequest
 from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 
 
 class MicroBatchDataset(Dataset):
@@ -132,7 +132,7 @@ class BadSamples:
     def report(self, note: Callable[[str], None]) -> None:
         """Note how many were skipped, once, at the end."""
         if self._file and self._file.exists() and (lines := set(self._file.read_text(**_TEXT).splitlines())):
-            note(f"{len(lines)} unreadable samples were skipped, see {self._file}")
+            note(f"skipped {counted(len(lines), 'unreadable sample')}, see {self._file}")
 
 
 def _raise_limit_of_open_files() -> None:

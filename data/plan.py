@@ -7,7 +7,7 @@ Legend: N samples, B samples per global batch, M micro-batches per global batch.
 
 from dataclasses import dataclass
 
-from utils.errors import UserError
+from utils.errors import UserError, counted
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class BatchPlan:
         if world_size > count:
             sizes = self.sizes_for(world_size, needs_two)
             raise UserError(
-                f"--global-batch-size {batch} makes {count} micro-batches of up to {self.sizes[1]} samples: work for"
-                f" {count} processes, and there are {world_size};"
+                f"--global-batch-size {batch} makes {counted(count, 'micro-batch')} of up to"
+                f" {counted(self.sizes[1], 'sample')}: work for {counted(count, 'process')}, and there are"
+                f" {world_size};"
                 f" use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
                 "a larger --global-batch-size, or fewer processes")
 
@@ -76,8 +77,8 @@ class BatchPlan:
         if needs_two and smallest < 2:
             sizes = self.sizes_for(world_size, needs_two)
             raise UserError(
-                f"--global-batch-size {batch} in {count} micro-batches leaves {smallest} samples in one of them"
-                f" ({self.num_samples} training samples), and BatchNorm needs two;"
+                f"--global-batch-size {batch} in {counted(count, 'micro-batch')} leaves {counted(smallest, 'sample')}"
+                f" in one of them ({counted(self.num_samples, 'training sample')}), and BatchNorm needs two;"
                 f" use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
                 "another --global-batch-size, or fewer processes")
 

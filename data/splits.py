@@ -3,7 +3,7 @@
 Legend: N samples, C classes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from utils.array_folder import kept_arrays
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 from utils.numerics.seed import derive_seed
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
 SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
+FEW_CLASSES = 10  # up to here numbers are taken for classes
 SURELY_CLASSES = 1000  # up to here labels are taken for classes, however few samples each has
 MAX_SINGLE = 0.9  # above: the share of the classes that may have one sample
 
@@ -53,6 +54,25 @@ def require_classes(counts: np.ndarray, place: str, way_out: str) -> None:
         raise UserError(f"{place} has {len(counts)} classes, and {num_single} of them have a single training sample, so"
                         f" they look like ids; with more than {SURELY_CLASSES} classes, at most {MAX_SINGLE:.0%} may"
                         f" have a single sample; {way_out}", Exit.BAD_DATA)
+
+
+def require_no_targets(counts: Mapping[str, int], place: str, way_out: str) -> None:
+    """Raise UserError (65) where the labels are measurements: numbers, nearly all different.
+
+    counts: {label: training samples}. place: what has these labels, for the message.
+    """
+    num_single = sum(count == 1 for count in counts.values())
+    if len(counts) > FEW_CLASSES and num_single > MAX_SINGLE * len(counts) and all(map(_is_number, counts)):
+        raise UserError(f"{place} holds numbers, {len(counts)} different ones (for example {some(counts)}), and"
+                        f" {num_single} of them occur once: this looks like regression, and this task predicts classes;"
+                        f" {way_out}", Exit.BAD_DATA)
+
+
+def _is_number(label: str) -> bool:
+    try:
+        return Decimal(label).is_finite()
+    except InvalidOperation:
+        return False
 
 
 def require_split(name: str, splits: Iterable[str], root: str) -> None:

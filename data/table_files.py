@@ -3,11 +3,14 @@
     files, notes = find_tables("reviews")                       # {"train": [train.csv], "val": [val.csv]}
 """
 
+from itertools import islice
 from pathlib import Path
 
 from data.splits import SPLIT_NAMES, VAL_NAMES
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 
+MANY = 10_000  # files that are looked at to find out what a folder holds
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 
 
@@ -37,6 +40,10 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
     # a folder without splits
     names = sorted(path.name for path in top.iterdir() if not path.name.startswith("."))
     tables = [top / name for name in names if _is_table(top / name)]
+    files = islice(top.rglob("*"), 0 if tables else MANY)
+    if image := next((path for path in files if path.suffix.lower() in IMAGE_SUFFIXES), None):
+        raise UserError(f"--data {root}: it holds no texts for training, but images ({image.relative_to(top)}); for"
+                        " images give --task image-classification", Exit.BAD_DATA)
     if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES
                    and (top / name in tables or (top / name).is_dir())]:
         raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file"
@@ -44,7 +51,8 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
     if not tables:
         raise UserError(f"--data {root}: it holds {some(names)}, and no table or text file; put train.csv (or .tsv,"
                         " .jsonl, .txt) into this folder", Exit.BAD_DATA)
-    return {"train": tables}, [f"there is no train, so all {len(tables)} files in --data are training data"]
+    return {"train": tables}, [
+        f"there is no train, so all of --data is training data ({counted(len(tables), 'file')})"]
 
 
 def table_at(name: str) -> Path:
@@ -53,7 +61,8 @@ def table_at(name: str) -> Path:
     if not path.is_file():
         raise UserError(f"{name}: there is no such file", Exit.NO_INPUT)
     if not _is_table(path):
-        raise UserError(f"{name}: a file of texts ends in {', '.join(SUFFIXES)}", Exit.BAD_DATA)
+        way_out = "; for images give --task image-classification" if path.suffix.lower() in IMAGE_SUFFIXES else ""
+        raise UserError(f"{name}: a file of texts ends in {', '.join(SUFFIXES)}{way_out}", Exit.BAD_DATA)
     return path
 
 

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from data.splits import require_classes, sort_classes
+from data.splits import require_classes, require_no_targets, sort_classes
 from data.table import Columns, Row, choose_columns, read_rows
 from data.table_files import find_tables
 from data.text import TokenTable
 from data.tokenizer import is_special, without_ends
 from utils.array_folder import describe, digest_of, open_arrays
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 from utils.files import make_folder
 
 CACHE_VERSION = 2
@@ -145,8 +145,10 @@ def _check_labels(source: TextSource) -> None:
     """Before tokenizing, which takes twenty times as long."""
     if source.label_column is not None:
         counts = Counter(row.label for row in _train_rows(source))
-        require_classes(np.array(list(counts.values())), f"--data {source.root}: the column {source.label_column}",
-                        "give --label-column the name of the column with the classes")
+        place = f"--data {source.root}: the column {source.label_column}"
+        way_out = "give --label-column the name of the column with the classes"
+        require_no_targets(counts, place, way_out)
+        require_classes(np.array(list(counts.values())), place, way_out)
 
 
 class _Piece(NamedTuple):
@@ -183,8 +185,11 @@ class _Writer:
         classes = self._sort_labels()
 
         # notes
+        if joined := [name for name in classes if "|" in name]:
+            self._notes.append(f"{counted(len(joined), 'class')} with | in the name, for example {joined[0]}: if these"
+                               " are several labels of a sample, note that each such combination is one class here")
         if self._num_bad:
-            self._notes.append(f"left out {self._num_bad} samples, for example {self._first_bad}")
+            self._notes.append(f"left out {counted(self._num_bad, 'sample')}, for example {self._first_bad}")
         if self._num_long:
             what = "cut into several samples" if self._source.split_long else "cut off there"
             self._notes.append(f"{self._num_long} of {self._num_texts} texts have more than --max-length"

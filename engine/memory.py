@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from utils.distributed.world import World
-from utils.errors import RankError, UserError, is_out_of_memory
+from utils.errors import RankError, UserError, counted, is_out_of_memory
 from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
@@ -74,7 +74,7 @@ def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> 
         return size
     fit, reason = largest_fit(attempts.train, size, lambda lack: next(filter(None, world.gather(lack)), ""))
     if fit < size and not (is_free and fit):
-        raise UserError(f"micro-batches of {size} samples do not fit into memory ({reason});"
+        raise UserError(f"micro-batches of {counted(size, 'sample')} do not fit into memory ({reason});"
                         f" {way_out('--micro-batch-size', fit)}")
     return fit
 

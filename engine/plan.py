@@ -7,7 +7,7 @@ from torch import nn
 
 from data.plan import BatchPlan
 from engine.start import Start
-from utils.errors import some
+from utils.errors import counted, some
 from utils.settings.run_options import OptimOptions
 from utils.strategies.base import Strategy
 
@@ -38,8 +38,8 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     # resolve
     if fit:
         kept = run.kept.pop("micro_batches")
-        run.note(f"out of memory: a global batch is cut into {derive()} micro-batches instead of {kept}, each of at"
-                 f" most {fit} samples")
+        run.note(f"out of memory: a global batch is cut into {counted(derive(), 'micro-batch')} instead of {kept}, each"
+                 f" of at most {counted(fit, 'sample')}")
     if "micro_batches" in run.kept:
         run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # an earlier version began the run
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
@@ -55,8 +55,8 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
         sizes = plan.sizes_for(world.world_size, has_batch_norm)
         idle = some(str(rank) for rank in range(count, world.world_size))
         remedy = f"--micro-batch-size {sizes[-1]}" if sizes else "a larger --global-batch-size"
-        run.note(f"a global batch has {count} micro-batches, and there are {world.world_size} processes: rank {idle}"
-                 f" only takes part in the sums; {remedy} in a new run gives every rank work")
+        run.note(f"a global batch has {counted(count, 'micro-batch')}, and there are {world.world_size} processes:"
+                 f" rank {idle} only takes part in the sums; {remedy} in a new run gives every rank work")
     return plan
 
 

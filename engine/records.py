@@ -27,7 +27,7 @@ def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextMana
     def where() -> str:
         return f"step {run.progress.step}{on_device}" if run.progress else "starting"
 
-    return watchdog.watch_run(where, run.status, partial(write_flight_record, folder, world.rank))
+    return watchdog.watch_run(where, run.end, partial(write_flight_record, folder, world.rank))
 
 
 def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:

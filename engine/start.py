@@ -3,16 +3,15 @@
 --help, typing errors and finished runs answer in 0.3 s.
 """
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from utils.distributed.preflight import require_packages
-from utils.distributed.watchdog import Watchdog
-from utils.errors import forget_exit_code
-
 if TYPE_CHECKING:
     from models.tasks.base import Task
+    from utils.distributed.watchdog import Watchdog
     from utils.distributed.world import World
     from utils.numerics.precision import Precision
     from utils.rundir.run import Run
@@ -28,14 +27,19 @@ class Start:
     run: "Run"
     task: "Task"
     precision: "Precision"
-    watchdog: Watchdog
+    watchdog: "Watchdog"
 
 
-def begin(argv: Sequence[str]) -> tuple["Config", Watchdog]:
+def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
     """The settings of this start, and the watchdog, which signals go to from here on.
 
     Exits: 0 after --help and where the run is finished, 64 and 66 on what the user got wrong.
     """
+    _require_linux()
+    from utils.distributed.preflight import require_packages  # these need Linux
+    from utils.distributed.watchdog import Watchdog
+    from utils.errors import forget_exit_code
+
     forget_exit_code()
     watchdog = Watchdog()
     require_packages()
@@ -46,3 +50,12 @@ def begin(argv: Sequence[str]) -> tuple["Config", Watchdog]:
     config = parse_command_line(argv, demo.SETTINGS)
     finish_early(config)
     return config, watchdog
+
+
+def _require_linux() -> None:
+    """Exit with 64 (Exit.USAGE, which cannot be imported everywhere) on another system. A node's first rank says so."""
+    if sys.platform != "linux":
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train.py: this system is {sys.platform}, and train.py needs Linux: use a Linux machine, a container"
+                  " (Dockerfile), or WSL 2 on Windows", file=sys.stderr)
+        raise SystemExit(64)

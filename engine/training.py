@@ -20,6 +20,7 @@ from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import freeze, lr_factors
 from utils.distributed.agreement import Agreement
+from utils.errors import counted
 from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
@@ -104,9 +105,10 @@ def build_training(start: Start) -> Training:
     stop = config.run.stop_after or Interval(f"{sys.maxsize}")
     watchdog.stop_after(stop.seconds)
     log = open_log(run, task, done, total_steps, config.record.ledger)
-    log.note(f"{run.path}: {len(task.train_set)} training and {len(task.eval_set)} validation samples,"
+    log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
              f" {config.model.model} {task.origin}, {start.precision.name} on {world.world_size} x {world.device.type};"
-             f" {total_steps} steps of {plan.num_micro_batches} micro-batches, learning rate {optim.lr:g};"
+             f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
+             f" {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     log.explain(start, total_steps)
     return Training(

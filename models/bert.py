@@ -32,7 +32,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
 from models.losses import probabilities_of
-from utils.errors import Exit, UserError, first_line, some
+from utils.errors import Exit, UserError, counted, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
 MAX_PADDING = 1024  # tokens: vocabularies of models are rounded up for speed
@@ -187,8 +187,9 @@ def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str
         raise UserError(f"--eval-only: the weights in {folder} have no head for this task ({some(lacking)} is missing):"
                         " train first (without --eval-only), or name a model that was trained for it", Exit.BAD_DATA)
     if wrong:
-        raise UserError(f"the weights in {folder} do not fit its config.json: {len(wrong)} tensors are missing or have"
-                        f" another shape, for example {wrong[0]}; repair the folder, or give --no-pretrained")
+        raise UserError(f"the weights in {folder} do not fit its config.json: {counted(len(wrong), 'tensor')}"
+                        f" missing or of another shape, for example {wrong[0]}; repair the folder, or give"
+                        " --no-pretrained")
     return model
 
 

@@ -4,6 +4,7 @@ A name on the hub is fetched once per node, at one commit for the whole run; the
 """
 
 import difflib
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,9 @@ from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig
 
+# who owns the models that are also known without an owner; bert-base, a size, is none of them
+OWNERS = {"google-bert": r"bert-(base|large)-", "distilbert": "distilbert-base-", "albert": "albert-",
+          "FacebookAI": "(xlm-)?roberta-(base|large)"}
 FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # weights, tokenizer, their settings
 
 
@@ -142,9 +146,13 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
         raise UserError(f"{name} at commit {kept}, which this run uses, cannot be fetched from the hub ({reason}). Ways"
                         f" out: copy a hub cache that has this commit to {cache}; or start over with --fresh",
                         Exit.NO_INPUT)
+    owner = next((owner for owner, begin in OWNERS.items() if re.match(begin, name)), None)
     close = difflib.get_close_matches(name, SIZES, n=1)
-    meant = f" (did you mean {close[0]}? It is trained from scratch)" if close else ""
+    meant = f" (did you mean {close[0]}? It is trained from scratch)" if close and not owner else ""
+    full = f"{owner}/{name}" if owner else name
     raise UserError(
-        f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and cannot be fetched from the hub ({reason})."
-        f" Ways out: fetch it elsewhere (hf download {name} --local-dir DIR) and pass DIR; or copy the hub's cache to"
-        f" {cache}; or give --model one of these sizes, to train from scratch", Exit.NO_INPUT)
+        f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and"
+        f"{f' {full}, its full name,' if owner else ''} cannot be fetched from the hub ({reason})."
+        f" Ways out: fetch it elsewhere (hf download {full} --local-dir DIR) and pass DIR; or copy the hub's cache to"
+        f" {cache}; or give --model one of these sizes, to train from scratch"
+        f"{' (another model, with random weights)' if owner else ''}", Exit.NO_INPUT)

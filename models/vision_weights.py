@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.blocks import in_head
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, first_line, say
+from utils.errors import Exit, UserError, counted, first_line, say
 from utils.settings.image_options import ModelOptions
 
 _FORMER_NAMES = {  # in the library's own files; the library renames DenseNet's and ViT's as it loads them
@@ -109,7 +109,7 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes
     wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))
     if wrong:
         raise UserError(
-            f"the weights do not fit --model: {len(wrong)} tensors are missing, unknown or have another shape, for"
+            f"the weights do not fit --model: {counted(len(wrong), 'tensor')} missing, unknown or of another shape, for"
             f" example {wrong[0]}; use weights of the same architecture")
     model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})
     return bool(new_head)

@@ -91,6 +91,12 @@ def some(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 
+def counted(number: int, noun: str) -> str:
+    """"1 step", "2 steps", "0 classes"."""
+    ending = "es" if noun.endswith(("s", "x", "ch")) else "s"
+    return f"{number} {noun}{'' if number == 1 else ending}"
+
+
 # Errors that no program can cause: the strings of cudaErrorDevicesUnavailable, ECCUncorrectable, NvlinkUncorrectable,
 # Contained and HardwareStackError (libcudart 13; HIP has the same), and the driver's own words.
 _BROKEN = re.compile(

@@ -85,7 +85,7 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     ("no network", Exit.NO_INPUT,
      ["--pretrained", "https://download.pytorch.org", "--weights FILE", "without --pretrained"]),
     ("no GPU", Exit.USAGE, ["--device cuda", "finds no accelerator here", "--device cpu"]),
-    ("unknown key", Exit.USAGE, ["typo.yaml", "unknown key learning_rate"]),
+    ("unknown key", Exit.USAGE, ["typo.yaml: learning_rate: unknown key; use lr"]),
     ("node numbers", Exit.USAGE, ["RANK=1 WORLD_SIZE=2 without LOCAL_RANK", "torchrun"]),
     ("run directory below a file", Exit.CANNOT_CREATE, ["a-file", "--run-dir"]),
 ])
@@ -104,10 +104,8 @@ def test_an_unknown_flag_is_refused_with_the_one_that_was_meant(refused):
     assert not run.exists()
 
 
-def test_a_refused_start_leaves_no_training_behind(refused):
-    for case, (_, run) in refused.items():
-        left = {path.name for path in run.rglob("*")} if run.exists() else set()
-        assert not left & {"auto.json", "checkpoints", "metrics.jsonl", "model", "tb", "summary.json"}, (case, left)
+def test_a_refused_start_leaves_no_run_directory(refused):
+    assert [case for case, (_, run) in refused.items() if run.exists()] == []
 
 
 def test_a_class_that_only_val_has_is_refused_once_on_two_processes(own_photos, run_dir, run_torchrun):
@@ -149,7 +147,7 @@ def test_skipped_bad_images_are_listed_and_in_no_sum_of_an_evaluation(own_photos
     image_of(own_photos, "val", 100).write_bytes(b"")
     result = run_torchrun(2, *words, "--data", own_photos, "--run-dir", run_dir)
     assert result.returncode == 0, result.text
-    assert "2 unreadable samples were skipped" in result.out
+    assert "skipped 2 unreadable samples" in result.out
     listed = sorted((run_dir / "bad_samples.txt").read_text().splitlines())
     assert len(listed) == 2
     assert all(line.startswith(f"{path}: {reason}")

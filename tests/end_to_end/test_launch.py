@@ -285,6 +285,14 @@ def test_as_process_1_it_stops_while_it_waits_for_a_name(tmp_path):
     assert process.wait(20) == 128 + signal.SIGTERM
 
 
+def test_another_system_than_linux_is_refused_by_name(tmp_path):
+    (tmp_path / "uname").write_text("#!/bin/sh\necho Darwin\n")
+    (tmp_path / "uname").chmod(0o755)
+    refused = launch(PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert (refused.returncode, refused.stdout) == (Exit.USAGE, "")
+    assert refused.stderr.startswith("launch.sh: this system is Darwin, and train.py needs Linux")
+
+
 def test_a_port_in_use_is_refused_on_the_machine_of_the_store():
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]

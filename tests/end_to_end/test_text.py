@@ -1,7 +1,6 @@
 """A text run's life in real launches: pretrained, tuned, stopped, continued, evaluated, refused; and text deleted."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,5 +122,4 @@ def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_
                           env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(run_dir.parent / "hub")})
     messages = [line for line in (result.out + result.err).splitlines() if line.startswith("train.py: ")]
     assert result.code == code and len(messages) == 1 and all(part in messages[0] for part in parts), result.text
-    assert "rank0]: Traceback" not in result.err and status(run_dir)["state"] == "failed"
-    assert not {"auto.json", "checkpoints", "model"} & set(os.listdir(run_dir))
+    assert "rank0]: Traceback" not in result.err and not run_dir.exists()

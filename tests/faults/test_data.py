@@ -104,7 +104,7 @@ def test_a_vanished_image_that_is_skipped_is_listed_and_counts_as_done(
     assert (result.returncode, status(run_dir)["state"]) == (0, "finished"), result.text
     [line] = (run_dir / "bad_samples.txt").read_text().splitlines()
     assert line.startswith(f"{gone}: ") and "No such file" in line
-    assert f"1 unreadable samples were skipped, see {run_dir / 'bad_samples.txt'}" in result.out, result.text
+    assert f"skipped 1 unreadable sample, see {run_dir / 'bad_samples.txt'}" in result.out, result.text
     assert sum(len(samples) for line in ledger(run_dir) for samples in line["samples"]) == EPOCHS * NUM_TRAIN
     assert outcome(run_dir)["records"][:2] == outcome(undisturbed)["records"][:2]
     assert outcome(run_dir)["weights"] != outcome(undisturbed)["weights"]

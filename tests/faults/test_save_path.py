@@ -235,7 +235,7 @@ def test_a_checkpoint_with_a_damaged_file_is_set_aside_and_an_older_used(saved, 
     assert (name, step_in(folder.path / name)) == (NAMES[1], 2)
     assert sorted(os.listdir(folder.path)) == sorted([f"damaged-{NAMES[0]}", *NAMES[1:]])
     [note] = notes
-    assert NAMES[0] in note and f"using {NAMES[1]}, 1 steps will be repeated" in note
+    assert NAMES[0] in note and f"using {NAMES[1]}, to repeat 1 step" in note
 
 
 def test_an_empty_folder_is_damaged(saved, newest):

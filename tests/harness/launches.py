@@ -48,6 +48,8 @@ def assert_failed(launch: Launch, run: Path, code: Exit, *parts: str, says: str 
     assert len(messages(result)) == 1, result.text
     assert all(part in messages(result)[0] for part in parts), f"{messages(result)[0]}\nlacks one of {parts}"
     assert (OWN_STACK in result.err) == has_stacks, result.text
+    if not run.exists():
+        return result  # it failed before its first step
     found = status(run)
     assert (found["state"], found["exit_code"]) == (says, None if says == "running" else code), found
     return result

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, counted
 from utils.numerics.averages import Averages
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.run import Run
@@ -158,7 +158,7 @@ class Checkpoints:
 
     def cost(self) -> str:
         """What the saves of this start have cost, in words."""
-        return f"{self.count} checkpoints, for which the training waited {self.stall_s:.2f} s"
+        return f"{counted(self.count, 'checkpoint')}, for which the training waited {self.stall_s:.2f} s"
 
     def restore(self, state: TrainState) -> bool:
         """Load the newest valid checkpoint into `state`; False if there is none. Collective.

@@ -21,7 +21,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, counted
 from utils.files import sync
 
 FORMAT = 1
@@ -122,13 +122,13 @@ class CheckpointFolder:
 
         # tell what is lost
         for other, problem in damaged.items():
-            lost = (f"using {name}, {step_of(other) - step_of(name)} steps will be repeated" if name
+            lost = (f"using {name}, to repeat {counted(step_of(other) - step_of(name), 'step')}" if name
                     else "no older one is valid")
             self._note(f"checkpoint {other} is damaged ({problem}) and was renamed to damaged-{other}; {lost}")
         aside = sorted(path.name for path in self.path.glob("damaged-*")) if self.path.is_dir() else []
         if name is None and aside:
             raise UserError(
-                f"{self.path} holds {len(aside)} checkpoints and none is valid ({aside[-1]} is the newest);"
+                f"{self.path} holds {counted(len(aside), 'checkpoint')} and none is valid ({aside[-1]} is the newest);"
                 " start over with --fresh, or restore the folder from a backup", Exit.NO_CHECKPOINT)
         return name
 

@@ -1,4 +1,4 @@
-"""The lock of a run directory: one start at a time writes there.
+"""The lock of a run directory: one start at a time writes there. A start that fails early leaves the place as it was.
 
 lockf, because data loading processes would inherit a flock. The system releases it however a process ends.
 """
@@ -6,9 +6,11 @@ lockf, because data loading processes would inherit a flock. The system releases
 import errno
 import fcntl
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
@@ -25,6 +27,9 @@ class RunLock:
 
     def __init__(self) -> None:
         self._file: TextIO | None = None
+        self._empty: Path | None = None  # the run directory, if there was nothing in it
+        self._made: list[Path] = []  # folders made for it, the innermost first
+        self._old: Path | None = None  # where the run that was found is now
 
     @property
     def is_held(self) -> bool:
@@ -35,9 +40,17 @@ class RunLock:
         """Create the run directory if needed, and lock it. Raises UserError (78) if another process keeps the lock."""
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
-            # open the file; it may be moved away at any moment
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = (path / ".lock").open("a+")
+            # open the file; it may be moved away or removed at any moment
+            made = [folder for folder in (path, *path.parents) if not folder.exists()]
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                is_empty = {file.name for file in path.iterdir()} <= {".lock"}
+                file = (path / ".lock").open("a+")
+            except FileNotFoundError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+                continue
 
             # try to lock it
             try:
@@ -62,7 +75,36 @@ class RunLock:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
         file.flush()
-        self._file = file
+        self._file, self._made, self._empty = file, made, path if is_empty else None
+
+    def move_away(self, path: Path, old: Path) -> None:
+        """Move the locked run directory to `old`, and lock a new one in its place."""
+        old.parent.mkdir(exist_ok=True)
+        os.rename(path, old)
+        self.acquire(path)
+        self._old = old
+
+    def discard(self, note: Callable[[str], None] = lambda text: None) -> bool:
+        """Leave the place as it was found: nothing, an empty folder, or the run that was moved away.
+
+        False, and nothing happens, if there was a run that stayed.
+        """
+        if self._file is None or self._empty is None:
+            return False
+        for path in sorted(self._empty.iterdir(), key=lambda path: path.name == ".lock"):  # that one last
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        with suppress(OSError):  # somebody else put something there meanwhile
+            for folder in self._made:
+                folder.rmdir()
+            if self._old is not None:
+                self._old.rename(self._empty)
+                note(f"the old run is back in {self._empty}")
+                self._old.parent.rmdir()
+        self._empty = None
+        return True
 
     def close(self) -> None:
         """Release the lock."""

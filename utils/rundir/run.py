@@ -31,7 +31,7 @@ from utils.files import read_json, sync, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
 from utils.rundir.lock import RunLock
-from utils.rundir.restart import acts_fresh, launch_id, slurm_starts
+from utils.rundir.restart import acts_fresh, keep_ending, launch_id, slurm_starts
 from utils.settings.config import Config
 from utils.strategies import load_strategy
 
@@ -122,6 +122,15 @@ class Run:
             "state": state, "exit_code": code, "step": step, "epoch": epoch, "message": message, **self._facts,
             "pid": os.getpid(), "host": socket.gethostname(), "time": datetime.now(UTC).isoformat(timespec="seconds")})
 
+    def end(self, state: str, code: int, message: str) -> None:
+        """The status of a start that fails or is stopped; but one that took no step leaves no new run directory."""
+        if self.progress is None or self.progress.step == 0:
+            keep_ending(state, code, message)
+            if self._lock is not None and self._lock.discard(self.note):
+                self.writes = False
+                return
+        self.status(state, code, message)
+
     def __enter__(self) -> Self:
         return self
 
@@ -129,7 +138,7 @@ class Run:
         if error is not None and not isinstance(error, SystemExit):
             message, code = explain(error)
             with suppress(OSError):  # the disk may be full: the error itself is more important
-                self.status("stopped" if code == Exit.STOPPED else "failed", code, message=message or repr(error))
+                self.end("stopped" if code == Exit.STOPPED else "failed", code, message or repr(error))
         if self._lock is not None:
             self._lock.close()
 
@@ -165,13 +174,18 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
         _note_changes(config, kept, last, facts, note)
         return kept, facts
 
-    kept, facts = world.on_rank_zero(prepare)  # Collective.
+    try:
+        kept, facts = world.on_rank_zero(prepare)  # Collective.
 
-    # every node must see what rank 0 wrote
-    hosts = world.gather(None if (path / "config.yaml").exists() else socket.gethostname())  # Collective.
-    for host in filter(None, hosts):
-        raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared;"
-                        " give a --run-dir on a disk that all nodes mount", Exit.IO)
+        # every node must see what rank 0 wrote
+        hosts = world.gather(None if (path / "config.yaml").exists() else socket.gethostname())  # Collective.
+        for host in filter(None, hosts):
+            raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared;"
+                            " give a --run-dir on a disk that all nodes mount", Exit.IO)
+    except Exception:
+        with suppress(OSError):
+            lock.discard(note)
+        raise
     run = Run(path, kept, facts, note, lock)
     run.status("running")
     return run
@@ -200,9 +214,7 @@ def _acquire(config: Config, path: Path, lock: RunLock, launches: list[str | Non
     old = path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     lock.acquire(path, note)
     if acts_fresh(config, launches):  # asked with the lock held: another --fresh may have cleared it a moment ago
-        old.parent.mkdir(exist_ok=True)
-        os.rename(path, old)
-        lock.acquire(path)
+        lock.move_away(path, old)
         note(f"--fresh: the old run is in {old}")
     elif config.run.fresh and (path / "auto.json").exists():
         note("--fresh has cleared the run directory at this launch's first start; this start continues the run")

@@ -6,14 +6,13 @@ Precedence: task defaults < settings of the built-in data < --config FILE < comm
 """
 
 import argparse
-import difflib
 import io
 import os
 import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,17 @@ import tyro
 import yaml
 
 import utils
-from utils.errors import SIGNALS, Exit, UserError, record_exit
+from utils.errors import SIGNALS, Exit, UserError, record_exit, say
 from utils.settings.config import CONFIGS, Config, facts, flag, settings
+from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
+from utils.settings.spelling import check_flags, one_by_one, suggestion, what_is_wrong, what_to_say
 
+_COPY = {"s3": "aws s3 sync {url} DIR", "gs": "gcloud storage rsync --recursive {url} DIR",
+         "hf": "hf download {name} --local-dir DIR"}  # how to get what stands at an address
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task
-_ABOUT = ("Train a model, on one process or many. The same command continues the same run. Tasks: "
-          f"{', '.join(CONFIGS)}; `--task T --help` lists the settings of task T. `--version` prints the version.")
+_HELP = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}  # whether it shows rare settings too
 
 
 def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> Config:
@@ -43,7 +45,7 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
         return _parse(_without_local_rank(argv), demo_settings, prints)
     except UserError as error:
         if prints:
-            print(f"train.py: {error}", file=sys.stderr)
+            say(f"train.py: {error}")
         record_exit(error.code)
         raise SystemExit(int(error.code)) from None
 
@@ -52,7 +54,7 @@ def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prin
     first = _first_look(argv)
     if first.version:
         if prints:
-            print(f"lockstep {utils.__version__}")
+            say(f"lockstep {utils.__version__}", sys.stdout)
         raise SystemExit(0)
     _refuse_numbers_of_nodes()
 
@@ -61,14 +63,21 @@ def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prin
     file_settings = _read_yaml(file) if file else {}
     task = str(first.task or file_settings.get("task") or DEFAULT_TASK)
     if task not in CONFIGS:
-        raise UserError(f"--task {task}: unknown task{_suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
+        raise UserError(f"--task {task}: unknown task{suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
     _check_keys(file, file_settings, task)
 
     # all settings; the later word counts
     given = file_settings | {name: value for name, value in vars(first).items() if value is not None}
     defaults = _defaults(task, given, demo_settings.get(task, {}))
-    config = _call_tyro(task, [*_as_words(defaults), *_as_words(file_settings), *argv], prints)
-    _check_bounds(config)
+    words = [*_as_words(defaults), *_as_words(file_settings)]
+    if not _HELP.keys().isdisjoint(argv):
+        if prints:
+            is_demo = given.get("data", "demo") == "demo"
+            say(help_text(_call_tyro(task, words), _origin(is_demo, file), any(map(_HELP.get, argv))), sys.stdout)
+        raise SystemExit(0)
+    check_flags(argv, task)
+    config = _call_tyro(task, [*words, *argv])
+    _check_values(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
         _become_launcher(config.run.nproc_per_node, argv)
     return config
@@ -113,7 +122,7 @@ def _first_look(argv: list[str]) -> argparse.Namespace:
     try:
         return parser.parse_known_args(argv)[0]
     except argparse.ArgumentError as error:
-        raise UserError(str(error)) from None
+        raise UserError(f"{str(error.argument_name).partition('/')[0]}: give a value") from None
 
 
 def _config_file(first: argparse.Namespace) -> str | None:
@@ -144,8 +153,8 @@ def _check_keys(file: str | None, names: Iterable[str], task: str) -> None:
     known = facts(CONFIGS[task]())
     for name in names:
         if name not in known:
-            raise UserError(f"{file}: unknown key {name}{_suggestion(name, known)};"
-                            f" `train.py --task {task} --help` lists the settings")
+            said = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), what_to_say(name, task))
+            raise UserError(f"{file}: {name}: unknown key; {said}")
         if not known[name].in_file:
             raise UserError(f"{file}: {name} is for one launch, not for a run: give {flag(name)} on the command line")
 
@@ -163,22 +172,39 @@ def _as_words(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def _call_tyro(task: str, words: list[str], prints: bool) -> Config:
-    prog = "train.py" if task == DEFAULT_TASK else f"train.py --task {task}"  # its errors refer to --help
+def _call_tyro(task: str, words: Sequence[str]) -> Config:
+    """Raises UserError if a value is wrong, or a word is no value."""
+    if (config := _try_tyro(task, words)) is not None:
+        return config
+    wrong = next((each for each in one_by_one(words) if _try_tyro(task, each) is None), words)
+    raise UserError(what_is_wrong(wrong, task))
+
+
+def _try_tyro(task: str, words: Sequence[str]) -> Config | None:
+    """None if something is wrong: tyro's own message is a box of many lines, so it is not shown."""
     try:
-        with redirect_stderr(sys.stderr if prints else io.StringIO()):  # console_outputs prints wrong values (tyro 1.0)
-            return tyro.cli(CONFIGS[task], args=words, prog=prog, description=_ABOUT, console_outputs=prints,
-                            config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit as stop:  # tyro has printed why
-        record_exit(Exit.USAGE if stop.code else Exit.DONE)
-        raise SystemExit(int(Exit.USAGE) if stop.code else 0) from None
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            return tyro.cli(CONFIGS[task], args=words, config=(tyro.conf.OmitArgPrefixes,))
+    except SystemExit:
+        return None
 
 
-def _check_bounds(config: Config) -> None:
+def _check_values(config: Config) -> None:
     known = facts(config)
     for name, value in settings(config).items():
+        if known[name].path and (remote := re.match(r"(\w+)://(.*)", str(value))):
+            name_on_hub = re.sub("^datasets/(.*)", r"--repo-type dataset \1", remote[2])
+            copy = _COPY.get(remote[1], "curl -LO {url}").format(url=value, name=name_on_hub)
+            raise UserError(f"{flag(name)} {value}: must be on this machine"
+                            + ("" if name == "run_dir" else f"; copy it first, for example: {copy}"))
         if rule := known[name].broken_rule(value):
             raise UserError(f"{' '.join(_as_words({name: value}))}: must be {rule}")
+
+
+def _origin(is_demo: bool, file: str | None) -> str:
+    if is_demo:
+        return "The defaults are those of the built-in data; --data DIR --help shows those of your own."
+    return f"The defaults are those of {file}." if file else ""
 
 
 def _become_launcher(processes: int, argv: list[str]) -> None:
@@ -186,8 +212,3 @@ def _become_launcher(processes: int, argv: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the watchdog has blocked them
     os.environ |= {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": sys.argv[0]}
     os.execvp("bash", ["bash", str(LAUNCHER), "--nnodes=1", f"--nproc-per-node={processes}", "--", *argv])
-
-
-def _suggestion(word: str, known: Iterable[str]) -> str:
-    match = difflib.get_close_matches(str(word), list(known), n=1)
-    return f" (did you mean {match[0]}?)" if match else ""

@@ -90,6 +90,11 @@ def facts(config: Config) -> dict[str, Facts]:
     return {item.name: item.metadata["facts"] for group in _groups(config) for item in fields(group)}
 
 
+def types(config: Config) -> dict[str, Any]:
+    """The type of every setting, as {name: type}."""
+    return {item.name: item.type for group in _groups(config) for item in fields(group)}
+
+
 def flag(name: str) -> str:
     """A setting as it is typed: "--lr"."""
     return f"--{name.replace('_', '-')}"

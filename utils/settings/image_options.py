@@ -17,12 +17,13 @@ class ImageOptions:
         "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
         " auto = photo above 64 pixels, else small")
     mean: tuple[float, float, float] | Auto = option(
-        "auto", "channel means, in 0..1; auto = as the weights were evaluated, else ImageNet's", fixed=True)
+        "auto", "channel means, in 0..1; auto = as the weights were evaluated, else ImageNet's", fixed=True,
+        rare=True)
     std: tuple[float, float, float] | Auto = option(
-        "auto", "channel standard deviations, in 0..1; auto = as for --mean", above=0, fixed=True)
+        "auto", "channel standard deviations, in 0..1; auto = as for --mean", above=0, fixed=True, rare=True)
     interpolation: Literal["auto", "bilinear", "bicubic"] = option(
         "auto", "how images are resized (with antialiasing); auto = as the weights were evaluated, else bilinear",
-        fixed=True)
+        fixed=True, rare=True)
 
 
 @options
@@ -33,11 +34,13 @@ class AugmentOptions:
         "auto", "mirror half of the images; auto = as --augmentation says")
     crop_scale: float = option(
         0.08, "smallest area of a random resized crop (--augmentation photo), as a share of the image's",
-        above=0, at_most=1)
+        above=0, at_most=1, rare=True)
     auto_augment: Literal["none", "randaugment", "trivialaugment"] = option(
         "none", "random changes of colour and shape: RandAugment, or TrivialAugmentWide, which has nothing to tune")
-    randaugment_ops: int = option(2, "changes that RandAugment makes to an image, one after the other", at_least=1)
-    randaugment_magnitude: int = option(9, "strength of RandAugment's changes, 0 to 30", at_least=0, at_most=30)
+    randaugment_ops: int = option(
+        2, "changes that RandAugment makes to an image, one after the other", at_least=1, rare=True)
+    randaugment_magnitude: int = option(
+        9, "strength of RandAugment's changes, 0 to 30", at_least=0, at_most=30, rare=True)
     random_erasing: float = option(
         0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1)
     mixup: float = option(

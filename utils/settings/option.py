@@ -9,7 +9,8 @@ import math
 import operator
 import re
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, Self
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import tyro
 
@@ -35,12 +36,13 @@ class Facts:
     kept: bool = True  # in config.yaml; False = it is about one launch, not about the run
     in_file: bool = True  # may stand in a --config file
     per_node: bool = False  # may differ between the nodes of a run
-    path: str = ""  # made absolute in the run's name and in config.yaml; NAME_OR_PATH = only if it exists
+    path: str = ""  # made absolute where it names the run; NAME_OR_PATH = only if it exists
     resolved: bool = False  # a run compares what the setting became (in auto.json), not the setting
     fixed: bool = False  # `auto` becomes a value at the run's first start, kept in auto.json under the setting's name
     of_model: bool = False  # suits a model and an optimizer: what the built-in data want is for theirs alone
     ends_run: bool = False  # decides where the run ends
     changes_bits: bool = True  # False: TOLERATED, though the weights of the run do not depend on it
+    rare: bool = False  # --help-all shows it, --help does not
 
     def broken_rule(self, value: Any) -> str:
         """The rule that `value` breaks, in words: "at least 0 and below 1". "" if it breaks none."""
@@ -69,6 +71,38 @@ class Interval(str):
         interval.steps = math.inf if match[2] else int(match[1])
         interval.seconds = float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]] if match[2] else math.inf
         return interval
+
+
+_UNIONS = (Union, UnionType)  # `int | Literal[...]` is the one, `int | None` the other
+# A type in --help, and in a message: "must be ...".
+_TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NAME", "a word"),
+          Interval: ("STEPS|TIME", "a number of optimizer steps (1000) or a duration (90s, 5min, 2h)")}
+
+
+def values_of(kind: Any, known: Facts) -> str:
+    """The values of a setting, for --help: "N|auto". "" for a switch."""
+    if get_origin(kind) in _UNIONS:
+        return "|".join(filter(None, (values_of(each, known) for each in get_args(kind))))
+    if get_origin(kind) is Literal:
+        choices = ",".join(get_args(kind))
+        return f"{{{choices}}}" if "," in choices else choices
+    if get_origin(kind) is tuple:
+        return " ".join(values_of(each, known) for each in get_args(kind))
+    if kind is str and known.path:
+        return known.path.replace(" or ", "|").upper()
+    return "" if kind in (bool, NoneType) else _TYPES[kind][0]
+
+
+def rule_of(kind: Any) -> str:
+    """What a value must be, in words: "a whole number or auto"."""
+    if get_origin(kind) in _UNIONS:
+        return " or ".join(rule_of(each) for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is Literal:
+        *others, last = get_args(kind)
+        return f"{', '.join(others)} or {last}" if others else last
+    if get_origin(kind) is tuple:
+        return f"{len(get_args(kind))} numbers"
+    return _TYPES[kind][1]
 
 
 def option(default: Any, help: str, kind: str = DEFINING, **facts: Any) -> Any:

@@ -18,9 +18,10 @@ class RunOptions:
     task: str = option("image-classification", "what to train")
     run_dir: str = option(
         "", "run directory; default: runs/TASK-MODEL-DATA-HASH, so that the same command continues the same run",
-        OPERATIONAL, kept=False, per_node=True)
+        OPERATIONAL, kept=False, per_node=True, path=PATH)
     config: str | None = option(
-        None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True)
+        None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True,
+        path=PATH)
     fresh: bool = option(
         False, "start over, once per launch; moves the old run directory to .old/ in its parent folder",
         OPERATIONAL, kept=False, in_file=False)
@@ -34,7 +35,7 @@ class RunOptions:
         at_least=1, ends_run=True)
     stop_after: Interval | None = option(
         None, "save and exit with 75 after this start has taken N steps or this long (30s, 5min, 2h)",
-        OPERATIONAL, kept=False)
+        OPERATIONAL, kept=False, rare=True)
     eval_only: bool = option(
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
@@ -64,7 +65,7 @@ class DataOptions:
         at_least=0, below=1)
     bad_samples: Literal["stop", "skip"] = option(
         "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it; its sample weight is 0)",
-        OPERATIONAL)
+        OPERATIONAL, rare=True)
     workers: int | Auto = option(
         "auto", "data loading processes per process; auto = spare cores", OPERATIONAL, at_least=0, per_node=True)
 
@@ -79,7 +80,7 @@ class BatchOptions:
         " global batch", TOLERATED, at_least=1, resolved=True)
     eval_batch_size: int | Auto = option(
         "auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64",
-        TOLERATED, at_least=1, resolved=True)
+        TOLERATED, at_least=1, resolved=True, rare=True)
 
 
 @options
@@ -91,27 +92,20 @@ class OptimOptions:
     lr: float | Auto = option(
         "auto", "peak learning rate; auto = by task, optimizer, global batch and whether the weights are pretrained",
         at_least=0, fixed=True, of_model=True)
-    min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0)
+    min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0, rare=True)
     schedule: Literal["cosine", "linear", "step", "constant"] = option(
         "cosine", "learning rate after the warm-up; step = times --step-factor every --step-epochs")
     warmup_steps: int | Auto = option(
         "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
-    momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
-    betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1)
+    momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1, rare=True)
+    betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1, rare=True)
     weight_decay: float = option(
         0.05, "weight decay; none on biases and normalization layers", at_least=0, of_model=True)
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
-
-
-@options
-class LossOptions:
-    """Loss"""
-
-    label_smoothing: float = option(
-        0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
-    step_epochs: int = option(30, "--schedule step: epochs between two changes of the learning rate", at_least=1)
+    step_epochs: int = option(
+        30, "--schedule step: epochs between two changes of the learning rate", at_least=1, rare=True)
     step_factor: float = option(
-        0.1, "--schedule step: what the learning rate is multiplied by", above=0, at_most=1)
+        0.1, "--schedule step: what the learning rate is multiplied by", above=0, at_most=1, rare=True)
     freeze: int | Literal["none", "backbone"] = option(
         "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
         " included", at_least=1)
@@ -122,6 +116,14 @@ class LossOptions:
     ema_decay: float = option(
         0.0, "also evaluate a moving average of the weights, which keeps this share at each step; RUN/model is the"
         " better of the two; 0 = off", TOLERATED, at_least=0, below=1)
+
+
+@options
+class LossOptions:
+    """Loss"""
+
+    label_smoothing: float = option(
+        0.0, "label smoothing in the training loss; the evaluation loss has none", at_least=0, below=1)
 
 
 @options
@@ -146,15 +148,15 @@ class DeviceOptions:
         "auto", "auto = bf16 if the hardware computes in it, else fp32", TOLERATED, resolved=True)
     tf32: Literal["auto", "always", "never"] = option(
         "auto", "CUDA: float32 matrix products and convolutions in TF32 (3 decimal digits); auto = with bf16 or fp16",
-        TOLERATED)
+        TOLERATED, rare=True)
     strategy: Literal["ddp", "exact"] = option(
         "ddp", "exact = the same bits on any number of processes", TOLERATED)
     compile: bool = option(False, "compile the model with torch.compile", TOLERATED)
     deterministic: bool = option(
-        False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED)
+        False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED, rare=True)
     threads: int | Auto = option(
         "auto", "CPU threads per process; auto = cores / processes at the first start; 1 with --strategy exact on the"
-        " CPU", TOLERATED, at_least=1, resolved=True)
+        " CPU", TOLERATED, at_least=1, resolved=True, rare=True)
     checkpoint_activations: bool = option(
         False, "keep only the inputs of blocks and compute the rest again in the backward pass: less memory, more time",
         TOLERATED)
@@ -171,9 +173,9 @@ class RecordOptions:
         Interval("1000"), "optimizer steps between checkpoints, or a duration (5min)", OPERATIONAL)
     keep: int = option(
         3, "how many of the newest checkpoints to keep, besides the best one; never fewer than two valid ones",
-        OPERATIONAL, at_least=1)
+        OPERATIONAL, at_least=1, rare=True)
     ledger: bool = option(
-        False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL)
+        False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL, rare=True)
     best: str = option(
         "auto", "metric of the evaluation that decides which model is best, such as macro_f1 or loss; auto = top1; loss"
         " of a language model", TOLERATED, changes_bits=False)
@@ -185,13 +187,13 @@ class FaultOptions:
 
     start_timeout: float = option(
         300, "seconds for the processes to connect, and for the first step",
-        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
+        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
     step_timeout: float = option(
         100, "seconds to load a micro-batch, and to compute it and all that follows until the next one",
-        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
+        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
     section_timeout: float = option(
         300, "seconds for a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",
-        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S)
+        OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
     max_nonfinite: int = option(
         0, "optimizer steps that may have a non-finite gradient; they change nothing (one more: exit code 80)",
-        OPERATIONAL, at_least=0)
+        OPERATIONAL, at_least=0, rare=True)

@@ -18,8 +18,8 @@ class TextOptions:
     max_length: int = option(128, "maximum number of tokens in a sample, including special tokens", at_least=8)
     tokenizer: str = option(
         "auto", "name or folder of a tokenizer; auto = that of --model, or one trained on the training texts",
-        path=NAME_OR_PATH)
-    vocab_size: int = option(8192, "number of tokens, if a tokenizer is trained", at_least=64)
+        path=NAME_OR_PATH, rare=True)
+    vocab_size: int = option(8192, "number of tokens, if a tokenizer is trained", at_least=64, rare=True)
 
 
 @options

@@ -242,6 +242,8 @@ def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
 @pytest.mark.parametrize(("names", "words"), [
     ((), "it is empty"),
     (("1.png", "2.png"), "only 1.png, 2.png"),
+    (("train.csv", "val.csv"), "if these are texts, give --task text-classification or masked-lm"),
+    (("train/a.jsonl",), "if these are texts, give --task text-classification or masked-lm"),
     (("train/1.png", "val/a/1.png"), "train/ holds no class folders"),
     (("train/a/1.png",), "only one class, a"),
     (("train/a/1.png", "train/b/readme.txt"), "train/b holds no images"),

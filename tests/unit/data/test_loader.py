@@ -246,7 +246,7 @@ def test_the_end_of_a_run_tells_how_many_were_skipped(tmp_path):
     bad_samples.report(notes.append)
     bad_samples.check(bad_share({3, 4}))
     bad_samples.report(notes.append)
-    assert notes == [f"2 unreadable samples were skipped, see {Path(file)}"]
+    assert notes == [f"skipped 2 unreadable samples, see {Path(file)}"]
 
 
 STORM = """

@@ -1,6 +1,7 @@
 """data/splits.py: the share of train that is held out, where nothing is there for validation."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.splits import ValSplit, held_out, hold_out, require_classes, select
+from data.splits import ValSplit, held_out, hold_out, require_classes, require_no_targets, select
 from data.text import TokenTable
 from utils.errors import Exit, UserError
 
@@ -97,6 +98,21 @@ def test_val_is_taken_out_of_train_and_other_splits_stay(tmp_path):
     assert (splits["train"].labels.tolist(), splits["val"].labels.tolist()) == (labels[~held].tolist(),
                                                                                 labels[held].tolist())
     assert splits["test"] is given["test"] and set(given) == {"train", "test"} and len(given["train"]) == 10
+
+
+@pytest.mark.parametrize("labels, is_refused", [
+    ([str(number / 7) for number in range(40)], True), (["1e3", "-2", *map(str, range(5, 20))], True),
+    (list(map(str, range(10))), False),  # few: digits, say
+    (["1", "2"] * 20, False), ([f"id {number}" for number in range(40)], False),
+    (["nan", *map(str, range(40))], False)])
+def test_numbers_nearly_all_different_are_no_classes(labels, is_refused):
+    found = ""
+    try:
+        require_no_targets(Counter(labels), "the column price", "give another")
+    except UserError as error:
+        assert error.code == Exit.BAD_DATA
+        found = str(error)
+    assert is_refused == ("the column price holds numbers" in found and "looks like regression" in found)
 
 
 def test_what_is_held_out_is_noted(tmp_path):

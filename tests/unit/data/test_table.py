@@ -162,7 +162,7 @@ def test_loose_files_are_all_for_training_with_a_note(write, tmp_path):
     for name in ("b.csv", "a.csv", "README.md", ".hidden.csv"):
         write(name)
     assert found(tmp_path) == ({"train": ["a.csv", "b.csv"]},
-                               ["there is no train, so all 2 files in --data are training data"])
+                               ["there is no train, so all of --data is training data (2 files)"])
 
 
 def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
@@ -178,6 +178,21 @@ def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_pa
         write(name)
     code, message = refusal(find_tables, str(tmp_path))
     assert (code, words in message, str(tmp_path) in message) == (Exit.BAD_DATA, True, True)
+
+
+@pytest.mark.parametrize("names", [("train/a/1.png", "val/a/1.png"), ("a/1.JPG", "b/2.jpg")])
+def test_a_folder_of_images_is_refused_with_the_task_for_them(write, tmp_path, names):
+    for name in names:
+        write(name)
+    code, message = refusal(find_tables, str(tmp_path))
+    expected = [f"images ({name}); for images give --task image-classification" for name in names]
+    assert (code, any(words in message for words in expected)) == (Exit.BAD_DATA, True)
+
+
+def test_a_picture_beside_tables_is_no_matter(write, tmp_path):
+    for name in ("a.csv", "plot.png"):
+        write(name)
+    assert found(tmp_path)[0] == {"train": ["a.csv"]}
 
 
 def test_a_path_that_is_not_there_is_66(tmp_path):

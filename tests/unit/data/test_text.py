@@ -295,6 +295,13 @@ def test_a_split_without_texts_is_refused(write, opened, split, rows):
     assert refusal(opened, root, skip_bad=True) == (Exit.BAD_DATA, f"{root}/{split}.csv: there are no texts in it")
 
 
+def test_a_label_that_looks_like_several_is_noted(write, opened):
+    write("train.csv", [("a", "red|new"), ("b", "red"), ("c", "old|red")])
+    root = write("val.csv", [("a", "red")])
+    [note] = opened(root).notes
+    assert note.startswith("2 classes with | in the name, for example old|red: if these are several labels of a sample")
+
+
 # --- the cache
 
 

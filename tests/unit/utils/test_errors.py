@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from utils.errors import Exit, explain, forget_exit_code, record_exit, say
+from utils.errors import Exit, counted, explain, forget_exit_code, record_exit, say
 
 ROOT = Path(__file__).parents[3]
 KILLED = ("data loading process {pid} of rank 2 was killed ({reason}); the same command continues the run;"
@@ -205,6 +205,11 @@ def leave(work, **environment):
      "train.py: OSError: [Errno 28] No space left; free some space, and the same command continues the run\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
     assert leave(work, RANK=rank) == (code, message)
+
+
+def test_a_count_has_its_noun():
+    assert [counted(1, "step"), counted(2, "step"), counted(0, "class"), counted(1, "micro-batch"),
+            counted(3, "micro-batch")] == ["1 step", "2 steps", "0 classes", "1 micro-batch", "3 micro-batches"]
 
 
 def test_a_bug_leaves_with_70_and_a_traceback():

@@ -95,7 +95,7 @@ def test_the_newest_valid_one_is_loaded_and_the_damaged_one_renamed(world, check
     checkpoints.restore(state)
     expected = [f"damaged-{saved[2].name}", saved[0].name, saved[1].name]
     assert (state.progress.step, names_in(folder), len(notes)) == (2, expected, 1)
-    assert "state.pt: checksum differs" in notes[0] and "1 steps will be repeated" in notes[0]
+    assert "state.pt: checksum differs" in notes[0] and "to repeat 1 step" in notes[0]
 
 
 def test_a_run_that_fell_back_saves_the_same_step_again(world, checkpoints_of, saved, folder):
@@ -156,7 +156,7 @@ def test_each_damaged_one_is_named_with_the_steps_to_be_repeated(world, checkpoi
     missing = f"FileNotFoundError: [Errno 2] No such file or directory: '{saved[1] / 'trainer.json'}'"
     assert (state.progress.step, notes) == (1, [
         f"checkpoint {path.name} is damaged ({problem}) and was renamed to damaged-{path.name}; using {saved[0].name},"
-        f" {steps} steps will be repeated"
+        f" to repeat {steps} step{'s' * (steps > 1)}"
         for path, problem, steps in ((saved[2], "state.pt: checksum differs", 2), (saved[1], missing, 1))])
 
 

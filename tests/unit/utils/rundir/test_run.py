@@ -15,6 +15,7 @@ from utils import __version__
 from utils.errors import Exit, PeerError, UserError
 from utils.rundir import run as run_module
 from utils.rundir.checkpoint import Progress
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run, open_run
 
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
@@ -138,15 +139,80 @@ def test_status_counts_the_starts_and_names_the_process(world):
 @pytest.mark.parametrize("error, code", [
     (UserError("no", Exit.BAD_DATA), 65), (RuntimeError("a bug"), 70), (OSError(28, "full"), 74)])
 def test_an_error_is_a_failed_status_with_its_code(world, error, code):
+    start(world, "--run-dir=run")
     with pytest.raises(type(error)), open_run(config_of("--run-dir=run"), world, print):
         raise error
     assert (status()["state"], status()["exit_code"]) == ("failed", code)
 
 
 def test_a_stop_by_another_rank_is_a_stopped_status(world):
+    start(world, "--run-dir=run")
     with pytest.raises(PeerError), open_run(config_of("--run-dir=run"), world, print):
         raise PeerError("rank 1: stopped (SIGTERM); there was nothing to save", Exit.STOPPED)
     assert (status()["state"], status()["exit_code"]) == ("stopped", 75)
+
+
+def fail(world, *words, steps=0):
+    """A start that fails after so many steps."""
+    with pytest.raises(UserError), open_run(config_of(*words), world, print) as run:
+        run.replace_folder("tokenizer", lambda folder: (folder / "words").write_text("a b c"))
+        run.follow(SimpleNamespace(progress=Progress(step=steps)))
+        run.keep_resolved()
+        raise UserError("no such model")
+
+
+def names_below(folder):
+    return sorted(str(path) for path in Path(folder).rglob("*"))
+
+
+@pytest.mark.parametrize("fresh", [(), ("--fresh",)])
+def test_a_start_that_fails_before_a_step_leaves_no_new_folder(world, fresh):
+    Path("there").mkdir()
+    fail(world, "--run-dir=there/a/run", *fresh)
+    assert names_below(".") == ["there"]
+
+
+def test_a_start_that_fails_before_a_step_leaves_an_empty_folder_empty(world):
+    Path("run").mkdir()
+    fail(world, "--run-dir=run")
+    assert names_below(".") == ["run"]
+
+
+def test_a_start_that_fails_before_a_step_leaves_a_run_in_its_place(world):
+    start(world, "--run-dir=run")
+    before = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != ".lock"}
+    fail(world, "--run-dir=run", "--fresh", "--lr=0.3")
+    after = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != ".lock"}
+    fail(world, "--run-dir=run")
+    assert (after, names_below(".")[:1], status()["state"]) == (before, ["run"], "failed")
+
+
+def test_a_start_that_fails_before_a_step_leaves_what_others_put_there(world):
+    with pytest.raises(UserError), open_run(config_of("--run-dir=a/run"), world, print):
+        Path("a/notes").write_text("mine")
+        raise UserError("no such model")
+    assert names_below("a") == ["a/notes"]
+
+
+def test_a_start_that_fails_after_a_step_leaves_its_run(world):
+    fail(world, "--run-dir=run", steps=1)
+    assert (status()["state"], status()["step"]) == ("failed", 1)
+
+
+def test_a_second_start_waits_while_the_first_removes_its_folder(world, monkeypatch):
+    """It may come between the folder and its lock."""
+    unlink = Path.unlink
+    others = []
+
+    def slow(path, missing_ok=False):
+        unlink(path, missing_ok=missing_ok)
+        if path.name == ".lock" and not others:
+            others.append(RunLock())
+            others[0].acquire(path.parent)
+
+    monkeypatch.setattr(Path, "unlink", slow)
+    fail(world, "--run-dir=run")
+    assert (others[0].is_held, names_below("run")) == (True, ["run/.lock"])
 
 
 def test_a_status_that_was_written_stays_after_closing(world):

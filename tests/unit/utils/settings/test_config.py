@@ -144,7 +144,7 @@ def test_paths_are_absolute_in_what_names_the_run(task, exists, tmp_path):
         Path("other").mkdir()
     absolute = {name for name, value in identity(config).items() if value == str(tmp_path / "other")}
     kinds = (PATH, NAME_OR_PATH) if exists else (PATH,)
-    paths = {name for name in settings(config) if facts_of(task, name).path in kinds}
+    paths = {name for name in identity(config) if facts_of(task, name).path in kinds}
     assert (absolute, identity(CONFIGS[task]())["data"]) == (paths, "demo")
 
 

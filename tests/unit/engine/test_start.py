@@ -1,0 +1,29 @@
+"""engine/start.py: the first moments of a start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from utils.errors import Exit
+
+ROOT = Path(__file__).parents[3]
+# Python as another system has it: without what only Linux, or only Unix, has
+ELSEWHERE = """
+import os, runpy, signal, sys
+sys.platform, sys.path[0] = sys.argv.pop(1), os.getcwd()
+del os.sched_getaffinity, signal.SIGUSR1, signal.SIGHUP, signal.pthread_sigmask
+sys.modules |= dict.fromkeys(("fcntl", "resource"))
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_another_system_than_linux_is_refused_in_one_line(system, rank):
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE, system, "--help"], cwd=ROOT, capture_output=True, text=True,
+                          env={"LOCAL_RANK": rank})
+    lines = [f"train.py: this system is {system}, and train.py needs Linux: use a Linux machine, a container"
+             " (Dockerfile), or WSL 2 on Windows\n"]
+    assert (done.returncode, done.stdout, done.stderr) == (Exit.USAGE, "", lines[0] if rank == "0" else "")

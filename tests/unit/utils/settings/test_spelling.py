@@ -1,0 +1,96 @@
+"""utils/settings/habits.py, spelling.py: other trainers' flags, typing errors and wrong values get one line each."""
+
+import re
+
+import pytest
+
+from data import demo
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import CONFIGS, facts, flag
+from utils.settings.habits import HABITS, answer
+
+SPELLINGS = [(spelling, said) for spellings, said in HABITS for spelling in spellings.split()]
+FLAGS = {flag(name) for config in CONFIGS.values() for name in facts(config())}
+# settings that a table's answer may name before this program has them
+NOT_YET = {f"--{name}" for name in (
+    "augmentation", "flip", "crop-scale", "random-erasing", "mixup", "cutmix", "freeze", "dropout", "drop-path",
+    "layer-decay", "checkpoint-activations", "schedule", "ema-decay", "early-stop-patience", "best")}
+
+
+@pytest.fixture(autouse=True)
+def _outside_torchrun(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def message(capsys):
+    """What a command line is refused with, in one line."""
+    def refused(*words):
+        with pytest.raises(SystemExit) as left:
+            parse_command_line(words, demo.SETTINGS)
+        printed = capsys.readouterr()
+        [line] = printed.err.splitlines()
+        assert (left.value.code, printed.out) == (64, "")
+        return line
+    return refused
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_every_habitual_spelling_is_answered_by_name(task, message):
+    wrong = []
+    for spelling, said in SPELLINGS:
+        word = f"-{spelling}" if len(spelling) == 1 else f"--{spelling}"
+        if flag(spelling) in FLAGS:
+            continue  # ours now
+        line, expected = message("--task", task, word, "3"), answer(spelling, task)
+        is_right = line == f"train.py: {word}: {expected}" and said in expected
+        is_missing = not expected and set(re.findall("--[a-z-]+", said)) & NOT_YET
+        wrong += [] if is_right or is_missing else [line]
+    assert wrong == []
+
+
+def test_the_table_names_flags_that_exist_and_each_spelling_once():
+    named = {word for _, said in HABITS if said.startswith("--") for word in re.findall("--[a-z-]+", said)}
+    spelled = [spelling for spelling, _ in SPELLINGS]
+    assert (named - FLAGS - NOT_YET, len(spelled) - len(set(spelled)), len(spelled) > 40) == (set(), 0, True)
+
+
+@pytest.mark.parametrize("words, said", [
+    ("--learning_rate 0.1", "--learning_rate: use --lr"),
+    ("--learning-rate=0.1 --amp", "--learning-rate: use --lr; --amp: use --precision"),
+    ("--trainer.max_epochs 3", "--trainer.max_epochs: use --epochs"),
+    ("--lerning-rate 0.1", "--lerning-rate: use --lr"),
+    ("--epoch 3", "--epoch: did you mean --epochs?"),
+    ("--aml", "--aml: unknown; `train.py --task image-classification --help-all` lists the settings"),
+    ("--max-seq-length 8", "--max-seq-length: use --max-length, with --task text-classification or masked-lm"),
+    ("--max-length 8", "--max-length: a setting of --task text-classification and masked-lm;"
+     " this is --task image-classification"),
+    ("--epochs 1.5", "--epochs 1.5: must be a whole number"), ("--lr", "--lr: must be a number"),
+    ("--split dev", "--split dev: must be train, val or test"), ("--mean 1 2", "--mean 1 2: must be 3 numbers"),
+    ("--workers few", "--workers few: must be a whole number or auto"), ("--data", "--data: give a value"),
+    ("--pretrained True", "--pretrained True: a switch is --pretrained or --no-pretrained; in a file true or false"),
+    ("--lr 1 2", "2: this belongs to no setting; a setting is --name value"),
+    ("epochs=3", "epochs=3: this belongs to no setting; write --epochs=3"),
+    ("imgsz=640", "imgsz=640: this belongs to no setting; use --image-size")])
+def test_what_cannot_be_read_gets_one_line_with_the_way_out(words, said, message):
+    assert message(*words.split()) == f"train.py: {said}"
+
+
+@pytest.mark.parametrize("words, copy", [
+    ("--data s3://bucket/x", "aws s3 sync s3://bucket/x DIR"),
+    ("--data gs://bucket/x", "gcloud storage rsync --recursive gs://bucket/x DIR"),
+    ("--weights https://host/x.pth", "curl -LO https://host/x.pth"),
+    ("--data hf://datasets/a/b", "hf download --repo-type dataset a/b --local-dir DIR")])
+def test_an_address_must_be_copied_first_and_the_message_says_how(words, copy, message):
+    assert message(*words.split()) == f"train.py: {words}: must be on this machine; copy it first, for example: {copy}"
+
+
+@pytest.mark.parametrize("key, said", [
+    ("learning_rate", "use lr"), ("lerning_rate", "use lr"), ("global_batch_sise", "did you mean global_batch_size?"),
+    ("resume", "not needed: the same command continues the run, from the exact sample on"),
+    ("per_device_train_batch_size", "use global_batch_size (samples per optimizer step, over all processes) and"
+     " micro_batch_size (samples that a process computes at once)")])
+def test_a_file_is_answered_in_the_spelling_of_files(key, said, message, tmp_path):
+    (tmp_path / "a.yaml").write_text(f"{key}: 1\n")
+    assert message(f"--config={tmp_path / 'a.yaml'}") == f"train.py: {tmp_path / 'a.yaml'}: {key}: unknown key; {said}"

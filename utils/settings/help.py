@@ -1,0 +1,53 @@
+"""What --help prints: the settings of a task, their values, and the defaults that this command would really use."""
+
+import shutil
+import textwrap
+from dataclasses import fields
+from typing import Any
+
+from utils.settings.config import CONFIGS, Config, flag
+from utils.settings.option import Facts, values_of
+
+COLUMN, MAX_WIDTH = 28, 120  # where the words about a setting begin; a longer line is hard to read
+_ABOUT = """\
+usage: python train.py [settings]
+       torchrun [options] train.py [settings]
+       ./launch.sh [options] [settings]
+
+Trains a model, on one process or many. The same command continues the same run."""
+_MORE = """\
+--task T --help shows the settings of another task, --version the version. A --config file holds settings as
+`name: value` lines."""
+
+
+def help_text(defaults: Config, origin: str, shows_rare: bool) -> str:
+    """The text of --help, as wide as the terminal. defaults: without this command line. origin: of them, in words."""
+    width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
+    lines = [_ABOUT, "", *textwrap.wrap(f"Settings of --task {defaults.run.task}. {origin}", width)]
+    num_rare = 0
+    for group in [getattr(defaults, item.name) for item in fields(defaults)]:
+        shown = [item for item in fields(group) if shows_rare or not item.metadata["facts"].rare]
+        num_rare += len(fields(group)) - len(shown)
+        lines += ["", type(group).__doc__] if shown else []
+        for item in shown:
+            lines += _entry(item.name, item.type, item.metadata["facts"], getattr(group, item.name), width)
+    more = f"--help-all shows {num_rare} more, which are rarely needed. {_MORE}" if num_rare else _MORE
+    return "\n".join([*lines, "", *textwrap.wrap(more, width)])
+
+
+def _entry(name: str, kind: Any, known: Facts, default: Any, width: int) -> list[str]:
+    """A setting, its values, the words about it, its default."""
+    # the flag
+    values = f"{{{','.join(CONFIGS)}}}" if name == "task" else values_of(kind, known)
+    switch = f"{flag(name)}, {flag(f'no_{name}')}" if default is True else flag(name)
+    left = f"  {switch} {values}".rstrip()
+
+    # the default
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+    about = known.help if default in (None, "") or default is False else f"{known.help} (default: {shown})"
+
+    # side by side
+    right = textwrap.wrap(about, width - COLUMN, break_on_hyphens=False)
+    lines = [f"{left:{COLUMN - 2}}  {right.pop(0)}"] if len(left) <= COLUMN - 2 else [left]
+    return lines + [" " * COLUMN + line for line in right]
+
