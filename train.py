@@ -61,8 +61,8 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.
             training = build_training(start)  # Collective.
-            with closing(training.log), closing(training.checkpoints), naming_a_size_that_fits(training):
-                return train(training)  # Collective.
+            with closing(training.log), closing(training.checkpoints):
+                return naming_a_size_that_fits(train, training)  # Collective.
 
 
 def train(t: Training) -> Exit:

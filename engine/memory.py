@@ -5,15 +5,15 @@ An attempt takes part in no collective, so that a rank that runs out of memory k
 
 import socket
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from utils.distributed.world import World
-from utils.errors import RankError, UserError, counted, is_out_of_memory
+from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory
 from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
@@ -115,16 +115,13 @@ def freed(error: Exception) -> str:
     return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
 
 
-@contextmanager
-def naming_a_size_that_fits(t: "Training") -> Iterator[None]:
-    """If memory runs out, end this rank with an error (64) that names the checkpoint and a size that fits."""
+def naming_a_size_that_fits(train: Callable[["Training"], Exit], t: "Training") -> Exit:
+    """Return train(t). If memory runs out, raise an error (64) that names the checkpoint and a size that fits."""
     try:
-        yield
+        return train(t)
     except Exception as error:
         lack = freed(error)
-    else:
-        return
-    raise _memory_error(lack, t)
+    raise _memory_error(lack, t)  # not above: an error that is being handled holds memory
 
 
 def _memory_error(lack: str, t: "Training") -> RankError:
