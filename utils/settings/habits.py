@@ -55,7 +55,7 @@ HABITS = (
 
     # images
     ("imgsz img-size input-size crop-size resolution train-crop-size val-crop-size", "--image-size"),
-    ("auto-augment aa", "--augmentation randaugment or trivialaugment"),
+    ("aa", "--auto-augment randaugment or trivialaugment"),
     ("train-interpolation", "--interpolation"),
     ("hflip fliplr", "--flip"),
     ("scale rand-crop-scale", "--crop-scale"),

@@ -73,7 +73,7 @@ class Interval(str):
         return interval
 
 
-_UNIONS = (Union, UnionType)  # `int | Literal[...]` is the one, `int | None` the other
+UNIONS = (Union, UnionType)  # `int | Literal[...]` is the one, `int | None` the other
 # A type in --help, and in a message: "must be ...".
 _TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NAME", "a word"),
           Interval: ("STEPS|TIME", "a number of optimizer steps (1000) or a duration (90s, 5min, 2h)")}
@@ -81,7 +81,7 @@ _TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NA
 
 def values_of(kind: Any, known: Facts) -> str:
     """The values of a setting, for --help: "N|auto". "" for a switch."""
-    if get_origin(kind) in _UNIONS:
+    if get_origin(kind) in UNIONS:
         return "|".join(filter(None, (values_of(each, known) for each in get_args(kind))))
     if get_origin(kind) is Literal:
         choices = ",".join(get_args(kind))
@@ -95,7 +95,7 @@ def values_of(kind: Any, known: Facts) -> str:
 
 def rule_of(kind: Any) -> str:
     """What a value must be, in words: "a whole number or auto"."""
-    if get_origin(kind) in _UNIONS:
+    if get_origin(kind) in UNIONS:
         return " or ".join(rule_of(each) for each in get_args(kind) if each is not NoneType)
     if get_origin(kind) is Literal:
         *others, last = get_args(kind)

@@ -13,7 +13,7 @@ from typing import get_args, get_origin
 from utils.errors import UserError
 from utils.settings.config import CONFIGS, facts, flag, types
 from utils.settings.habits import answer
-from utils.settings.option import rule_of
+from utils.settings.option import UNIONS, rule_of
 
 _FLAG = re.compile("--?[a-zA-Z]")  # not -1
 
@@ -54,7 +54,8 @@ def what_is_wrong(words: Sequence[str], task: str) -> str:
         kind = kinds[name]
         if kind is bool:
             return f"{' '.join(words)}: a switch is {name} or {name.replace('--', '--no-')}; in a file true or false"
-        num_values = len(get_args(kind)) if get_origin(kind) is tuple else 1
+        choices = get_args(kind) if get_origin(kind) in UNIONS else (kind,)
+        num_values = max(len(get_args(each)) if get_origin(each) is tuple else 1 for each in choices)
         end = num_values + ("=" not in words[0])
         if len(words) <= end:
             return f"{' '.join(words)}: must be {rule_of(kind)}"
