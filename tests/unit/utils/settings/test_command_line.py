@@ -270,7 +270,7 @@ def test_help_lists_the_settings_of_its_task_and_no_others(task, capsys):
 @pytest.mark.parametrize("words, expected", [
     ([], {"image-size": "32", "epochs": "8", "lr": "0.05", "optimizer": "sgd", "mean": "0.287 0.287 0.287"}),
     (["--task=masked-lm"], {"model": "bert-tiny", "lr": "0.002", "max-length": "64"}),
-    ([FOLDER], {"image-size": "224", "epochs": "30", "lr": "0.001"}),
+    ([FOLDER], {"image-size": "auto", "epochs": "30", "lr": "auto"}),
     ([FOLDER, "--lr=0.3", "--config"], {"lr": "0.7", "epochs": "30"})])
 def test_help_shows_the_defaults_that_this_command_would_use(words, expected, capsys, yaml_file, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -287,7 +287,7 @@ def test_help_has_choices_no_noise_and_no_rare_settings(capsys, monkeypatch):
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert all(word in text for word in (f"--task {{{','.join(CONFIGS)}}}", "--split {train,val,test}", "--help-all"))
-    assert not any(word in text for word in ("None", "STR", "--no-", "default: )", "False", "--ledger", "-timeout"))
+    assert not any(word in text for word in ("None", "STR", "--no-fresh", "default: )", "False", "--ledger", "-timeout"))
     assert (max(map(len, lines)) <= 100, len(lines) < 100) == (True, True)
 
 
