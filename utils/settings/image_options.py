@@ -31,7 +31,7 @@ class AugmentOptions:
     """Augmentation of images, in training alone"""
 
     flip: Literal["auto", "horizontal", "none"] = option(
-        "auto", "mirror half of the images; auto = as --augmentation says")
+        "auto", "mirror half of the images; auto = as --augmentation says", rare=True)
     crop_scale: float = option(
         0.08, "smallest area of a random resized crop (--augmentation photo), as a share of the image's",
         above=0, at_most=1, rare=True)
@@ -42,7 +42,7 @@ class AugmentOptions:
     randaugment_magnitude: int = option(
         9, "strength of RandAugment's changes, 0 to 30", at_least=0, at_most=30, rare=True)
     random_erasing: float = option(
-        0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1)
+        0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1, rare=True)
     mixup: float = option(
         0.0, "MixUp of each micro-batch, with shares from Beta(A, A); with --cutmix, one of the two at random; 0 = off",
         at_least=0, at_most=100)
@@ -63,10 +63,11 @@ class ModelOptions:
     weights: str | None = option(
         None, "file with weights of --model NAME (.pth or .safetensors); implies --pretrained", path=NAME_OR_PATH)
     dropout: float | None = option(
-        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1)
+        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1,
+        rare=True)
     drop_path: float | None = option(
         None, "stochastic depth: probability of skipping the last block, less for earlier ones; default: the model's"
-        " own", at_least=0, below=1)
+        " own", at_least=0, below=1, rare=True)
 
     @staticmethod
     def has_weights(model: str) -> bool:

@@ -49,7 +49,7 @@ class RunOptions:
         " 0 = off", at_least=0, ends_run=True)
     early_stop_min_delta: float = option(
         0.0, "--early-stop-patience: an evaluation must be better by more than this to be a gain", at_least=0,
-        ends_run=True)
+        ends_run=True, rare=True)
 
 
 @options
@@ -109,10 +109,10 @@ class OptimOptions:
     freeze: int | Literal["none", "backbone"] = option(
         "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
         " included", at_least=1)
-    head_lr_factor: float = option(1.0, "the head's learning rate is --lr times this", above=0)
+    head_lr_factor: float = option(1.0, "the head's learning rate is --lr times this", above=0, rare=True)
     layer_decay: float = option(
         1.0, "layer-wise learning rate decay: each block's learning rate is this times that of the block after it;"
-        " 1 = off", above=0, at_most=1)
+        " 1 = off", above=0, at_most=1, rare=True)
     ema_decay: float = option(
         0.0, "also evaluate a moving average of the weights, which keeps this share at each step; RUN/model is the"
         " better of the two; 0 = off", TOLERATED, at_least=0, below=1)
@@ -159,7 +159,7 @@ class DeviceOptions:
         " CPU", TOLERATED, at_least=1, resolved=True, rare=True)
     checkpoint_activations: bool = option(
         False, "keep only the inputs of blocks and compute the rest again in the backward pass: less memory, more time",
-        TOLERATED)
+        TOLERATED, rare=True)
 
 
 @options

@@ -49,7 +49,8 @@ class TextModelOptions:
         False, "the weights of a folder or a transformers model are used unless --no-pretrained is given; the head is"
         " new if the task or the classes differ")
     dropout: float | None = option(
-        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1)
+        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1,
+        rare=True)
 
     @staticmethod
     def has_weights(model: str) -> bool:
