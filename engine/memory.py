@@ -116,7 +116,7 @@ def freed(error: Exception) -> str:
 
 
 def naming_a_size_that_fits(train: Callable[["Training"], Exit], t: "Training") -> Exit:
-    """Return train(t). If memory runs out, raise an error (64) that names the checkpoint and a size that fits."""
+    """Return train(t). If memory runs out, raise an error (64) that names the save and one that fits. Collective."""
     try:
         return train(t)
     except Exception as error:

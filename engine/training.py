@@ -61,12 +61,8 @@ def build_training(start: Start) -> Training:
     best_metric(start)  # raises UserError
     checkpoints = Checkpoints(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
-    with seeded(derive_seed(config.run.seed, "initial weights")):
-        model = task.build_model(initial_weights=is_new).to(world.device)  # Collective.
-    freeze(model, config.optim.freeze)
-    checkpoint_activations(model, config.device)
-    strategy = load_strategy(config.device.strategy)(model, world)  # may shard the model
-    optim = resolve_optim(start)
+    strategy = _build_strategy(start, is_new)  # Collective.
+    model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim))
     averages = Averages(strategy.model_state(), optim.ema_decay)
 
@@ -116,6 +112,16 @@ def build_training(start: Start) -> Training:
         schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
         checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, throughput=throughput,
         total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
+
+
+def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
+    """The strategy with its model: some blocks may be frozen, or compute their activations again. Collective."""
+    config, world = start.config, start.world
+    with seeded(derive_seed(config.run.seed, "initial weights")):
+        model = start.task.build_model(initial_weights).to(world.device)  # Collective.
+    freeze(model, config.optim.freeze)
+    checkpoint_activations(model, config.device)
+    return load_strategy(config.device.strategy)(model, world)  # may shard the model
 
 
 def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:

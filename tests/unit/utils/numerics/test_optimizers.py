@@ -81,7 +81,7 @@ def test_set_lr_sets_it_in_all_groups():
 
 def test_factors_make_groups_and_set_lr_multiplies_by_them():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    optimizer = build_optimizer(model, OptimOptions(weight_decay=0.3), {"0.weight": 0.5, "0.bias": 0.5})
+    optimizer = build_optimizer(model, OptimOptions(lr=0.001, weight_decay=0.3), {"0.weight": 0.5, "0.bias": 0.5})
     set_lr(optimizer, 0.1)
     found = [(group["param_names"], group["weight_decay"], group["lr"]) for group in optimizer.param_groups]
     assert found == [(["0.weight"], 0.3, 0.05), (["1.weight"], 0.3, 0.1), (["0.bias"], 0.0, 0.05),
@@ -89,7 +89,7 @@ def test_factors_make_groups_and_set_lr_multiplies_by_them():
 
 
 def test_without_factors_there_are_two_groups_decayed_first():
-    optimizer = build_optimizer(nn.Linear(2, 2), OptimOptions(weight_decay=0.3))
+    optimizer = build_optimizer(nn.Linear(2, 2), OptimOptions(lr=0.001, weight_decay=0.3))
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
 
 
