@@ -78,6 +78,7 @@ def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos):
         assert "step 1/1 validation loss" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_lines_for_own_texts_train_on_tables_pairs_and_text_files(copy, shell, texts):
     rows = list(csv.DictReader((texts / "train.csv").open(encoding="utf-8")))
     shutil.copy(texts / "train.csv", copy / "reviews.csv")
@@ -94,6 +95,7 @@ def test_the_lines_for_own_texts_train_on_tables_pairs_and_text_files(copy, shel
         assert "step 1/1 validation loss" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_lines_for_the_built_in_texts_are_runs_of_their_own(copy, shell):
     for line in block("python train.py --task text-classification\n".strip()):
         done = shell(f"{line} --max-steps 1 --device cpu --run-dir runs/{line.split()[-1]}")

@@ -90,7 +90,8 @@ def test_without_decay_and_factor_no_param_has_a_factor():
 def test_a_step_with_factors_is_that_of_torch_with_groups_of_their_own():
     torch.manual_seed(0)
     model, images = vision("resnet18"), torch.randn(2, 3, 32, 32)
-    config = OptimOptions(optimizer="sgd", layer_decay=0.5, head_lr_factor=10.0, weight_decay=0.0, momentum=0.0)
+    config = OptimOptions(
+        optimizer="sgd", lr=0.05, layer_decay=0.5, head_lr_factor=10.0, weight_decay=0.0, momentum=0.0)
     model(images).square().sum().backward()
     depths = {"conv1": 9, "bn1": 9} | {f"layer{s}.{b}": 8 - 2 * (s - 1) - b for s in range(1, 5) for b in range(2)}
     factors = {name: 0.5 ** next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
@@ -108,7 +109,7 @@ def test_frozen_blocks_keep_weights_and_statistics_and_drop_nothing(what, still,
     torch.manual_seed(0)
     model, images = vision("mobilenet_v3_small"), torch.randn(4, 3, 32, 32)
     freeze(model, what)
-    optimizer = build_optimizer(model, OptimOptions(optimizer="sgd", weight_decay=0.5))
+    optimizer = build_optimizer(model, OptimOptions(optimizer="sgd", lr=0.05, weight_decay=0.5))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for _ in range(2):
         model.eval()
