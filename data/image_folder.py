@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,6 +18,7 @@ from torch.utils.data import Dataset
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
 from data.image_index import ImageIndex, images_in
+from data.labels import label_at
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
 
@@ -26,8 +28,8 @@ MID_GREY = 128  # of the stand-in for an unreadable image
 class Sample(NamedTuple):
     """One image as the model's input, before scaling."""
 
-    image: Tensor  # [H, W, 3] uint8
-    label: int
+    image: Tensor  # [H, W, 3] uint8; [H, W, 3 * I] of I images
+    label: int | np.ndarray  # a class, or a row of labels or numbers
     bad: str | None  # "path: reason" where the image could not be read; `image` is a grey stand-in then
 
 
@@ -42,23 +44,37 @@ class ImageFolder(Dataset):
 
     def __getitem__(self, item: tuple[int, int]) -> Sample:
         epoch, index = map(int, item)
-        path, label = self.index.path(index), int(self.index.labels[index])
-        try:
-            with seeded(derive_seed(self.seed, "augmentation", epoch, index)):
-                return Sample(self.transform(EncodedImage(path)), label, None)
-        except UnreadableImage as error:
-            side = self.transform.size
-            return Sample(torch.full((side, side, 3), MID_GREY, dtype=torch.uint8), label, f"{path}: {error}")
+        label, images = label_at(self.index.labels, index), []
+        for path in self.index.paths(index):
+            try:
+                with seeded(derive_seed(self.seed, "augmentation", epoch, index)):  # the same crop of each image
+                    images.append(self.transform(EncodedImage(path)))
+            except UnreadableImage as error:
+                shape = (self.transform.size, self.transform.size, 3 * self.index.num_images)
+                return Sample(torch.full(shape, MID_GREY, dtype=torch.uint8), label, f"{path}: {error}")
+        return Sample(images[0] if len(images) == 1 else torch.cat(images, dim=2), label, None)
 
     def name(self, index: int) -> str:
-        """What a sample is called in messages: its path."""
-        return self.index.path(index)
+        """What a sample is called in messages: its path, or its paths."""
+        return ",".join(self.index.paths(index))
 
 
-def list_images(inputs: Sequence[str]) -> list[str]:
-    """Files as given; for a folder, the images in it and below, sorted by path. Raises UserError (66)."""
+def list_images(inputs: Sequence[str], num_images: int = 1) -> list[str]:
+    """Files as given; for a folder, the images in it and below, sorted by path; A,B for several images of a sample.
+
+    Raises UserError: 64 for another number of images, 66 if one is missing.
+    """
     paths = []
     for name in inputs:
+        if num_images > 1:
+            files = name.split(",")
+            if len(files) != num_images:
+                raise UserError(f"{name}: the model takes {num_images} images of each sample; give their paths with"
+                                " commas between them, and no spaces")
+            if missing := [file for file in files if not os.path.isfile(file)]:
+                raise UserError(f"there is no file {missing[0]}", Exit.NO_INPUT)
+            paths.append(name)
+            continue
         if not os.path.exists(name):
             raise UserError(f"there is no file or folder {name}", Exit.NO_INPUT)
         paths += images_in(name) if os.path.isdir(name) else [name]

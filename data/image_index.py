@@ -37,16 +37,22 @@ class ImageIndex:
 
     root: str
     names: np.ndarray  # uint8: paths relative to root, as bytes, joined; may hold more paths than this split has
-    spans: np.ndarray  # [N, 2] int64: begin and end of each path in `names`
-    labels: np.ndarray  # [N] int32
+    spans: np.ndarray  # [N, 2] int64: begin and end of each path in `names`; of several, which are joined by NUL
+    labels: np.ndarray  # [N] int32 classes; or rows, see data.labels.LabelReader
+    num_images: int = 1  # of a sample
 
     def __len__(self) -> int:
         return len(self.spans)
 
-    def path(self, index: int) -> str:
-        """Absolute path of image `index`, 0 <= index < N."""
+    def paths(self, index: int) -> list[str]:
+        """Absolute paths of the images of sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
-        return os.path.join(self.root, os.fsdecode(self.names[begin:end].tobytes()))
+        joined = os.fsdecode(self.names[begin:end].tobytes())
+        return [os.path.join(self.root, path) for path in joined.split("\0")]
+
+    def path(self, index: int) -> str:
+        """That of the first of them."""
+        return self.paths(index)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +145,8 @@ class _Scan:
         if not os.path.exists(root):
             raise UserError(f"--data {root}: there is no such folder", Exit.NO_INPUT)
         if not os.path.isdir(root):
-            raise UserError(f"--data {root}: is a file; give the folder that holds train/CLASS/* (or CLASS/*)"
+            raise UserError(f"--data {root}: is a file, but no table (.csv, .tsv, .jsonl); give such a file with the"
+                            " columns image and label, or the folder that holds train/CLASS/* (or CLASS/*)"
                             f"{_task_for([root])}", Exit.BAD_DATA)
         try:
             return self._read()

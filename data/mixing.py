@@ -17,7 +17,7 @@ from torch import Tensor
 
 from utils.errors import UserError
 from utils.numerics.seed import derive_seed, seeded
-from utils.settings.image_options import AugmentOptions
+from utils.settings.image_options import AugmentOptions, MixOptions
 
 
 class Mixed(NamedTuple):
@@ -33,6 +33,8 @@ Mixing = Callable[[Tensor, Tensor], Mixed]  # of images and sample_weight, see m
 
 def build_mixing(options: AugmentOptions, image_size: int, micro_batch: int | str) -> Mixing | None:
     """What --mixup and --cutmix ask for; None if nothing. Raises UserError (64) where nothing could ever be mixed."""
+    if not isinstance(options, MixOptions):
+        return None
     given = " ".join(f"--{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(options, name)))
     if given and micro_batch == 1:
         raise UserError(f"{given}: samples are mixed within a micro-batch, and --micro-batch-size 1 has no other; use 2"
@@ -43,10 +45,10 @@ def build_mixing(options: AugmentOptions, image_size: int, micro_batch: int | st
     return partial(mix, options=options) if given else None
 
 
-def mix(images: Tensor, sample_weight: Tensor, options: AugmentOptions) -> Mixed:
+def mix(images: Tensor, sample_weight: Tensor, options: MixOptions) -> Mixed:
     """Mix a micro-batch with itself, moved on by one sample; by one of the two techniques with probability 1/2 each.
 
-    images: [B, H, W, 3] uint8. sample_weight: [B]; an image of weight 0 is lent to none.
+    images: [B, H, W, 3] uint8, or 3 * I channels of I images. sample_weight: [B]; an image of weight 0 is lent to none.
     """
     # partners: the sample before, where it could be read
     own = torch.arange(len(images), device=images.device)                        # [B]

@@ -90,12 +90,12 @@ def sort_classes(labels: Iterable[str]) -> list[str]:
 
 
 def hold_out(
-    splits: dict[str, Table], val: ValSplit, root: str, folder: Path, texts: np.ndarray | None = None
+    splits: dict[str, Table], val: ValSplit, root: str, folder: Path, groups: np.ndarray | None = None
 ) -> tuple[dict[str, Table], str]:
     """The splits with val taken out of train, and a note for the user. Raises UserError (64, 65).
 
-    root: of the data, for messages. folder: where the new ones are kept. texts: [N] integers, the text that each sample
-    of train is cut from: whole texts are held out, whatever their labels.
+    root: of the data, for messages. folder: where the new ones are kept. groups: [N] integers, what each sample of
+    train belongs to (the text that it is cut from, a patient): whole groups are held out, whatever their labels.
     """
     if val.fraction <= 0:
         raise UserError(f"--val-fraction {val.fraction}: {root} has no val (nor {', '.join(VAL_NAMES[1:])}), so a share"
@@ -103,11 +103,15 @@ def hold_out(
     train = splits["train"]
 
     def choose() -> dict[str, np.ndarray]:
-        units = train.labels if texts is None else np.zeros(texts.max() + 1, int)  # samples, or texts of one class
+        has_classes = train.labels.ndim == 1
+        units = train.labels if has_classes else np.zeros(len(train), int)  # samples
+        if groups is not None:
+            units = np.zeros(groups.max() + 1, int)
         held = held_out(units, val.fraction, val.seed)
-        held = held if texts is None else held[texts]
+        held = held if groups is None else held[groups]
         if not held.any() or held.all():
-            found = "every class has one sample" if texts is None else "there are too few texts"
+            found = ("all samples of train belong to one text or group" if groups is not None else
+                     "every class has one sample" if has_classes else "there is one sample")
             raise UserError(f"--data {root}: {found}, so none can be held out for validation; add samples, or val",
                             Exit.BAD_DATA)
         return {"train": ~held, "val": held}

@@ -1,7 +1,7 @@
-"""Tables of texts, one row at a time: CSV (RFC 4180), TSV (a line is a row, quotes have no meaning), JSONL; text files.
+"""Tables, one row at a time: CSV (RFC 4180), TSV (a line is a row, quotes have no meaning), JSONL; files of texts.
 
-    columns = choose_columns(Path("train.csv"), "auto", "label")
-    for row in read_rows(Path("train.csv"), columns): ...       # Row(texts, label, line)
+    columns = choose_columns(Path("train.csv"), TEXTS, "auto", ["label"])
+    for row in read_rows(Path("train.csv"), columns): ...       # Row(texts, labels, line, group, split)
 
 The first row of a CSV or TSV file names its columns; in a .txt file every line that is not blank is a text. UTF-8, with
 or without a byte order mark, lines ended by LF or CRLF. An error names file, line and rule.
@@ -11,7 +11,7 @@ import csv
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,57 +21,86 @@ MAX_FIELD = 2**20  # characters; a longer field is most likely a quote that was 
 MAX_LINE = 2**24  # bytes
 
 
+class Inputs(NamedTuple):
+    """What the samples of a table are, and how their columns are found."""
+
+    word: str
+    flag: str
+    usual: tuple[str, ...]  # names of the column; the first that a table has
+    most: int  # columns of a sample
+    several: str  # what several columns are, in words
+
+
+TEXTS = Inputs("text", "--text-column", ("text",), 2, "two (A,B) for a sentence pair")
+IMAGES = Inputs("image", "--image-column", ("image", "path", "file", "filename", "file_name"), 8,
+                "several (A,B) if a sample has several images")
+SPLIT = "split"  # the column that says of which split a row is
+
+
 class Columns(NamedTuple):
     """Which columns are read."""
 
-    texts: tuple[str, ...]  # one, or two: a sentence pair
-    label: str | None
+    texts: tuple[str, ...]  # the inputs: texts (two are a sentence pair), or paths of images
+    labels: tuple[str, ...]  # empty = there are no labels
+    group: str | None = None
+    split: str | None = None
 
 
 class Row(NamedTuple):
     """One row, as it is in its file."""
 
     texts: tuple[str, ...]
-    label: str | None
+    labels: tuple[str, ...]
     line: int  # its first line, counted from 1
+    group: str = ""
+    split: str = ""
 
 
-def choose_columns(path: Path, text_column: str, label_column: str | None) -> Columns:
-    """The columns of `path` that are read. text_column: --text-column. label_column: None = there are no labels.
+def choose_columns(
+    path: Path, inputs: Inputs, chosen: str, labels: Sequence[str], group: str | None = None
+) -> Columns:
+    """The columns of `path` that are read. chosen: the value of inputs.flag. labels: empty = there are no labels.
 
     Raises UserError (65) if the file lacks one; the message names the columns that it has.
     """
     # a text file
     names = _header(path)
     if names is None:
-        if label_column is not None:
-            raise UserError(f"{path}: a .txt file has no labels; give a table (.csv, .tsv, .jsonl) with the columns"
-                            " text and label", Exit.BAD_DATA)
-        return Columns(("text",), None)
+        if labels or group:
+            raise UserError(f"{path}: a .txt file has no {'labels' if labels else 'groups'}; give a table (.csv, .tsv,"
+                            f" .jsonl) with the columns {some([inputs.usual[0], *labels, *filter(None, [group])])}",
+                            Exit.BAD_DATA)
+        return Columns(("text",), ())
 
-    # the label
+    # labels, groups
     has = f"it has {some(names)}"
-    if label_column is not None and label_column not in names:
-        raise UserError(f"{path}: there is no column {label_column}; {has}; give --label-column the name of the column"
-                        " with the classes", Exit.BAD_DATA)
+    others = {"--label-column": labels, "--group-column": [group] if group else []}
+    for flag, wanted in others.items():
+        if missing := [name for name in wanted if name not in names]:
+            what = "labels" if flag == "--label-column" else "groups"
+            raise UserError(f"{path}: there is no column {some(missing)}; {has}; give {flag} the name of the column"
+                            f" with the {what}", Exit.BAD_DATA)
+    split = SPLIT if SPLIT in names and SPLIT not in (*labels, group) else None
+    taken = {*labels, group}
 
-    # the texts, by name
-    if text_column != "auto":
-        texts = tuple(name.strip() for name in text_column.split(","))
+    # the inputs, by name
+    if chosen != "auto":
+        texts = tuple(name.strip() for name in chosen.split(","))
         if missing := [name for name in texts if name not in names]:
-            raise UserError(f"{path}: there is no column {some(missing)}; {has}; give --text-column a column that it"
+            raise UserError(f"{path}: there is no column {some(missing)}; {has}; give {inputs.flag} a column that it"
                             " has", Exit.BAD_DATA)
-        if len(texts) > 2 or len(set(texts)) < len(texts) or label_column in texts:
-            raise UserError(f"--text-column {text_column}: give one column, or two for a sentence pair; the label's"
-                            " column cannot be one of them")
-        return Columns(texts, label_column)
+        if len(texts) > inputs.most or len(set(texts)) < len(texts) or taken & set(texts):
+            raise UserError(f"{inputs.flag} {chosen}: give one column, or {inputs.several}, {inputs.most} at most; the"
+                            " columns of labels and groups cannot be among them")
+        return Columns(texts, tuple(labels), group, None if SPLIT in texts else split)
 
-    # the text, found
-    others = [name for name in names if name != label_column]
-    if "text" not in others and len(others) != 1:
-        raise UserError(f"{path}: which column is the text? {has}; name it with --text-column, or two (A,B) for a"
-                        " sentence pair", Exit.BAD_DATA)
-    return Columns(("text",) if "text" in others else (others[0],), label_column)
+    # the inputs, found
+    free = [name for name in names if name not in {*taken, split}]
+    found = [name for name in inputs.usual if name in free] or free
+    if found == free and len(free) != 1:
+        raise UserError(f"{path}: which column is the {inputs.word}? {has}; name it with {inputs.flag}, or"
+                        f" {inputs.several}", Exit.BAD_DATA)
+    return Columns((found[0],), tuple(labels), group, split)
 
 
 def require_columns(path: Path, columns: Columns) -> None:
@@ -93,13 +122,14 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False) -> Iterato
         return
 
     # a table
-    wanted = [*columns.texts, *filter(None, [columns.label])]
+    wanted = [*columns.texts, *columns.labels, *filter(None, columns[2:])]
     for number, values in _objects(path):
         if missing := [name for name in wanted if name not in values]:
             raise _wrong(path, number, f"has no {some(missing)}; it has {some(values)}")
         texts = tuple(_text(path, number, name, values[name]) for name in columns.texts)
-        label = None if columns.label is None else _label(path, number, columns.label, values[columns.label])
-        yield Row(texts, label, number)
+        labels = tuple(_label(path, number, name, values[name]) for name in columns.labels)
+        yield Row(texts, labels, number, *("" if name is None else _label(path, number, name, values[name])
+                                           for name in columns[2:]))
 
 
 def _header(path: Path) -> list[str] | None:
@@ -194,7 +224,7 @@ def _line_row(path: Path, number: int, line: str, num_texts: int) -> Row:
         texts = tuple(text.strip() for text in line.split("\t"))
     if len(texts) != num_texts:
         raise _wrong(path, number, f"{len(texts)} texts; a sentence pair is two texts with a tab between them")
-    return Row(texts, None, number)
+    return Row(texts, (), number)
 
 
 def _text(path: Path, number: int, column: str, value: Any) -> str:

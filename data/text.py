@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from data.labels import label_at
+
 PAD_TO = 8  # tokens: widths of batches are multiples
 
 
@@ -22,7 +24,7 @@ class TextSample(NamedTuple):
 
     ids: np.ndarray  # [length] int64
     types: np.ndarray  # [length] uint8, or empty
-    label: int
+    label: int | np.ndarray  # a class, or a row of labels or numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,7 @@ class TokenTable:
     ids: np.ndarray  # uint16 or uint32: the tokens of all samples, one after the other
     types: np.ndarray  # uint8, like ids: token types; empty where the tokenizer has none
     spans: np.ndarray  # [N, 2] int64: begin and end of each sample in ids
-    labels: np.ndarray  # [N] int32; 0 where there are no labels
+    labels: np.ndarray  # [N] int32 classes, 0 where there are no labels; or rows, see data.labels.LabelReader
     num_ordinary: np.ndarray  # [N] int32: non-special tokens
     texts: np.ndarray  # [N] int32: index of the text that a sample is, or is cut from
     lengths: np.ndarray  # [N] int32: tokens
@@ -45,7 +47,7 @@ class TokenTable:
     def sample(self, index: int) -> TextSample:
         """Sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
-        return TextSample(self.ids[begin:end].astype(np.int64), self.types[begin:end], int(self.labels[index]))
+        return TextSample(self.ids[begin:end].astype(np.int64), self.types[begin:end], label_at(self.labels, index))
 
 
 class TextSet(Dataset):

@@ -13,6 +13,7 @@ import numpy as np
 
 from data.loader import num_workers
 from engine.start import Start
+from models.objectives import Classes
 from utils.settings.config import settings
 
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
@@ -133,9 +134,10 @@ def notes_of(start: Start, total_steps: int, records: Iterable[Mapping[str, Any]
     """The notes of a run that has these records, and what to say at its start."""
     # the data
     config, task, world = start.config, start.task, start.world
-    counts, majority, first = getattr(task, "class_counts", None), None, []
-    if counts is not None:
-        majority = float(task.eval_counts[counts.argmax()] / task.eval_counts.sum())
+    objective, majority, first = getattr(task, "objective", None), None, []
+    if isinstance(objective, Classes):
+        counts = objective.class_counts
+        majority = float(objective.eval_counts[counts.argmax()] / objective.eval_counts.sum())
         first = [text for text in [imbalance(counts.tolist(), task.classes, settings(config))] if text]
 
     # the records

@@ -35,11 +35,13 @@ def show_mistakes(t: "Training", values: Mapping[str, Any]) -> None:
         t.log.show("val/worst_mistakes", t.state.progress.step, partial(_mistakes, t.task, values["rows"]))
 
 
-def worst(samples: Tensor) -> list[int]:
-    """Indices of wrong samples, the highest loss first; of equal ones the first. samples: [N, 5], SAMPLE_COLUMNS."""
-    counts, label, predicted, _, loss = samples.unbind(dim=1)
-    wrong = torch.nonzero((counts > 0) & (label != predicted))[:, 0]
-    return wrong[loss[wrong].argsort(descending=True, stable=True)][:MAX_MISTAKES].tolist()
+def worst(samples: Tensor, is_wrong: Tensor) -> list[int]:
+    """Indices of wrong samples, the highest loss first; of equal ones the first.
+
+    samples: [N, S], the rows of the metrics: whether a sample counts comes first, its loss last. is_wrong: [N] bool.
+    """
+    wrong = torch.nonzero((samples[:, 0] > 0) & is_wrong)[:, 0]
+    return wrong[samples[wrong, -1].argsort(descending=True, stable=True)][:MAX_MISTAKES].tolist()
 
 
 def tiles(images: Sequence[np.ndarray], most: int, captions: Sequence[Sequence[str]] = ()) -> np.ndarray:
@@ -50,19 +52,20 @@ def tiles(images: Sequence[np.ndarray], most: int, captions: Sequence[Sequence[s
     # sizes
     columns, font = round(most**0.5), ImageFont.load_default(14)
     columns = min(columns, len(images))
-    side = min(LARGEST[most], max(SMALLEST[most], *images[0].shape[:2]))
+    side = min(LARGEST[most], max(SMALLEST[most], images[0].shape[0]))
+    width = side * images[0].shape[1] // images[0].shape[0]  # wider where a sample has several images
     height = side + LINE * max(map(len, captions), default=0) + GAP
     rows = -(-len(images) // columns)
-    canvas = Image.new("RGB", (columns * (side + GAP) + GAP, rows * height + GAP), "white")
+    canvas = Image.new("RGB", (columns * (width + GAP) + GAP, rows * height + GAP), "white")
     draw = ImageDraw.Draw(canvas)
 
     # tiles
     for number, image in enumerate(images):
-        left, top = GAP + number % columns * (side + GAP), GAP + number // columns * height
-        how = Image.Resampling.NEAREST if max(image.shape[:2]) < side else Image.Resampling.BILINEAR
-        canvas.paste(Image.fromarray(image).resize((side, side), how), (left, top))
+        left, top = GAP + number % columns * (width + GAP), GAP + number // columns * height
+        how = Image.Resampling.NEAREST if image.shape[0] < side else Image.Resampling.BILINEAR
+        canvas.paste(Image.fromarray(image).resize((width, side), how), (left, top))
         for line, text in enumerate(captions[number] if captions else ()):
-            while font.getlength(text) > side:
+            while font.getlength(text) > width:
                 text = text[:-2] + "…"
             draw.text((left, top + side + line * LINE), text, fill=INK, font=font)
     return np.asarray(canvas)
@@ -84,14 +87,10 @@ def _first_batch(t: "Training") -> np.ndarray | str:
 
 
 def _mistakes(task: Task, samples: Tensor) -> np.ndarray | str | None:
-    if not (chosen := worst(samples)):
+    if not (chosen := worst(samples, task.objective.is_wrong(samples))):
         return None
     shown = task.preview(task.collate([task.eval_set[0, index] for index in chosen]))
-    rows = [(task.classes[int(label)], task.classes[int(predicted)], f"{100 * probability:.0f} %")
-            for _, label, predicted, probability, _ in samples[chosen].tolist()]
+    rows = [task.objective.sample(index, row) for index, row in zip(chosen, samples[chosen].tolist(), strict=True)]
     if isinstance(shown[0], str):
-        return table(["text", "true", "predicted", "probability"], [
-            [text, *row] for text, row in zip(shown, rows, strict=True)])
-    words = ("true: ", "predicted: ", "probability: ")
-    return tiles(shown, MAX_MISTAKES, [[f"{word}{cell}" for word, cell in zip(words, row, strict=True)]
-                                       for row in rows])
+        return table(["text", *rows[0]], [[text, *row.values()] for text, row in zip(shown, rows, strict=True)])
+    return tiles(shown, MAX_MISTAKES, [[f"{name}: {cell}" for name, cell in row.items()] for row in rows])

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
@@ -31,7 +30,6 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
-from models.losses import probabilities_of
 from utils.errors import Exit, UserError, counted, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
@@ -276,16 +274,14 @@ def load_classifier(folder: Path) -> nn.Module:
 
 
 @torch.inference_mode()
-def classify_texts(
+def outputs_for_texts(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int, texts: Sequence[Sequence[str]]
-) -> np.ndarray:
-    """Probabilities, [B, C] float64. texts: B tuples of one text, or of the two texts of a pair."""
+) -> Tensor:
+    """What the model gives, [B, C]. texts: B tuples of one text, or of the two texts of a pair."""
     columns = [list(column) for column in zip(*texts, strict=True)]
     if len(columns) == 2:
         columns = [without_ends(tokenizer, column, max_length) for column in columns]
     encoded = tokenizer(*columns, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
     if encoded["attention_mask"].all():  # as in training (data.text.padded)
         del encoded["attention_mask"]
-    logits = model(**encoded.to(model.device)).logits.double()
-    is_bce = model.config.problem_type == "multi_label_classification"
-    return probabilities_of(logits, "bce" if is_bce else "cross-entropy").cpu().numpy()
+    return model(**encoded.to(model.device)).logits

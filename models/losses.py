@@ -37,7 +37,7 @@ class ClassificationLoss:
 
     def __call__(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """[B] losses in the dtype of logits [B, C], each times the weight of its class. labels: [B] int64."""
-        loss = cross_entropies if self._config.loss == "cross-entropy" else binary_cross_entropies
+        loss = binary_cross_entropies if self._config.loss == "bce" else cross_entropies
         if self._weights is None or not is_training:
             return loss(logits, labels, self._config, is_training)
         self._weights_there = self._weights_there.to(logits)
@@ -64,14 +64,6 @@ def binary_cross_entropies(
     targets = torch.full_like(logits, low).scatter_(1, labels[:, None], 1 - smoothing + low)  # [B, C]
     losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1)
     return losses if weights is None else losses * weights[labels]
-
-
-def probabilities_of(logits: Tensor, loss: str) -> Tensor:
-    """What a model trained with --loss `loss` says of each class, in the shape [B, C] of logits.
-
-    bce: sigmoids, which stand alone and need not add up to 1.
-    """
-    return logits.sigmoid() if loss == "bce" else logits.softmax(dim=1)
 
 
 def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> Tensor | None:

@@ -24,7 +24,7 @@ from utils.hardware.devices import Arriving
 
 MAX_CONFUSION = 1000  # classes: above, a confusion matrix is too large to keep and to read
 MAX_SCORES = 10**7  # samples x classes: above, the scores that auroc needs take too much memory and time
-LOWER_IS_BETTER = ("loss", "perplexity")  # of all metrics
+LOWER_IS_BETTER = ("loss", "perplexity", "mae", "rmse")  # of all metrics
 SAMPLE_COLUMNS = ("counts", "label", "prediction", "probability", "loss")  # counts: 0 if it could not be read
 _AVERAGES = ("macro_precision", "macro_recall", "weighted_precision", "weighted_recall", "weighted_f1")
 
@@ -95,6 +95,27 @@ class Totals:
         return values
 
 
+Losses = Callable[[Tensor, Tensor, bool], Tensor]  # logits [B, C], labels, is_training -> [B]
+
+
+@dataclass(frozen=True)
+class OutputRows:
+    """The sums of a metric per sample: [B, 1 + C + 1] float32, whether it counts, its outputs, its loss."""
+
+    losses: Losses
+
+    def __call__(self, output: Output, batch: Batch) -> Tensor:
+        counts, losses = batch.sample_weight > 0, self.losses(output.logits, batch.labels, False)
+        return torch.cat([counts[:, None], output.logits, losses[:, None]], dim=1).float()
+
+
+def _loss_sums(output: Output, batch: Batch) -> Tensor:
+    return torch.stack([output.loss_sum.double(), batch.sample_weight.double().sum()])
+
+
+LOSS = Metric(_loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names=("loss",))
+
+
 def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -> tuple[Metric, ...]:
     """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files and pictures.
 
@@ -111,9 +132,6 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
     samples x classes are more than MAX_SCORES, or only one class occurs.
     rows: [N, 5] float32, a row for each sample, see SAMPLE_COLUMNS.
     """
-
-    def loss_sums(output: Output, batch: Batch) -> Tensor:
-        return torch.stack([output.loss_sum.double(), batch.sample_weight.double().sum()])
 
     def class_sums(output: Output, batch: Batch) -> Tensor:
         predicted = output.logits.argmax(dim=1)                                             # [B]
@@ -135,7 +153,7 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
         return torch.stack([(hit & counts).sum(), counts.sum()])
 
     metrics = [
-        Metric(loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names=("loss",)),
+        LOSS,
         Metric(class_sums, _class_values, is_count=True, percentages=("top1",), names=("top1", "macro_f1", *_AVERAGES),
                quiet=(*_AVERAGES, "never_predicted")),
     ]
@@ -152,17 +170,21 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
     return tuple(metrics)
 
 
+def by_class(right: Tensor, true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
+    """Precision, recall and F1 of each class, [C] float64; 0 for 0 / 0. The arguments: [C] float64 counts."""
+    return {"precision": right / predicted.clamp(min=1), "recall": right / true.clamp(min=1),
+            "f1": 2 * right / (true + predicted).clamp(min=1)}
+
+
 def _class_values(sums: Tensor) -> dict[str, Any]:
     right, true, predicted = sums.double()                                                  # [C] each
-    seen, share = (true + predicted) > 0, true / true.sum()
-    f1 = 2 * right / (true + predicted).clamp(min=1)
-    by_class = {"precision": right / predicted.clamp(min=1), "recall": right / true.clamp(min=1), "f1": f1}
-    values = {"top1": _ratio(right.sum(), true.sum()), "macro_f1": _ratio(f1[seen].sum(), seen.sum())}
-    for name, figures in by_class.items():
-        values |= {f"macro_{name}": _ratio(figures[seen].sum(), seen.sum()),
-                   f"weighted_{name}": float((figures * share).sum())}
+    seen, share, figures = (true + predicted) > 0, true / true.sum(), by_class(right, true, predicted)
+    macro = {name: _ratio(each[seen].sum(), seen.sum()) for name, each in figures.items()}
+    values = {"top1": _ratio(right.sum(), true.sum()), "macro_f1": macro["f1"]}
+    for name, each in figures.items():
+        values |= {f"macro_{name}": macro[name], f"weighted_{name}": float((each * share).sum())}
     values["never_predicted"] = int(((predicted == 0) & (true > 0)).sum())
-    return values | {"classes": torch.stack([*by_class.values(), true], dim=1)}
+    return values | {"classes": torch.stack([*figures.values(), true], dim=1)}
 
 
 def _sample_rows(output: Output, batch: Batch, has_scores: bool) -> Tensor:

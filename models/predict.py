@@ -3,7 +3,8 @@
     python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl] [--batch-size N] [--device DEVICE]
     python -m models.predict runs/flowers photos cat.jpg --output predictions.csv
 
-Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. Rows
+Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. With
+several labels: input, prediction (A|B), the probability of every label. Of a regression: input, then each target. Rows
 are in the order of the inputs. Model and preprocessing are those of RUN/model; its task decides what an input is.
 Images: a file, or a folder (its images sorted by path). Texts: a table with the text columns of training, a text file,
 or - for standard input, one text per line, a pair as A<tab>B. An input that cannot be read is named on standard error
@@ -16,7 +17,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -72,20 +73,20 @@ def predict(given: argparse.Namespace) -> Exit:
     # model
     set_tf32(False)
     folder, task = find_model(Path(given.run))
-    classes, batches = load_task(task).predict(folder, given.inputs, find_device(given.device), given.batch_size)
+    description, batches = load_task(task).predict(folder, given.inputs, find_device(given.device), given.batch_size)
 
     # rows
     num_inputs = num_bad = 0
     with open_output(given.output) as file:
-        write_row = FORMATS[given.format](file, classes)
+        write_row = FORMATS[given.format](file, description)
         for batch in batches:
             for one in batch:
                 num_inputs += 1
-                if one.probabilities is None:
+                if one.values is None:
                     num_bad += 1
                     print(f"predict: cannot read {one.bad}", file=sys.stderr)
                 else:
-                    write_row(one.input, [float(value) for value in one.probabilities])
+                    write_row(one.input, one.values.tolist())
             file.flush()
     if num_bad:
         print(f"predict: {num_bad} of {num_inputs} inputs could not be read and have no row", file=sys.stderr)
@@ -117,22 +118,28 @@ def find_model(run: Path) -> tuple[Path, str]:
     return folder, task
 
 
-def _csv_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
-    write_row = csv_writer(file)
-    write_row(["input", "prediction", "probability", *classes])
+def _csv_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:
+    from models.objectives import answer
 
-    def write(name: str, row: list[float]) -> None:
-        write_row([name, classes[row.index(max(row))], *(f"{value:.6f}" for value in (max(row), *row))])
+    names, write_row = description["classes"], csv_writer(file)
+    write_row(["input", *answer(description, names, [0.0] * len(names))[0], *names])
+
+    def write(name: str, values: list[float]) -> None:
+        said, by_name = answer(description, names, values)
+        write_row([name, *said.values(), *by_name.values()])
 
     return write
 
 
-def _jsonl_rows(file: TextIO, classes: Sequence[str]) -> Callable[[str, list[float]], Any]:
-    def write(name: str, row: list[float]) -> None:
-        values = {"input": name, "prediction": classes[row.index(max(row))], "probability": round(max(row), 6),
-                  "probabilities": {label: round(value, 6) for label, value in zip(classes, row, strict=True)}}
+def _jsonl_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:
+    from models.objectives import answer
+
+    def write(name: str, values: list[float]) -> None:
+        said, by_name = answer(description, description["classes"], values)
+        row = {"input": name, **said} | ({"probability": float(said["probability"])} if "probability" in said else {})
+        row["probabilities" if said else "predictions"] = {name: float(value) for name, value in by_name.items()}
         is_text = name.encode("utf-8", "ignore").decode() == name  # a file's name may be in any encoding
-        file.write(json.dumps(values, ensure_ascii=not is_text) + "\n")
+        file.write(json.dumps(row, ensure_ascii=not is_text) + "\n")
 
     return write
 

@@ -1,6 +1,6 @@
 """torchvision's image classifiers by name, with initial weights (models/vision_weights.py); RUN/model of an image run.
 
-Legend: B samples, C classes, H, W height and width in pixels.
+Legend: B samples, C outputs, I images of a sample, O channels of a convolution, H, W height and width in pixels.
 """
 
 import difflib
@@ -22,9 +22,9 @@ from data.augment import CentreCrop
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
 from models.dropout import set_drop_path, set_dropout
-from models.losses import probabilities_of
+from models.objectives import values_of
 from models.preprocessing import read_description
-from models.vision_weights import initial_weights_of, load_backbone, read_weights
+from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_more_channels
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, some
 from utils.hardware.cores import available_cores
@@ -35,11 +35,11 @@ _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxL
 _DESCRIPTION = {"architecture", "classes", "image_size", "resize_size", "interpolation", "mean", "std"}  # config.json
 
 
-def build_classifier(architecture: str, num_classes: int, image_size: int = 224) -> nn.Module:
+def build_classifier(architecture: str, num_classes: int, image_size: int = 224, num_images: int = 1) -> nn.Module:
     """A torchvision classifier with fresh weights from torch's default generator; without auxiliary heads.
 
-    Its input is [B, 3, image_size, image_size] float, its output [B, num_classes]. Raises UserError (64) for an unknown
-    name, or one that does not take images of that size.
+    Its input is [B, 3 * num_images, image_size, image_size] float, its output [B, num_classes]. Raises UserError (64)
+    for an unknown name, or one that does not take images of that size.
     """
     # name
     known = torchvision.models.list_models(module=torchvision.models)
@@ -57,8 +57,9 @@ def build_classifier(architecture: str, num_classes: int, image_size: int = 224)
         options["image_size"] = image_size
     try:
         model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+        widen_input(model, num_images)
         with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, image_size, image_size))             # [1, C]
+            model.eval()(torch.zeros(1, 3 * num_images, image_size, image_size))  # [1, C]
         model.train()
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(f"--model {architecture} does not take images of --image-size {image_size} ({error}); use"
@@ -70,22 +71,35 @@ def build_classifier(architecture: str, num_classes: int, image_size: int = 224)
     return model
 
 
+def widen_input(model: nn.Module, num_images: int) -> None:
+    """Let the first convolution take 3 * num_images channels: those of the first image, then those of the others.
+
+    The weights of the others begin at 0: the model begins as one of the first image alone.
+    """
+    if num_images > 1:
+        first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+        more = first.weight.new_zeros(len(first.weight), 3 * (num_images - 1), *first.kernel_size)
+        first.weight = nn.Parameter(torch.cat([first.weight.detach(), more], dim=1))        # [O, 3 * I, k, k]
+        first.in_channels = 3 * num_images
+
+
 def build_model(
-    config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World,
+    config: ModelOptions, classes: tuple[str, ...], shape: tuple[int, int], initial_weights: bool, world: World,
     own_head: bool = False
 ) -> tuple[nn.Module, str]:
     """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
 
-    initial_weights: load those that `config` names; False where a checkpoint will replace them. own_head: the head is
-    theirs, too. Raises UserError: 64 for an unknown name or weights that do not fit, 65 if their classes are others and
-    own_head, 66 for missing or unreachable files.
+    classes: names of its outputs. shape: the side of an image in pixels, the images of a sample. initial_weights: load
+    those that `config` names; False where a checkpoint will replace them. own_head: the head is theirs, too. Raises
+    UserError: 64 for an unknown name or weights that do not fit, 65 if their classes are others and own_head, 66 for
+    missing or unreachable files.
     """
     # the model
     folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
     described = {"architecture": config.model}
     if folder:
         described = world.everywhere(lambda: read_description(folder))  # Collective.
-    model = build_classifier(described["architecture"], len(classes), image_size)
+    model = build_classifier(described["architecture"], len(classes), *shape)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     if config.drop_path is not None:
@@ -93,6 +107,9 @@ def build_model(
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1
+        if model.transform_input and shape[1] > 1:
+            raise UserError(f"--model {config.model} with these weights takes one image of a sample, and --image-column"
+                            f" names {shape[1]}; use another model, such as resnet50")
 
     # its weights, without auxiliary heads
     weights = None
@@ -101,6 +118,7 @@ def build_model(
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
+        weights = with_more_channels(model, weights)
         known = described.get("classes")
         has_new_head = load_backbone(model, weights, has_same_classes=known in (None, list(classes)))
         if own_head and has_new_head:
@@ -128,7 +146,8 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     if missing := _DESCRIPTION - set(description):
         raise UserError(f"{folder / 'config.json'} was not written by an image run: it lacks {some(sorted(missing))}",
                         Exit.NO_INPUT)
-    model = build_classifier(description["architecture"], len(description["classes"]), description["image_size"])
+    model = build_classifier(description["architecture"], len(description["classes"]), description["image_size"],
+                             description.get("num_images", 1))
     if description.get("transform_input"):
         model.transform_input = True
     try:
@@ -142,17 +161,22 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 def classify_images(
     model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int
 ) -> Iterator[list[tuple[str, np.ndarray, str | None]]]:
-    """Batches of (path, probabilities [C] float64, "path: reason" if it cannot be read), in the order of `paths`."""
+    """Batches of (path, values [C] float64, "path: reason" if it cannot be read), in the order of `paths`.
+
+    paths: of an image, or of several with commas between them. values: see values_of.
+    """
     # preprocessing
     model.to(device)
-    mean, std = (255 * torch.tensor(description[name], device=device).view(1, 3, 1, 1) for name in ("mean", "std"))
+    num_images = description.get("num_images", 1)
+    mean, std = (255 * torch.tensor(description[name] * num_images, device=device).view(1, -1, 1, 1)
+                 for name in ("mean", "std"))
     transform = CentreCrop(description["image_size"], description["interpolation"], description["resize_size"])
 
     # loading
-    encoded = [os.fsencode(path) for path in paths]
+    encoded = [os.fsencode(path.replace(",", "\0") if num_images > 1 else path) for path in paths]
     ends = np.cumsum([0, *map(len, encoded)])
     index = ImageIndex("", np.frombuffer(b"".join(encoded), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
-                       np.zeros(len(paths), np.int32))
+                       np.zeros(len(paths), np.int32), num_images)
     workers = min(MAX_WORKERS, available_cores(), len(paths) // batch_size)
     loader = DataLoader(
         ImageFolder(index, transform, seed=0), batch_size, sampler=[(0, i) for i in range(len(paths))],
@@ -163,8 +187,7 @@ def classify_images(
 
     # forward
     with torch.inference_mode():
-        for index, (images, bad) in enumerate(loader):                            # uint8 [B, H, W, 3]
+        for index, (images, bad) in enumerate(loader):                            # uint8 [B, H, W, 3 * I]
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
             batch = paths[batch_size * index:batch_size * (index + 1)]
-            probabilities = probabilities_of(logits.double(), description.get("loss", "cross-entropy"))
-            yield list(zip(batch, probabilities.cpu().numpy(), bad, strict=True))
+            yield list(zip(batch, values_of(description, logits), bad, strict=True))

@@ -90,6 +90,16 @@ def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
     return world.everywhere(lambda: read_weights(file, "--pretrained"))  # Collective.
 
 
+def with_more_channels(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` of a model that takes one image, for a `model` that takes several: see widen_input."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "") + ".weight"
+    own, given = model.get_parameter(name), weights.get(name)
+    if given is None or given.ndim != 4 or own.shape[1] <= given.shape[1]:
+        return weights
+    more = given.new_zeros(len(given), own.shape[1] - given.shape[1], *given.shape[2:])
+    return weights | {name: torch.cat([given, more], dim=1)}
+
+
 def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes: bool) -> bool:
     """Load `weights`, the head only if the classes are the same. Returns whether the model keeps its new head.
 

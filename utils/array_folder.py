@@ -27,19 +27,27 @@ def digest_of(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
 
+Kept = tuple[dict[str, Any], Mapping[str, np.ndarray]]  # JSON values about the arrays, and the arrays
+
+
 def kept_arrays(folder: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
+    """See kept(); there is nothing to say about the arrays."""
+    return kept(folder, lambda: ({}, make()))[1]
+
+
+def kept(folder: Path, make: Callable[[], Kept]) -> Kept:
     """The arrays of `folder`, where the first process writes make(). Kept in memory if that is impossible."""
 
     def write(partial: Path) -> None:
-        arrays = make()
+        about, arrays = make()
         for name, array in arrays.items():
             (partial / name).write_bytes(np.ascontiguousarray(array))
-        describe(partial, {}, {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
+        describe(partial, about, {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
 
     with suppress(OSError):
         make_folder(folder, write, open_arrays)
     found = open_arrays(folder)
-    return make() if found is None else found[1]
+    return make() if found is None else found
 
 
 def describe(folder: Path, about: Mapping[str, Any], layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:

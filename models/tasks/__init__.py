@@ -3,8 +3,10 @@
 from importlib import import_module
 
 TASKS = {
-    "image-classification": "models.tasks.image_classification:ImageClassification",
-    "text-classification": "models.tasks.text_classification:TextClassification",
+    "image-classification": "models.tasks.image_classification:ImageTask",
+    "image-regression": "models.tasks.image_classification:ImageTask",
+    "text-classification": "models.tasks.text_classification:LabelledTextTask",
+    "text-regression": "models.tasks.text_classification:LabelledTextTask",
     "masked-lm": "models.tasks.masked_lm:MaskedLM",
 }
 

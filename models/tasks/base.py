@@ -20,6 +20,7 @@ from data.batch import Batch, SampleSet
 
 if TYPE_CHECKING:
     from models.metrics import Metric  # which imports Output
+    from models.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Prediction:
     """What models.predict writes for one input."""
 
     input: str  # a path, or a text
-    probabilities: np.ndarray | None  # [C] float64; None if the input cannot be read
+    values: np.ndarray | None  # [C] float64, see models.objectives.values_of; None if the input cannot be read
     bad: str = ""  # the reason
 
 
@@ -52,6 +53,7 @@ class Task(Protocol):
 
     train_set: SampleSet
     eval_set: SampleSet  # always of epoch 0
+    objective: Objective  # what is predicted; a task without labels may lack it, and has these three itself
     metrics: tuple[Metric, ...]
     best: str  # the metric that decides which model is best ...
     best_is_high: bool  # ... and whether a higher value is better
@@ -59,9 +61,7 @@ class Task(Protocol):
     origin: str  # where the initial weights come from, in words: "from scratch"
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
     lengths: Tensor | None  # [N] tokens of train_set's samples, for batches of similar lengths; None if all are alike
-    classes: tuple[str, ...]  # in label order
-    class_counts: np.ndarray  # [C] samples of each class in train_set; a task without classes may lack both
-    eval_counts: np.ndarray  # [C] the same of eval_set
+    classes: tuple[str, ...]  # names of the outputs: classes in label order, labels, or targets
     fingerprint: str  # of the data set; a run continues only on the same one
     notes: tuple[str, ...]  # for the user, a line each
 
@@ -109,8 +109,9 @@ class Task(Protocol):
     @staticmethod
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
-        """The classes of the model in `folder`, and batches of predictions, in the order of `inputs`.
+    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
+        """A description of the model in `folder`, and batches of predictions, in the order of `inputs`.
 
-        At most `batch_size` inputs are classified at a time, on `device`. Raises UserError (64, 65, 66).
+        The description has `classes`, the names of the outputs, and what models.objectives.answer needs. At most
+        `batch_size` inputs are classified at a time, on `device`. Raises UserError (64, 65, 66).
         """

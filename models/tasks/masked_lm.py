@@ -6,7 +6,7 @@ Legend: B samples, T tokens in the longest of them, P predicted tokens, V vocabu
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 
 from data.batch import Batch
+from data.labels import CLASSES
 from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.text import padded
 from data.tokenizer import is_special
@@ -41,7 +42,7 @@ class MaskedLM(TextTask):
         # data
         if "," in config.text.text_column:
             raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
-        super().__init__(config, run, world, label_column=None, split_long=True)
+        super().__init__(config, run, world, label_columns=(), label_kind=CLASSES, split_long=True)
         if self._tokenizer.mask_token_id is None:
             raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model"
                             " and --tokenizer")
@@ -99,7 +100,7 @@ class MaskedLM(TextTask):
     @staticmethod
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
         """There are no classes to predict. Raises UserError (64)."""
         raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task"
                         f" text-classification --model {folder}), or fill masks with"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from data import demo
 from data.batch import Batch
 from data.splits import ValSplit, hold_out, require_split, select
+from data.table import TEXTS
 from data.text import TokenTable
 from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
 from models.bert import EncoderSpec, build_encoder, save_model_folder
@@ -19,7 +20,7 @@ from models.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
 from utils.files import cache_path
 from utils.rundir.run import Run
-from utils.settings.config import MaskedLMConfig, TextClassificationConfig
+from utils.settings.config import MaskedLMConfig, TextClassificationConfig, TextRegressionConfig
 
 
 class TextTask:
@@ -30,8 +31,8 @@ class TextTask:
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.01}  # ... and not: docs/defaults.md
 
-    def __init__(self, config: TextClassificationConfig | MaskedLMConfig, run: Run, world: World,
-                 label_column: str | None, split_long: bool):
+    def __init__(self, config: TextClassificationConfig | TextRegressionConfig | MaskedLMConfig, run: Run, world: World,
+                 label_columns: tuple[str, ...], label_kind: str, split_long: bool):
         self._config, self._run, self._world = config, run, world
         self.origin = f"with the weights of {config.model.model}" if config.model.pretrained else "from scratch"
         self.base_lr = self.pretrained_lr if config.model.pretrained else self.scratch_lr
@@ -40,8 +41,9 @@ class TextTask:
         cache, val = cache_path(), ValSplit(config.data.val_fraction, config.run.seed)
         root = demo.data_root(config.data.data, config.run.task, cache, world)  # Collective.
         source = TextSource(
-            root, config.text.text_column, label_column, tokenizer="", max_length=config.text.max_length,
-            split_long=split_long, skip_bad=config.data.bad_samples == "skip", split=config.run.split)
+            root=root, inputs=TEXTS, input_column=config.text.text_column, label_columns=label_columns,
+            label_kind=label_kind, group_column=config.data.group_column, skip_bad=config.data.bad_samples == "skip",
+            split=config.run.split, tokenizer="", max_length=config.text.max_length, split_long=split_long)
 
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
@@ -82,6 +84,8 @@ class TextTask:
         """Loads into transformers: AutoModel..., pipeline."""
         described = {"task": self._config.run.task, "text_columns": list(self._text_columns),
                      "max_tokens": self._config.text.max_length}
+        if hasattr(self, "objective"):  # what else decides is the encoder's problem_type
+            described |= {name: value for name, value in self.objective.described().items() if name != "loss"}
         save_model_folder(weights, self._encoder_config, described, self._tokenizer, folder)
 
     def example(self, size: int) -> Batch:
@@ -103,8 +107,8 @@ def _open_splits(source: TextSource, val: ValSplit, cache: Path) -> tuple[TextIn
     folder = index.folder
     if "val" not in index.splits:
         folder = val.folder(folder)
-        texts = index.splits["train"].texts if source.split_long else None
-        splits, note = hold_out(index.splits, val, source.root, folder, texts)
+        groups = index.splits["train"].texts if source.split_long and index.groups is None else index.groups
+        splits, note = hold_out(index.splits, val, source.root, folder, groups)
         index = replace(index, splits=splits, notes=(*index.notes, note))
     require_split(source.split, index.splits, source.root)
 

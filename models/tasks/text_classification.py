@@ -1,6 +1,6 @@
-"""Text classification: a table of texts or pairs with classes; any encoder of transformers.
+"""Texts or pairs in a table with one class each, several labels, or numbers; any encoder of transformers.
 
-Legend: B samples, T tokens, C classes.
+Legend: B samples, T tokens, C outputs.
 """
 
 import json
@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
@@ -22,53 +22,51 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
-from models.bert import classify_texts, load_classifier
-from models.losses import ClassificationLoss
-from models.metrics import classification_metrics
+from models.bert import load_classifier, outputs_for_texts
+from models.objectives import build_objective, kind_of, label_columns_of, values_of
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
 from utils.rundir.run import Run
-from utils.settings.config import TextClassificationConfig
+from utils.settings.config import TextClassificationConfig, TextRegressionConfig
 
 
-class TextClassification(TextTask):
-    """See models/tasks/base.py. Collective."""
+class LabelledTextTask(TextTask):
+    """--task text-classification and text-regression: see models/tasks/base.py. Collective."""
 
-    best, best_is_high = "top1", True
     head = AutoModelForSequenceClassification
     scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}  # measured: docs/defaults.md
 
-    def __init__(self, config: TextClassificationConfig, run: Run, world: World):
-        super().__init__(config, run, world, label_column=config.labels.label_column, split_long=False)
+    def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
+        super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
-        self.class_counts, self.eval_counts = (
-            np.bincount(each.labels, minlength=len(self.classes)) for each in (self._train, self._eval))
-        self.metrics = classification_metrics(len(self.classes), self._eval.labels)
-        self._loss = ClassificationLoss(config.loss, self.classes, self._train.labels)
+        self.objective = build_objective(
+            config.labels, config.loss, self.classes, self._train.labels, self._eval.labels)
+        self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
+        self.best, self.best_is_high = self.objective.best, self.objective.best_is_high
         self._inputs: list[tuple[int, str]] | None = None  # once they are needed
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
         inputs = padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length)
-        return Batch(inputs, torch.tensor([sample.label for sample in samples]), torch.ones(len(samples)))
-
-    def normalizer(self, indices: Tensor) -> float:
-        """Samples in the global batch, or the sum of their class weights."""
-        return self._loss.normalizer(indices)
+        labels = self.objective.encode([sample.label for sample in samples])
+        return Batch(inputs, labels, torch.ones(len(samples)))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """See TextTask. Collective."""
         model = super().build_model(initial_weights)  # Collective.
-        if self._config.loss.loss == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
+        described = self.objective.described()
+        if described.get("loss") == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
             model.config.problem_type = "multi_label_classification"
+        if "target_mean" in described:  # it gives the outputs as they are
+            model.config.problem_type = "regression"
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """The loss in float32."""
         logits = widened(model(**batch.inputs).logits)  # [B, C]
-        losses = self._loss(logits, batch.labels, model.training)  # [B]
+        losses = self.objective.losses(logits, batch.labels, model.training)  # [B]
         return Output((losses * batch.sample_weight).sum(), logits)
 
     def inputs(self) -> list[tuple[int, str]]:
@@ -80,22 +78,21 @@ class TextClassification(TextTask):
         return self._inputs
 
     def baselines(self) -> dict[str, float]:
-        """Always the most frequent class; for the built-in data also a linear model on token counts."""
-        share = self.eval_counts[self.class_counts.argmax()] / len(self._eval)
-        baselines = {"always the most frequent class": float(share)}
+        """Those of the objective; for the built-in data also a linear model on token counts."""
+        baselines = self.objective.baselines()
         if self._config.data.data == "demo":
             baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval)
         return baselines
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict; train on own texts."""
-        own = f"{python} train.py --task text-classification --data FILE.csv    with the columns text and label"
+        own = f"{python} train.py --task {self._config.run.task} --data FILE.csv    with the columns text and label"
         return {"predict": f"echo 'a text' | {python} -m models.predict {run} -", "your own data": own}
 
     @staticmethod
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[Sequence[str], Iterator[list[Prediction]]]:
+    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
         """inputs: tables with the columns of training; text files, and - for standard input, with one text per line.
 
         A pair is A<tab>B.
@@ -106,25 +103,27 @@ class TextClassification(TextTask):
         if missing := {"text_columns", "max_tokens"} - set(described):
             raise UserError(f"{folder / 'config.json'} was not written by a text run: it lacks {some(sorted(missing))}",
                             Exit.NO_INPUT)
-        columns = Columns(tuple(described["text_columns"]), None)
+        columns = Columns(tuple(described["text_columns"]), ())
         for path in paths:
             require_columns(path, columns)
 
         # model
         model, tokenizer = load_classifier(folder).to(device), load_tokenizer(str(folder))
-        classes = [model.config.id2label[index] for index in range(model.config.num_labels)]
+        described["classes"] = [model.config.id2label[index] for index in range(model.config.num_labels)]
+        if described.get("problem_type") == "multi_label_classification":
+            described["loss"] = "bce"
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
-        classify = partial(classify_texts, model, tokenizer, described["max_tokens"])
-        return classes, _predictions(classify, rows, batch_size)
+        outputs = partial(outputs_for_texts, model, tokenizer, described["max_tokens"])
+        return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)
 
 
 def _predictions(
-    classify: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int
+    predict: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int
 ) -> Iterator[list[Prediction]]:
     while batch := list(islice(rows, batch_size)):
         is_good = [all(map(str.strip, row.texts)) for _, row in batch]
         good = [row.texts for (_, row), good in zip(batch, is_good, strict=True) if good]
-        probabilities = iter(classify(good) if good else ())  # of the good ones
-        yield [Prediction("\t".join(row.texts), next(probabilities)) if good else
+        values = iter(predict(good) if good else ())  # of the good ones
+        yield [Prediction("\t".join(row.texts), next(values)) if good else
                Prediction("\t".join(row.texts), None, f"{path} line {row.line}: a text is empty")
                for (path, row), good in zip(batch, is_good, strict=True)]

@@ -6,7 +6,7 @@ run_options.py: those of every run; image_options.py, text_options.py: those of 
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_args
 
-from utils.settings.image_options import AugmentOptions, ImageOptions, ModelOptions
+from utils.settings.image_options import AugmentOptions, ImageColumnOptions, ImageOptions, MixOptions, ModelOptions
 from utils.settings.option import Facts
 from utils.settings.run_options import (
     BatchOptions,
@@ -14,12 +14,15 @@ from utils.settings.run_options import (
     DataOptions,
     DeviceOptions,
     FaultOptions,
+    LabelOptions,
     LossOptions,
     OptimOptions,
     RecordOptions,
     RunOptions,
+    TargetLossOptions,
+    TargetOptions,
 )
-from utils.settings.text_options import LabelOptions, MaskOptions, TextModelOptions, TextOptions
+from utils.settings.text_options import MaskOptions, TextModelOptions, TextOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +32,32 @@ class ImageClassificationConfig:
     run: RunOptions = RunOptions()
     data: DataOptions = DataOptions()
     images: ImageOptions = ImageOptions()
-    augment: AugmentOptions = AugmentOptions()
+    columns: ImageColumnOptions = ImageColumnOptions()
+    labels: LabelOptions = LabelOptions()
+    augment: MixOptions = MixOptions()
     model: ModelOptions = ModelOptions()
     batch: BatchOptions = BatchOptions()
     optim: OptimOptions = OptimOptions()
     loss: ClassLossOptions = ClassLossOptions()
+    device: DeviceOptions = DeviceOptions()
+    record: RecordOptions = RecordOptions()
+    faults: FaultOptions = FaultOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageRegressionConfig:
+    """--task image-regression"""
+
+    run: RunOptions = RunOptions(task="image-regression")
+    data: DataOptions = DataOptions()
+    images: ImageOptions = ImageOptions()
+    columns: ImageColumnOptions = ImageColumnOptions()
+    labels: TargetOptions = TargetOptions()
+    augment: AugmentOptions = AugmentOptions()
+    model: ModelOptions = ModelOptions()
+    batch: BatchOptions = BatchOptions()
+    optim: OptimOptions = OptimOptions()
+    loss: TargetLossOptions = TargetLossOptions()
     device: DeviceOptions = DeviceOptions()
     record: RecordOptions = RecordOptions()
     faults: FaultOptions = FaultOptions()
@@ -60,6 +84,23 @@ class TextClassificationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextRegressionConfig:
+    """--task text-regression"""
+
+    run: RunOptions = RunOptions(task="text-regression", epochs=3)
+    data: DataOptions = DataOptions()
+    text: TextOptions = TextOptions()
+    labels: TargetOptions = TargetOptions()
+    model: TextModelOptions = TextModelOptions()
+    batch: BatchOptions = BatchOptions(global_batch_size=32)
+    optim: OptimOptions = TEXT_OPTIM
+    loss: TargetLossOptions = TargetLossOptions()
+    device: DeviceOptions = DeviceOptions()
+    record: RecordOptions = RecordOptions()
+    faults: FaultOptions = FaultOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig:
     """--task masked-lm"""
 
@@ -76,7 +117,8 @@ class MaskedLMConfig:
     faults: FaultOptions = FaultOptions()
 
 
-Config = ImageClassificationConfig | TextClassificationConfig | MaskedLMConfig
+Config = (ImageClassificationConfig | ImageRegressionConfig | TextClassificationConfig | TextRegressionConfig
+          | MaskedLMConfig)
 CONFIGS: dict[str, type] = {config().run.task: config for config in get_args(Config)}
 
 

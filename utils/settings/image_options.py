@@ -27,6 +27,16 @@ class ImageOptions:
 
 
 @options
+class ImageColumnOptions:
+    """Columns of a table"""
+
+    image_column: str = option(
+        "auto", "column with the image's path, relative to the table; A,B = several images per sample, which the model"
+        " gets as further channels; auto = image, path, file, filename or file_name, else the only free column",
+        rare=True)
+
+
+@options
 class AugmentOptions:
     """Augmentation of images, in training alone"""
 
@@ -43,6 +53,12 @@ class AugmentOptions:
         9, "strength of RandAugment's changes, 0 to 30", at_least=0, at_most=30, rare=True)
     random_erasing: float = option(
         0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1, rare=True)
+
+
+@options
+class MixOptions(AugmentOptions):
+    """Augmentation of images, in training alone"""
+
     mixup: float = option(
         0.0, "MixUp of each micro-batch, with shares from Beta(A, A); with --cutmix, one of the two at random; 0 = off",
         at_least=0, at_most=100)

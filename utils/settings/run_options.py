@@ -57,12 +57,15 @@ class DataOptions:
     """Data"""
 
     data: str = option(
-        "demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; text: train.csv, val.csv, ...), or a file of"
-        " texts (.csv, .tsv, .jsonl, .txt); demo = the built-in data",
+        "demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; tables: train.csv, val.csv, ...), or a table"
+        " of images or texts (.csv, .tsv, .jsonl; texts also .txt); demo = the built-in data",
         path=PATH, per_node=True, resolved=True)  # nodes and starts compare a fingerprint of the samples
     val_fraction: float = option(
         0.1, "fraction of train to hold out, per class, if there is no val, valid, validation or test",
         at_least=0, below=1)
+    group_column: str | None = option(
+        None, "column of a table that says which samples belong together (of a patient, a video): whole groups are held"
+        " out", rare=True)
     bad_samples: Literal["stop", "skip"] = option(
         "stop", "a sample that cannot be read: stop the run (exit code 65), or skip (list it; its sample weight is 0)",
         OPERATIONAL, rare=True)
@@ -119,6 +122,22 @@ class OptimOptions:
 
 
 @options
+class LabelOptions:
+    """Labels"""
+
+    label_column: str = option("label", "column of a table with the class (a word or a number)")
+    multi_label: bool = option(
+        False, "a sample may have several labels, separated by | in the table: each label is yes or no")
+
+
+@options
+class TargetOptions:
+    """Targets"""
+
+    label_column: str = option("label", "column of the table with the number to predict; A,B = several numbers")
+
+
+@options
 class LossOptions:
     """Loss"""
 
@@ -130,11 +149,22 @@ class LossOptions:
 class ClassLossOptions(LossOptions):
     """Loss"""
 
-    loss: Literal["cross-entropy", "bce"] = option(
-        "cross-entropy", "bce = binary cross-entropy, each class against the rest: the mean over the classes")
+    loss: Literal["auto", "cross-entropy", "bce"] = option(
+        "auto", "bce = binary cross-entropy, each class against the rest: the mean over the classes; auto ="
+        " cross-entropy, bce with --multi-label")
     class_weights: str = option(
         "none", "weights of the classes in the training loss; balanced = number of samples / (number of classes x"
-        " samples of the class); A,B,... = one for each class, in label order")
+        " samples of the class), with --multi-label samples without / with the label; A,B,... = one for each class, in"
+        " label order")
+
+
+@options
+class TargetLossOptions:
+    """Loss"""
+
+    loss: Literal["l1", "l2", "huber"] = option(
+        "l2", "l1 = distance to the target, in its standard deviations; l2 = the square of it; huber = l2 / 2 up to 1,"
+        " then l1")
 
 
 @options

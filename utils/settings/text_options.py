@@ -23,13 +23,6 @@ class TextOptions:
 
 
 @options
-class LabelOptions:
-    """Labels"""
-
-    label_column: str = option("label", "column with the class (a word or a number)")
-
-
-@options
 class MaskOptions:
     """Masks"""
 

@@ -1,0 +1,124 @@
+"""Images that a table lists: paths relative to the table, with classes, several labels, or numbers.
+
+    found = build_table_index(source, ValSplit(fraction=0.1, seed=0), cache)      # a FolderIndex
+
+    image,label                    photo,mask,weight,patient
+    cats/1.jpg,cat                 1.jpg,1_mask.png,71.5,A
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.image_index import FolderIndex, ImageIndex
+from data.labels import LabelReader, require_several
+from data.splits import ValSplit, hold_out
+from data.table_source import Groups, TableSource
+from utils.array_folder import kept
+from utils.errors import Exit, UserError, counted, some
+
+CACHE_VERSION = 1
+BETWEEN = b"\0"  # paths of one sample, which cannot hold it
+TABLES = (".csv", ".tsv", ".jsonl")
+
+
+def is_table(root: str) -> bool:
+    """Whether --data names a table, or a folder with tables (train.csv, ...)."""
+    path = Path(root)
+    return path.suffix in TABLES if path.is_file() else any((path / f"train{suffix}").is_file() for suffix in TABLES)
+
+
+def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> FolderIndex:
+    """The index of the images in `source`, from the cache if its files have not changed since.
+
+    One process per node should come first, so that the others find its cache; any number at once is safe.
+    Raises UserError (64, 65, 66, 74).
+    """
+    # what the tables hold
+    folder = cache / f"image-table-{source.digest(CACHE_VERSION)}"
+    about, arrays = kept(folder, lambda: _read(source))
+    splits = {split: ImageIndex(about["root"], *(arrays[f"{split}.{name}"] for name in ("names", "spans", "labels")),
+                                num_images=len(source.columns.texts)) for split in about["splits"]}
+    found = FolderIndex(tuple(about["names"]), splits, about["fingerprint"], tuple(about["notes"]))
+
+    # val
+    if "val" in splits:
+        return found
+    splits, note = hold_out(splits, val, source.root, val.folder(folder), arrays.get("groups"))
+    return replace(found, splits=splits, notes=(*found.notes, note))
+
+
+def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
+    """What is kept: facts, and arrays. Raises UserError."""
+    # rows
+    root = Path(source.root).resolve()
+    root = str(root.parent if root.is_file() else root)
+    labels, groups, files = LabelReader(source.label_kind, source.label_columns), Groups(), _Files()
+    paths: dict[str, list[bytes]] = {split: [] for split in source.splits}
+    first_bad, num_bad = "", 0
+    source.require_labels()
+    for split, found in paths.items():
+        for table, row in source.rows(split):
+            images = [os.path.join(table.parent.resolve(), name.strip()) for name in row.texts]
+            problem = source.problem(row, labels, is_train=split == "train") or files.problem(images)
+            if problem and not source.skip_bad:
+                raise UserError(f"{table} line {row.line}: {problem}; correct or remove the row, or pass --bad-samples"
+                                " skip", Exit.BAD_DATA)
+            if problem:
+                first_bad, num_bad = first_bad or f"{table} line {row.line}: {problem}", num_bad + 1
+                continue
+            labels.add(split, row.labels)
+            groups.add(split, row)
+            found.append(BETWEEN.join(os.fsencode(os.path.relpath(image, root)) for image in images))
+        if not found:
+            raise UserError(f"--data {source.root}: there are no rows for {split}", Exit.BAD_DATA)
+
+    # arrays
+    names, encoded = labels.encoded()
+    require_several(source.label_kind, names, f"--data {source.root}: {some(source.label_columns)}")
+    arrays = {}
+    for split, found in paths.items():
+        ends = np.cumsum([0, *map(len, found)], dtype=np.int64)
+        arrays |= {f"{split}.names": np.frombuffer(b"".join(found), np.uint8),
+                   f"{split}.spans": np.stack([ends[:-1], ends[1:]], axis=1), f"{split}.labels": encoded[split]}
+
+    # fingerprint: of what training and validation read, without test
+    digest = hashlib.sha256(json.dumps(names).encode())
+    for name in [name for name in arrays if not name.startswith("test.")]:
+        digest.update(arrays[name])
+
+    # notes
+    notes = source.notes
+    if num_bad:
+        notes.append(f"left out {counted(num_bad, 'row')}, for example {first_bad}")
+    if source.columns.group:
+        notes += groups.notes(source.columns.group)
+        arrays["groups"] = groups.array
+    return {"root": root, "names": names, "splits": source.splits, "fingerprint": digest.hexdigest(),
+            "notes": notes}, arrays
+
+
+class _Files:
+    """Which files there are: a directory is listed once, as asking for each file is slow on network file systems."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, frozenset[str]] = {}
+
+    def problem(self, paths: list[str]) -> str:
+        """"" if all these files are there."""
+        for path in paths:
+            folder, name = os.path.split(path)
+            if folder not in self._names:
+                try:
+                    self._names[folder] = frozenset(os.listdir(folder))
+                except OSError:
+                    self._names[folder] = frozenset()
+            if name not in self._names[folder]:
+                return f"there is no file {path} (paths are relative to the folder of the table)"
+        return ""

@@ -1,0 +1,139 @@
+"""Where the samples of tables come from: files, columns, splits; and the groups that belong together.
+
+    source = TableSource("reviews", TEXTS, "auto", ("label",))
+    for path, row in source.rows("train"): ...
+
+The splits are files (data/table_files.py), or the values of a column named split.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.labels import CLASSES, LabelReader, require_labels
+from data.splits import VAL_NAMES
+from data.table import SPLIT, Columns, Inputs, Row, choose_columns, read_rows
+from data.table_files import find_tables
+from utils.array_folder import digest_of
+from utils.errors import Exit, UserError, some
+
+_SPLITS = {"train": "train", "training": "train", **{name: name for name in VAL_NAMES}}  # values of the column
+
+
+@dataclass(frozen=True)
+class TableSource:
+    """What is read, and how."""
+
+    root: str  # see data/table_files.py: find_tables
+    inputs: Inputs
+    input_column: str  # the value of inputs.flag
+    label_columns: tuple[str, ...]  # empty: there are no labels
+    label_kind: str = CLASSES
+    group_column: str | None = None
+    skip_bad: bool = False  # a row that cannot be a sample is left out, with a note; False: it is an error
+    split: str = "val"  # read besides train and val: test needs no labels until it is evaluated
+
+    @cached_property
+    def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
+        return find_tables(self.root)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """Those that are read. Raises UserError (65)."""
+        files, _ = self._files
+        found = choose_columns(
+            files["train"][0], self.inputs, self.input_column, self.label_columns, self.group_column)
+        return found if len(files) == 1 else found._replace(split=None)
+
+    @cached_property
+    def _named(self) -> dict[str, str]:
+        """{split: what the column of splits calls it}. Reads all rows."""
+        found = {_split_of(path, row) for path, row in self._all_rows()}
+        if "train" not in found:
+            raise UserError(f"--data {self.root}: the column {SPLIT} has {some(sorted(found))}, but no train",
+                            Exit.BAD_DATA)
+        val = next((name for name in VAL_NAMES if name in found), None)
+        return {"train": "train"} | ({"val": val} if val else {}) | (
+            {"test": "test"} if "test" in found and val != "test" else {})
+
+    @cached_property
+    def splits(self) -> tuple[str, ...]:
+        """Train and, where they are there, val and the split that is evaluated."""
+        found = self._named if self.columns.split else self._files[0]
+        return tuple(split for split in found if split in ("train", "val", self.split))
+
+    @property
+    def notes(self) -> list[str]:
+        """For the user, a line each."""
+        val = self._named.get("val", "val") if self.columns.split else "val"
+        by_column = [f"no row has {SPLIT} val, so those of {val} are used for validation"] if val != "val" else []
+        return [*self._files[1], *by_column]
+
+    def rows(self, split: str) -> Iterator[tuple[Path, Row]]:
+        """The rows of a split in their order, with their files. Raises UserError (65) with file, line and rule."""
+        if not self.columns.split:
+            return self._all_rows(split)
+        return ((path, row) for path, row in self._all_rows() if _split_of(path, row) == self._named[split])
+
+    def _all_rows(self, split: str = "train") -> Iterator[tuple[Path, Row]]:
+        return ((path, row) for path in self._files[0][split] for row in read_rows(path, self.columns))
+
+    def problem(self, row: Row, labels: LabelReader, is_train: bool) -> str:
+        """Why a row cannot be a sample; "" if it can."""
+        if empty := [name for name, text in zip(self.columns.texts, row.texts, strict=True) if not text.strip()]:
+            return f"{some(empty)} is empty"
+        if self.columns.group and not row.group:
+            return f"{self.columns.group} is empty, so the row belongs to no group"
+        return labels.problem(row.labels, is_train)
+
+    def require_labels(self) -> None:
+        """Raise UserError (65) if the labels of train are not of label_kind: before work that takes long."""
+        if self.label_columns:
+            place = f"--data {self.root}: the column {some(self.label_columns)}"
+            require_labels(self.label_kind, (row.labels for _, row in self.rows("train")), place)
+
+    def digest(self, version: int) -> str:
+        """A part of the name of what is made of these files: all that decides it."""
+        files = [(split, str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
+                 for split, paths in self._files[0].items() if split in ("train", "val", self.split) for path in paths]
+        settings: dict[str, Any] = asdict(self if self.columns.split else replace(self, split=""))
+        return digest_of(version, files, settings)
+
+
+class Groups:
+    """Numbers the groups of train, whose samples are held out together."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._rows: list[int] = []
+        self._shared: set[str] = set()  # groups of train with samples in another split
+
+    def add(self, split: str, row: Row) -> None:
+        """Rows of train come first."""
+        if split == "train":
+            self._rows.append(self._numbers.setdefault(row.group, len(self._numbers)))
+        elif row.group in self._numbers:
+            self._shared.add(row.group)
+
+    @property
+    def array(self) -> np.ndarray:
+        """[N] int32: the group of each sample of train."""
+        return np.array(self._rows, np.int32)
+
+    def notes(self, column: str) -> list[str]:
+        """For the user: whether other splits share groups with train."""
+        if not self._shared:
+            return []
+        return [f"{len(self._shared)} of the {len(self._numbers)} groups of train ({column}) occur in another split,"
+                f" too, for example {min(self._shared)}: what is measured there is partly known from training"]
+
+
+def _split_of(path: Path, row: Row) -> str:
+    if row.split.lower() not in _SPLITS:
+        raise UserError(f"{path} line {row.line}: {SPLIT} is {row.split or 'empty'}; it must be one of"
+                        f" {', '.join(_SPLITS)}", Exit.BAD_DATA)
+    return _SPLITS[row.split.lower()]

@@ -1,0 +1,255 @@
+"""What a model learns to say of a sample, whatever the sample is: one class, several labels, or numbers.
+
+    objective = build_objective(config, names, train_labels, eval_labels)
+
+Legend: B samples in a batch, N of a data set, C outputs: classes, labels or targets.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR
+from models.label_metrics import COLUMNS as LABEL_COLUMNS
+from models.label_metrics import multi_label_metrics
+from models.losses import ClassificationLoss, class_weights
+from models.metrics import Metric, classification_metrics
+from models.target_metrics import COLUMNS as TARGET_COLUMNS
+from models.target_metrics import regression_metrics
+from utils.errors import UserError
+from utils.settings.run_options import ClassLossOptions, LabelOptions, TargetLossOptions, TargetOptions
+
+
+class Objective(Protocol):
+    """Labels as the loss takes them, loss, metrics, and what stands in files about a sample."""
+
+    names: tuple[str, ...]  # of the model's outputs
+    metrics: tuple[Metric, ...]
+    best: str
+    best_is_high: bool
+    figures: str  # the metric that is a table with a row for each name: "classes" or "targets" ...
+    columns: tuple[str, ...]  # ... and what its columns are; the last one may be missing
+    given: tuple[str, ...]  # what sample() takes from the data alone
+
+    def encode(self, labels: Sequence[Any]) -> Tensor:
+        """The labels of B samples, as in the index of the data."""
+
+    def normalizer(self, indices: Tensor) -> float:
+        """Of a global batch. indices: [N] int64 into the training set."""
+
+    def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
+        """[B] of logits [B, C] and encoded labels."""
+
+    def described(self) -> dict[str, Any]:
+        """For config.json of RUN/model: what answer() needs."""
+
+    def baselines(self) -> dict[str, float]:
+        """What trivial methods reach on the evaluation set, in the unit of `best`."""
+
+    def is_wrong(self, rows: Tensor) -> Tensor:
+        """[N] bool: which samples are among the mistakes. rows: those of the metrics; the loss comes last."""
+
+    def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
+        """What RUN/eval/samples.csv says of sample `index` of the evaluation set. row: its row of the metrics."""
+
+
+def kind_of(labels: LabelOptions | TargetOptions) -> str:
+    """The kind of labels, see data.labels."""
+    return NUMBERS if isinstance(labels, TargetOptions) else LABELS if labels.multi_label else CLASSES
+
+
+def label_columns_of(labels: LabelOptions | TargetOptions) -> tuple[str, ...]:
+    """--label-column, which may name several targets."""
+    if isinstance(labels, LabelOptions):
+        return (labels.label_column,)
+    names = tuple(name.strip() for name in labels.label_column.split(","))
+    if len(set(names)) < len(names) or "" in names:
+        raise UserError(f"--label-column {labels.label_column}: give each column once, with commas between them")
+    return names
+
+
+def build_objective(
+    labels: LabelOptions | TargetOptions, loss: ClassLossOptions | TargetLossOptions, names: tuple[str, ...],
+    train: np.ndarray, evaluated: np.ndarray
+) -> Objective:
+    """train, evaluated: the labels of both sets, see LabelReader.encoded. Raises UserError (64)."""
+    kind = kind_of(labels)
+    return {CLASSES: Classes, LABELS: Labels, NUMBERS: Numbers}[kind](loss, names, train, evaluated)
+
+
+class Classes:
+    """One class of each sample."""
+
+    best, best_is_high, figures, given = "top1", True, "classes", ("label",)
+    columns = ("precision", "recall", "f1", "support", "auroc")
+
+    def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
+        self.names, self.metrics = names, classification_metrics(len(names), evaluated)
+        self.class_counts, self.eval_counts = (
+            np.bincount(labels, minlength=len(names)) for labels in (train, evaluated))  # [C] each
+        self._config, self.losses = config, ClassificationLoss(config, names, train)
+        self.normalizer = self.losses.normalizer
+
+    def encode(self, labels: Sequence[int]) -> Tensor:
+        """[B] int64."""
+        return torch.tensor(labels)
+
+    def described(self) -> dict[str, Any]:
+        """See Objective."""
+        return {"loss": "bce" if self._config.loss == "bce" else "cross-entropy"}
+
+    def baselines(self) -> dict[str, float]:
+        """Always the most frequent class of train."""
+        share = self.eval_counts[self.class_counts.argmax()] / self.eval_counts.sum()
+        return {"always the most frequent class": float(share)}
+
+    def is_wrong(self, rows: Tensor) -> Tensor:
+        """Another class than the sample's is predicted."""
+        return rows[:, 1] != rows[:, 2]
+
+    def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
+        """The row is that of models.metrics.SAMPLE_COLUMNS."""
+        _, label, predicted, probability, loss = row
+        return {"label": self.names[int(label)], "prediction": self.names[int(predicted)],
+                "probability": f"{probability:.6f}", "loss": f"{loss:.6f}"}
+
+
+class Labels:
+    """Any number of labels of each sample, each yes or no."""
+
+    best_is_high, figures, columns, given = True, "classes", LABEL_COLUMNS, ("label",)
+
+    def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
+        if config.loss == "cross-entropy":
+            raise UserError("--loss cross-entropy does not fit --multi-label: it takes one class of each sample; leave"
+                            " it out, or use --loss bce")
+        self.names, self._config, self._evaluated = names, config, evaluated
+        self._weights = _positive_weights(config.class_weights, names, train)  # [C], or None
+        self.metrics = multi_label_metrics(evaluated, self.losses)
+        self.best = self.metrics[-1].names[0]
+
+    def encode(self, labels: Sequence[np.ndarray]) -> Tensor:
+        """[B, C] float32, 1 where a sample has the label."""
+        return torch.from_numpy(np.stack(labels)).float()
+
+    def normalizer(self, indices: Tensor) -> float:
+        """The number of samples."""
+        return float(len(indices))
+
+    def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
+        """Binary cross-entropy, the mean over the labels; smoothed towards 1/2 and weighted in training alone."""
+        if is_training:
+            smoothing = self._config.label_smoothing
+            labels = labels * (1 - smoothing) + smoothing / 2
+            if self._weights is not None:
+                self._weights = self._weights.to(logits)  # once: the host would wait for each copy
+        weights = self._weights if is_training else None
+        return F.binary_cross_entropy_with_logits(
+            logits, labels.to(logits), pos_weight=weights, reduction="none").mean(dim=1)
+
+    def described(self) -> dict[str, Any]:
+        """See Objective."""
+        return {"loss": "bce", "multi_label": True}
+
+    def baselines(self) -> dict[str, float]:
+        """The mean average precision of a random order, where that is the metric."""
+        shares = self._evaluated.mean(axis=0)
+        return {"a random order": float(shares[shares > 0].mean())} if self.best == "map" and shares.any() else {}
+
+    def is_wrong(self, rows: Tensor) -> Tensor:
+        """A label is wrong."""
+        return ((rows[:, 1:-1] >= 0) != (torch.from_numpy(np.array(self._evaluated)) > 0)).any(dim=1)
+
+    def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
+        """Its labels and those predicted, then the probability of every label."""
+        _, *logits, loss = row
+        probabilities = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
+        has = [name for name, is_there in zip(self.names, self._evaluated[index], strict=True) if is_there]
+        return {"label": SEPARATOR.join(has), **answer(self.described(), self.names, probabilities)[0],
+                "loss": f"{loss:.6f}"}
+
+
+class Numbers:
+    """One or several numbers of each sample; the model predicts them less the mean of train, in standard deviations."""
+
+    best, best_is_high, figures, columns = "loss", False, "targets", TARGET_COLUMNS
+    _LOSSES: ClassVar = {"l1": F.l1_loss, "l2": F.mse_loss, "huber": F.huber_loss}
+
+    def __init__(self, config: TargetLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
+        self.given = names
+        self.names, self._evaluated, self._loss = names, evaluated, self._LOSSES[config.loss]
+        self._mean, std = train.mean(axis=0), train.std(axis=0)                             # [T] float64 each
+        self._std = np.where(std > 0, std, 1.0)
+        self.metrics = regression_metrics(evaluated, self._mean, self._std, self.losses)
+
+    def encode(self, labels: Sequence[np.ndarray]) -> Tensor:
+        """[B, T] float32, as the model predicts them."""
+        return torch.from_numpy((np.stack(labels) - self._mean) / self._std).float()
+
+    def normalizer(self, indices: Tensor) -> float:
+        """The number of samples."""
+        return float(len(indices))
+
+    def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
+        """The mean over the targets; the same in training and evaluation."""
+        return self._loss(logits, labels.to(logits), reduction="none").mean(dim=1)
+
+    def described(self) -> dict[str, Any]:
+        """See Objective."""
+        return {"target_mean": self._mean.tolist(), "target_std": self._std.tolist()}
+
+    def baselines(self) -> dict[str, float]:
+        """Always the mean of train."""
+        targets = self.encode(list(self._evaluated)).double()
+        return {"always the mean": float(self.losses(torch.zeros_like(targets), targets, False).mean())}
+
+    def is_wrong(self, rows: Tensor) -> Tensor:
+        """All: a number is never quite right."""
+        return torch.ones(len(rows), dtype=torch.bool)
+
+    def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
+        """Each target as it is in the data, and as predicted."""
+        _, *outputs, loss = row
+        values = {}
+        for name, target, value in zip(
+                self.names, self._evaluated[index], values_of(self.described(), torch.tensor(outputs)), strict=True):
+            values |= {name: f"{target:.9g}", f"{name}_prediction": f"{value:.9g}"}
+        return values | {"loss": f"{loss:.6f}"}
+
+
+def _positive_weights(words: str, names: tuple[str, ...], train: np.ndarray) -> Tensor | None:
+    """--class-weights of labels that are yes or no, [C] float32: the weight of a yes against a no. Raises UserError."""
+    if words != "balanced":
+        return class_weights(words, names, np.zeros(0, np.int32))
+    counts = train.sum(axis=0, dtype=np.int64)
+    return torch.from_numpy((len(train) - counts).clip(1) / counts.clip(1)).float()
+
+
+def values_of(description: Mapping[str, Any], logits: Tensor) -> np.ndarray:
+    """What outputs mean, [..., C] float64: probabilities, or numbers in the units of the targets.
+
+    description: of the model, with what described() gave. logits: [..., C].
+    """
+    logits = logits.double().cpu()
+    if "target_mean" in description:
+        return logits.numpy() * np.array(description["target_std"]) + np.array(description["target_mean"])
+    is_bce = description.get("loss") == "bce"
+    return (logits.sigmoid() if is_bce else logits.softmax(dim=-1)).numpy()
+
+
+def answer(
+    description: Mapping[str, Any], names: Sequence[str], values: Sequence[float]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What a model says of one input, in words, and by name. values: [C] of values_of()."""
+    if "target_mean" in description:
+        return {}, {name: f"{value:.9g}" for name, value in zip(names, values, strict=True)}
+    by_name = {name: f"{value:.6f}" for name, value in zip(names, values, strict=True)}
+    if description.get("multi_label"):
+        has = [name for name, value in zip(names, values, strict=True) if value >= 0.5]
+        return {"prediction": SEPARATOR.join(has)}, by_name
+    most = max(range(len(values)), key=values.__getitem__)
+    return {"prediction": names[most], "probability": f"{values[most]:.6f}"}, by_name
