@@ -21,7 +21,7 @@ from data.labels import LabelReader, require_several
 from data.splits import ValSplit, hold_out
 from data.table_source import Groups, TableSource
 from utils.array_folder import kept
-from utils.errors import Exit, UserError, counted, some
+from utils.errors import Exit, UserError, counted
 
 CACHE_VERSION = 1
 BETWEEN = b"\0"  # paths of one sample, which cannot hold it
@@ -77,11 +77,11 @@ def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]
             groups.add(split, row)
             found.append(BETWEEN.join(os.fsencode(os.path.relpath(image, root)) for image in images))
         if not found:
-            raise UserError(f"--data {source.root}: there are no rows for {split}", Exit.BAD_DATA)
+            raise UserError(f"{source.place(split)}: there are no images in it", Exit.BAD_DATA)
 
     # arrays
     names, encoded = labels.encoded()
-    require_several(source.label_kind, names, f"--data {source.root}: {some(source.label_columns)}")
+    require_several(source.label_kind, names, source.root, source.label_columns)
     arrays = {}
     for split, found in paths.items():
         ends = np.cumsum([0, *map(len, found)], dtype=np.int64)

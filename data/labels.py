@@ -93,12 +93,14 @@ def require_labels(kind: str, labels: Iterable[tuple[str, ...]], place: str) -> 
     require_classes(np.array(list(counts.values())), place, way_out)
 
 
-def require_several(kind: str, names: Collection[str], place: str) -> None:
-    """Raise UserError (65) if there are not enough names. place: see require_labels."""
+def require_several(kind: str, names: Collection[str], root: str, columns: Collection[str]) -> None:
+    """Raise UserError (65) if there are not enough names. root: the value of --data. columns: that have the labels."""
     if len(names) == 1 and kind == CLASSES:
-        raise UserError(f"{place} has only one class, {some(names)}; a classifier needs two or more", Exit.BAD_DATA)
+        raise UserError(f"--data {root}: there is only one class, {some(names)}, in {some(columns)}; a classifier needs"
+                        " two or more", Exit.BAD_DATA)
     if not names and kind == LABELS:
-        raise UserError(f"{place} is empty in every row; a sample needs a label", Exit.BAD_DATA)
+        raise UserError(f"--data {root}: {some(columns)} is empty in all rows of train, so there is nothing to learn",
+                        Exit.BAD_DATA)
 
 
 def label_at(labels: np.ndarray, index: int) -> int | np.ndarray:

@@ -79,6 +79,12 @@ class TableSource:
             return self._all_rows(split)
         return ((path, row) for path, row in self._all_rows() if _split_of(path, row) == self._named[split])
 
+    def place(self, split: str) -> str:
+        """Where the rows of a split stand, for messages."""
+        files, _ = self._files
+        return some(map(str, files["train"])) + f" ({SPLIT} {split})" if self.columns.split else some(
+            map(str, files[split]))
+
     def _all_rows(self, split: str = "train") -> Iterator[tuple[Path, Row]]:
         return ((path, row) for path in self._files[0][split] for row in read_rows(path, self.columns))
 

@@ -23,7 +23,7 @@ from data.table_source import Groups, TableSource
 from data.text import TokenTable
 from data.tokenizer import is_special, without_ends
 from utils.array_folder import describe, open_arrays
-from utils.errors import Exit, UserError, counted, some
+from utils.errors import Exit, UserError, counted
 from utils.files import make_folder
 
 CACHE_VERSION = 3
@@ -139,7 +139,7 @@ class _Writer:
         for split in source.splits:
             self._write_split(split)
         classes, labels = self._labels.encoded() if source.label_columns else ((), {})
-        require_several(source.label_kind, classes, f"--data {source.root}: {some(source.label_columns)}")
+        require_several(source.label_kind, classes, source.root, source.label_columns)
         layout = {f"{split}.{name}": (dtype, (2,) if name == "spans" else ())
                   for split in source.splits for name, dtype in self._dtypes.items()}
         for split, array in labels.items():
@@ -184,7 +184,7 @@ class _Writer:
                 for name, values in arrays.items():
                     files[name].write(values.astype(self._dtypes[name]).tobytes())
         if not end:
-            raise UserError(f"--data {self._source.root}: there are no texts in {split}", Exit.BAD_DATA)
+            raise UserError(f"{self._source.place(split)}: there are no texts in it", Exit.BAD_DATA)
 
     def _encode(self, rows: list[Row], split: str) -> list[_Piece]:
         """The samples made of these rows."""

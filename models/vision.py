@@ -84,22 +84,21 @@ def widen_input(model: nn.Module, num_images: int) -> None:
 
 
 def build_model(
-    config: ModelOptions, classes: tuple[str, ...], shape: tuple[int, int], initial_weights: bool, world: World,
-    own_head: bool = False
+    config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World,
+    own_head: bool = False, num_images: int = 1
 ) -> tuple[nn.Module, str]:
     """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
 
-    classes: names of its outputs. shape: the side of an image in pixels, the images of a sample. initial_weights: load
-    those that `config` names; False where a checkpoint will replace them. own_head: the head is theirs, too. Raises
-    UserError: 64 for an unknown name or weights that do not fit, 65 if their classes are others and own_head, 66 for
-    missing or unreachable files.
+    classes: names of its outputs. initial_weights: load those that `config` names; False where a checkpoint will
+    replace them. own_head: the head is theirs, too. num_images: of a sample. Raises UserError: 64 for an unknown name or
+    weights that do not fit, 65 if their classes are others and own_head, 66 for missing or unreachable files.
     """
     # the model
     folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
     described = {"architecture": config.model}
     if folder:
         described = world.everywhere(lambda: read_description(folder))  # Collective.
-    model = build_classifier(described["architecture"], len(classes), *shape)
+    model = build_classifier(described["architecture"], len(classes), image_size, num_images)
     if config.dropout is not None:
         set_dropout(model, config.dropout)
     if config.drop_path is not None:
@@ -107,9 +106,9 @@ def build_model(
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1
-        if model.transform_input and shape[1] > 1:
+        if model.transform_input and num_images > 1:
             raise UserError(f"--model {config.model} with these weights takes one image of a sample, and --image-column"
-                            f" names {shape[1]}; use another model, such as resnet50")
+                            f" names {num_images}; use another model, such as resnet50")
 
     # its weights, without auxiliary heads
     weights = None

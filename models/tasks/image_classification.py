@@ -102,8 +102,8 @@ class ImageTask:
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
         model, self._architecture = build_model(
-            self._config.model, self.classes, (self._prepared.image_size, self._num_images), initial_weights,
-            self._world, own_head=self._config.run.eval_only)
+            self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world,
+            own_head=self._config.run.eval_only, num_images=self._num_images)
         self._transforms_input = getattr(model, "transform_input", False)
         return model
 

@@ -24,6 +24,7 @@ import pytest
 from data import demo_text
 from data.demo import SETTINGS, unpack_demo
 from data.demo_text import PACKAGES, SHORTEST, linear_baseline
+from data.table import TEXTS
 from data.text import TokenTable
 from data.text_index import TextSource, open_texts, read_texts, tokenize
 from data.tokenizer import train_tokenizer
@@ -129,7 +130,8 @@ def test_every_long_paragraph_of_the_reference_is_one_line(paragraphs):
 
 
 def test_texts_read_from_the_reference_are_its_paragraphs(paragraphs, cache):
-    source = TextSource(str(unpack_demo("masked-lm", cache)), "auto", None, "", 64, split_long=True, skip_bad=False)
+    source = TextSource(str(unpack_demo("masked-lm", cache)), TEXTS, "auto", (), tokenizer="", max_length=64,
+                        split_long=True)
     assert list(read_texts(source)) == paragraphs["train"]
 
 
@@ -171,8 +173,8 @@ def table_of(texts, labels):
 
 
 def test_the_linear_model_is_far_above_guessing_on_the_docstrings(cache, docstrings):
-    source = TextSource(str(unpack_demo("text-classification", cache)), "text", "label", "", 64, split_long=False,
-                        skip_bad=False)
+    source = TextSource(str(unpack_demo("text-classification", cache)), TEXTS, "text", ("label",), tokenizer="",
+                        max_length=64, split_long=False)
     tokenizer = train_tokenizer(read_texts(source), 4096)
     tokenize(source, tokenizer, cache)
     splits = open_texts(source, cache).splits

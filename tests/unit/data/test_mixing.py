@@ -8,7 +8,7 @@ from torchvision.transforms import v2
 from data.mixing import build_mixing, mix
 from utils.errors import UserError
 from utils.numerics.seed import derive_seed
-from utils.settings.image_options import AugmentOptions
+from utils.settings.image_options import MixOptions
 
 LABELS = torch.tensor([0, 2, 1, 1, 3])
 IMAGES = torch.randint(256, (5, 12, 10, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -17,7 +17,7 @@ ONES = torch.ones(5)
 
 def mixed(seed, weight=ONES, **options):
     torch.manual_seed(seed)
-    return mix(IMAGES, weight, AugmentOptions(**options))
+    return mix(IMAGES, weight, MixOptions(**options))
 
 
 def soft_labels(found):
@@ -72,7 +72,7 @@ def test_an_unreadable_sample_is_lent_to_none(options, weight):
 
 
 def test_nothing_is_mixed_by_default():
-    assert build_mixing(AugmentOptions(), 1, 1) is None
+    assert build_mixing(MixOptions(), 1, 1) is None
 
 
 @pytest.mark.parametrize(("options", "size", "micro_batch", "found"), [
@@ -81,5 +81,5 @@ def test_nothing_is_mixed_by_default():
     ({"cutmix": 1.0}, 1, "auto", "use a larger --image-size, or --mixup")])
 def test_settings_that_could_mix_nothing_are_refused(options, size, micro_batch, found):
     with pytest.raises(UserError) as error:
-        build_mixing(AugmentOptions(**options), size, micro_batch)
+        build_mixing(MixOptions(**options), size, micro_batch)
     assert found in str(error.value)

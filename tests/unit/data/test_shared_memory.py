@@ -86,10 +86,11 @@ def test_four_processes_share_one_text_table(tmp_path):
         csv.writer(file).writerows([("text", "label"), *(("so red a hill", number % 10) for number in range(60_000))])
     share, one = copies(
         tmp_path / "cache", tmp_path / "texts.csv",
-        "from data.splits import ValSplit\nfrom data.text_index import TextSource, tokenize\nfrom data.tokenizer"
+        "from data.splits import ValSplit\nfrom data.table import TEXTS\n"
+        "from data.text_index import TextSource, tokenize\nfrom data.tokenizer"
         " import train_tokenizer\n"
         "from models.tasks.text import _open_splits\n"
-        "source = TextSource(sys.argv[2], 'text', 'label', '', 8, split_long=False, skip_bad=False)\n",
+        "source = TextSource(sys.argv[2], TEXTS, 'text', ('label',), tokenizer='', max_length=8, split_long=False)\n",
         "tokenize(source, train_tokenizer(['so red a hill'] * 9, 100), cache)\n    tables()",
         "index, evaluated = _open_splits(source, ValSplit(0.4, 0), cache)\n    return [*index.splits.values(),"
         " evaluated]")

@@ -141,7 +141,7 @@ def test_the_pieces_of_a_text_are_held_out_together(tmp_path):
 
 
 def test_one_text_alone_cannot_be_held_out(tmp_path):
-    with pytest.raises(UserError, match="there are too few texts, so none can be held out") as error:
+    with pytest.raises(UserError, match="belong to one text or group, so none can be held out for validation") as error:
         hold_out({"train": table_of([0] * 9)}, ValSplit(0.2, 0), "corpus.txt", tmp_path / "new", np.zeros(9, int))
     assert error.value.code == 65
 

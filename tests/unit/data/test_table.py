@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.table import MAX_FIELD, MAX_LINE, Columns, Row, choose_columns, read_rows
+from data.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows
 from data.table_files import SUFFIXES, find_tables
 from utils.errors import Exit, UserError
 
-LABELLED, PLAIN, PAIR = Columns(("text",), "label"), Columns(("text",), None), Columns(("a", "b"), "label")
+LABELLED, PLAIN, PAIR = Columns(("text",), ("label",)), Columns(("text",), ()), Columns(("a", "b"), ("label",))
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"))
 SMALL = {  # the same two rows
     "t.csv": "text,label\nein Wort,x\nü,y\n", "t.tsv": "text\tlabel\nein Wort\tx\nü\ty\n",
@@ -38,7 +38,7 @@ def texts(path, columns=None):
 
 
 def labels(path):
-    return [row.label for row in read_rows(path, LABELLED)]
+    return [row.labels[0] for row in read_rows(path, LABELLED)]
 
 
 def refusal(work, *arguments):
@@ -210,6 +210,10 @@ def test_a_file_with_another_ending_is_refused_with_those_there_are(write, name)
 # --- which columns
 
 
+def chosen(path, text_column, label_column):
+    return choose_columns(path, TEXTS, text_column, [label_column] if label_column else [])
+
+
 def header_of(suffix, names):
     return {".csv": ",".join(names) + "\n", ".tsv": "\t".join(names) + "\n",
             ".jsonl": json.dumps(dict.fromkeys(names, "x"))}[suffix]
@@ -217,29 +221,29 @@ def header_of(suffix, names):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 @pytest.mark.parametrize("names, text_column, label_column, expected", [
-    (["id", "text", "label"], "auto", "label", Columns(("text",), "label")),
-    (["label", "sentence"], "auto", "label", Columns(("sentence",), "label")),
-    (["stars", "review"], "auto", "stars", Columns(("review",), "stars")),
-    (["review"], "auto", None, Columns(("review",), None)),
-    (["text", "label"], "auto", None, Columns(("text",), None)),
-    (["label"], "auto", None, Columns(("label",), None)),
-    (["text", "title", "label"], "title", "label", Columns(("title",), "label")),
-    (["a", "b", "label"], "a,b", "label", Columns(("a", "b"), "label")),
-    (["a", "b", "label"], "b, a", "label", Columns(("b", "a"), "label"))])
+    (["id", "text", "label"], "auto", "label", Columns(("text",), ("label",))),
+    (["label", "sentence"], "auto", "label", Columns(("sentence",), ("label",))),
+    (["stars", "review"], "auto", "stars", Columns(("review",), ("stars",))),
+    (["review"], "auto", None, Columns(("review",), ())),
+    (["text", "label"], "auto", None, Columns(("text",), ())),
+    (["label"], "auto", None, Columns(("label",), ())),
+    (["text", "title", "label"], "title", "label", Columns(("title",), ("label",))),
+    (["a", "b", "label"], "a,b", "label", Columns(("a", "b"), ("label",))),
+    (["a", "b", "label"], "b, a", "label", Columns(("b", "a"), ("label",)))])
 def test_columns_are_those_named_or_the_only_ones_possible(write, suffix, names, text_column, label_column, expected):
-    assert choose_columns(write(f"t{suffix}", header_of(suffix, names)), text_column, label_column) == expected
+    assert chosen(write(f"t{suffix}", header_of(suffix, names)), text_column, label_column) == expected
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_the_column_with_the_labels_is_never_the_text_of_auto(write, suffix):
     path = write(f"t{suffix}", header_of(suffix, ["sentence", "text"]))
-    assert choose_columns(path, "auto", "text") == Columns(("sentence",), "text")
+    assert chosen(path, "auto", "text") == Columns(("sentence",), ("text",))
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 @pytest.mark.parametrize("names, text_column, label_column, rule", [
     (["text", "stars"], "auto", "label",
-     "there is no column label; it has text, stars; give --label-column the name of the column with the classes"),
+     "there is no column label; it has text, stars; give --label-column the name of the column with the labels"),
     (["text", "label"], "body", "label",
      "there is no column body; it has text, label; give --text-column a column that it has"),
     (["text", "label"], "text,body", "label",
@@ -254,39 +258,39 @@ def test_the_column_with_the_labels_is_never_the_text_of_auto(write, suffix):
 def test_columns_that_are_not_there_are_refused_with_those_that_are(write, suffix, names, text_column, label_column,
                                                                     rule):
     path = write(f"t{suffix}", header_of(suffix, names))
-    assert refusal(choose_columns, path, text_column, label_column) == (Exit.BAD_DATA, f"{path}: {rule}")
+    assert refusal(chosen, path, text_column, label_column) == (Exit.BAD_DATA, f"{path}: {rule}")
 
 
 def test_three_columns_of_text_are_refused_by_the_flag(write):
     path = write("t.csv", "a,b,c,label\n")
-    assert refusal(choose_columns, path, "a,b,c", "label") == (
-        Exit.USAGE, "--text-column a,b,c: give one column, or two for a sentence pair; the label's column cannot be one"
-        " of them")
+    assert refusal(chosen, path, "a,b,c", "label") == (
+        Exit.USAGE, "--text-column a,b,c: give one column, or two (A,B) for a sentence pair, 2 at most; the columns of"
+        " labels and groups cannot be among them")
 
 
 @pytest.mark.parametrize("columns", ["label", "a,label", "a,a"])
 def test_the_label_is_no_text_and_a_column_is_no_pair_with_itself(write, columns):
-    assert refusal(choose_columns, write("t.csv", "a,b,label\n"), columns, "label")[0] == Exit.USAGE
+    assert refusal(chosen, write("t.csv", "a,b,label\n"), columns, "label")[0] == Exit.USAGE
 
 
 def test_a_text_file_has_one_column_and_no_labels(write):
     path = write("t.txt", "a, b\n")
-    code, message = refusal(choose_columns, path, "auto", "label")
-    assert (choose_columns(path, "auto", None), code, f"{path}: a .txt file has no labels" in message) == (PLAIN,
+    code, message = refusal(chosen, path, "auto", "label")
+    assert (chosen(path, "auto", None), code, f"{path}: a .txt file has no labels" in message) == (PLAIN,
         Exit.BAD_DATA, True)
 
 
 def test_names_of_columns_are_stripped_and_may_stand_in_quotes(write):
     path = write("t.csv", '"the, text ", label \r\na,b\r\n')
-    columns = choose_columns(path, "auto", "label")
-    assert (columns, texts(path, columns)) == (Columns(("the, text",), "label"), [("a",)])
+    columns = chosen(path, "auto", "label")
+    assert (columns, texts(path, columns)) == (Columns(("the, text",), ("label",)), [("a",)])
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl"])
 @pytest.mark.parametrize("content", ["", "\n\r\n\n", "\ufeff", "\ufeff\n"])
 def test_an_empty_table_is_refused(write, name, content):
     path = write(name, content)
-    assert refusal(choose_columns, path, "auto", "label") == (Exit.BAD_DATA, f"{path}: is empty; it must hold a table")
+    assert refusal(chosen, path, "auto", "label") == (Exit.BAD_DATA, f"{path}: is empty; it must hold a table")
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.jsonl", "t.txt"])
@@ -303,7 +307,7 @@ def test_a_header_alone_has_no_rows(write, name):
                          [("t.csv", "text,label, text\na,b,c\n"), ("t.tsv", "\n\ntext\tlabel\ttext\na\tb\tc\n")])
 def test_two_columns_of_one_name_are_refused_when_chosen_and_when_read(write, name, content):
     path = write(name, content)
-    code, message = refusal(choose_columns, path, "auto", "label")
+    code, message = refusal(chosen, path, "auto", "label")
     line, rule = refused_row(path)
     assert (code, message) == (Exit.BAD_DATA, f"{path} line {line}: {rule}")
     assert (line, rule) == (3 if name == "t.tsv" else 1,
@@ -316,9 +320,9 @@ def test_two_columns_of_one_name_are_refused_when_chosen_and_when_read(write, na
 @pytest.mark.parametrize("name", SMALL)
 def test_every_format_gives_texts_labels_and_lines(write, name):
     first = 2 if name in ("t.csv", "t.tsv") else 1
-    expected = [Row(("ein Wort",), "x", first), Row(("ü",), "y", first + 1)]
+    expected = [Row(("ein Wort",), ("x",), first), Row(("ü",), ("y",), first + 1)]
     if name == "t.txt":
-        expected = [row._replace(label=None) for row in expected]
+        expected = [row._replace(labels=()) for row in expected]
     path = write(name, SMALL[name])
     assert list(read_rows(path, columns_of(path))) == expected
 
@@ -339,8 +343,8 @@ def test_ends_of_lines_a_byte_order_mark_and_blank_lines_do_not_matter(write, na
 
 def test_csv_fields_in_quotes_keep_commas_quotes_and_line_breaks(write):
     path = write("t.csv", 'text,label\r\n"a, ""b"" and\r\nc\n\nd",x\r\n"","y"\r\n e ,z\r\n')
-    assert list(read_rows(path, LABELLED)) == [Row(('a, "b" and\r\nc\n\nd',), "x", 2), Row(("",), "y", 6),
-                                               Row((" e ",), "z", 7)]
+    assert list(read_rows(path, LABELLED)) == [Row(('a, "b" and\r\nc\n\nd',), ("x",), 2), Row(("",), ("y",), 6),
+                                               Row((" e ",), ("z",), 7)]
 
 
 def test_a_quote_in_tsv_is_an_ordinary_character_and_a_line_a_row(write):
@@ -379,7 +383,7 @@ def test_columns_that_are_not_asked_for_may_hold_anything(write):
 
 def test_lines_of_a_text_file_are_stripped_and_blank_ones_left_out(write):
     path = write("t.txt", "  a, b \n\n \t \n\"c\r\n")
-    assert list(read_rows(path, PLAIN)) == [Row(("a, b",), None, 1), Row(('"c',), None, 4)]
+    assert list(read_rows(path, PLAIN)) == [Row(("a, b",), (), 1), Row(('"c',), (), 4)]
 
 
 @pytest.mark.parametrize("name, content", [
@@ -397,12 +401,12 @@ def test_a_label_in_jsonl_may_be_a_number_or_a_truth_value(write, value, label):
 
 def test_a_line_of_a_text_file_holds_a_pair_with_a_tab_in_between(write):
     path = write("t.txt", "a, b\t c \r\n\n\td\n")
-    assert list(read_rows(path, PAIR._replace(label=None))) == [Row(("a, b", "c"), None, 1), Row(("", "d"), None, 3)]
+    assert list(read_rows(path, PAIR._replace(labels=()))) == [Row(("a, b", "c"), (), 1), Row(("", "d"), (), 3)]
 
 
 @pytest.mark.parametrize("content, rule", [("a\tb\n\nc\n", "1 texts;"), ("a\tb\n\nc\td\te\n", "3 texts;")])
 def test_a_line_that_is_no_pair_is_refused(write, content, rule):
-    line, found_rule = refused_row(write("t.txt", content), PAIR._replace(label=None))
+    line, found_rule = refused_row(write("t.txt", content), PAIR._replace(labels=()))
     assert (line, found_rule[:len(rule)]) == (3, rule)
 
 
@@ -411,7 +415,7 @@ def test_whatever_csv_writer_writes_is_read_again(tmp_path_factory, rows):
     path = tmp_path_factory.getbasetemp() / "written.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\r\n").writerows([("a", "b", "label"), *rows])
-    assert [(*row.texts, row.label) for row in read_rows(path, PAIR)] == rows
+    assert [(*row.texts, *row.labels) for row in read_rows(path, PAIR)] == rows
 
 
 @given(st.lists(TEXT))
@@ -428,7 +432,7 @@ def test_whatever_json_writes_is_read_again(tmp_path_factory, rows, ensure_ascii
     objects = [dict(zip(("a", "b", "label"), row, strict=True)) for row in rows]
     path.write_text("".join(json.dumps(each, ensure_ascii=ensure_ascii) + "\n" for each in objects), encoding="utf-8",
                     newline="")
-    assert [(*row.texts, row.label) for row in read_rows(path, PAIR)] == rows
+    assert [(*row.texts, *row.labels) for row in read_rows(path, PAIR)] == rows
 
 
 @given(st.lists(TEXT.filter(lambda text: not set(text) & set("\t\n"))))

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from data.table import TEXTS
 from data.text import TextSample, TextSet, padded
 from data.text_index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts, tokenize
 from data.tokenizer import is_special, load_tokenizer, train_tokenizer
@@ -26,7 +27,7 @@ WORDS = ("an", "apple", "bent", "close", "down", "every", "fine", "green", "hill
          "path", "quite",
          "red", "so", "tall", "until", "very", "wide")
 SMALL = [("an apple", "x"), ("red hill", "y"), ("so tall", "x")]  # four tokens each
-PAIR = {"text_column": "a,b"}
+PAIR = {"input_column": "a,b"}
 
 
 def some_texts(count, longest, seed=0):
@@ -71,7 +72,8 @@ def opened(tokenizer, tmp_path):
 
 
 def source_of(root, **changes):
-    return replace(TextSource(str(root), "auto", "label", "abc", 12, split_long=False, skip_bad=False), **changes)
+    source = TextSource(str(root), TEXTS, "auto", ("label",), tokenizer="abc", max_length=12, split_long=False)
+    return replace(source, **changes)
 
 
 def samples(table):
@@ -116,7 +118,7 @@ def test_pairs_are_tokenized_as_pairs_in_the_order_named(write, opened, tokenize
 
 def test_cutting_loses_no_token_and_adds_only_special_ones(write, opened, tokenizer):
     texts = some_texts(ROWS_AT_ONCE + 300, 50)
-    table = opened(write("train.txt", texts), label_column=None, split_long=True).splits["train"]
+    table = opened(write("train.txt", texts), label_columns=(), split_long=True).splits["train"]
     whole = tokenizer(texts, add_special_tokens=False).input_ids
     pieces = [[2, *text[begin:begin + 10], 3] for text in whole for begin in range(0, len(text), 10)]
     assert ids(table) == pieces and table.num_ordinary.tolist() == [len(piece) - 2 for piece in pieces]
@@ -126,14 +128,14 @@ def test_a_longer_text_is_noted_with_what_becomes_of_it(write, opened):
     root = write("train.csv", [("red " * 11, "x"), ("red " * 10, "y"), ("red " * 40, "x")])
     expected = "2 of 3 texts have more than --max-length 12 tokens and are "
     assert opened(root).notes == (expected + "cut off there",)
-    assert opened(root, label_column=None, split_long=True).notes == (expected + "cut into several samples",)
+    assert opened(root, label_columns=(), split_long=True).notes == (expected + "cut into several samples",)
     assert opened(root, max_length=42).notes == ()
 
 
 def test_a_text_of_unknown_characters_is_a_sample_only_with_a_label(write, opened):
     """A text of unknown characters is a sample with a label and none to predict."""
     root = write("train.csv", [("☃ ☃", "x"), ("☃ red", "y")])
-    assert [len(opened(root, label_column=column).splits["train"]) for column in ("label", None)] == [2, 1]
+    assert [len(opened(root, label_columns=column).splits["train"]) for column in (("label",), ())] == [2, 1]
 
 
 def test_special_tokens_are_no_ordinary_ones(write, opened, tokenizer):
@@ -259,7 +261,7 @@ def test_a_column_of_ids_is_refused_before_a_text_is_tokenized(write, opened):
         " they look like ids; with more than 1000 classes, at most 90% may have a single sample; give --label-column"
         " the name of the column with the classes")
     assert refusal(opened, root, by=None) == expected == refusal(read_texts, source_of(root))
-    assert len(list(read_texts(source_of(root, label_column=None)))) == 100_000
+    assert len(list(read_texts(source_of(root, label_columns=())))) == 100_000
 
 
 # --- bad rows
@@ -295,11 +297,11 @@ def test_a_split_without_texts_is_refused(write, opened, split, rows):
     assert refusal(opened, root, skip_bad=True) == (Exit.BAD_DATA, f"{root}/{split}.csv: there are no texts in it")
 
 
-def test_a_label_that_looks_like_several_is_noted(write, opened):
-    write("train.csv", [("a", "red|new"), ("b", "red"), ("c", "old|red")])
-    root = write("val.csv", [("a", "red")])
-    [note] = opened(root).notes
-    assert note.startswith("2 classes with | in the name, for example old|red: if these are several labels of a sample")
+def test_several_labels_of_a_row_are_refused_without_multi_label(write, opened):
+    root = write("train.csv", [("a", "red|new"), ("b", "red"), ("c", "old|red")])
+    assert refusal(opened, root) == (Exit.BAD_DATA, (
+        f"--data {root}: the column label holds red|new, old|red: | separates the labels of a sample that has several;"
+        " give --multi-label, or write the classes without |"))
 
 
 # --- the cache
@@ -364,8 +366,8 @@ def test_changed_files_are_read_anew(write, opened, tmp_path, change):
 
 
 @pytest.mark.parametrize("changes", [
-    {"max_length": 8}, {"tokenizer": "def"}, {"label_column": None}, {"split_long": True}, {"skip_bad": True},
-    {"text_column": "text"}])
+    {"max_length": 8}, {"tokenizer": "def"}, {"label_columns": ()}, {"split_long": True}, {"skip_bad": True},
+    {"input_column": "text"}])
 def test_other_settings_have_entries_of_their_own(write, opened, tmp_path, changes):
     root = write("train.csv", SMALL)
     opened(root)

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models.losses import ClassificationLoss, class_weights, probabilities_of
+from models.losses import ClassificationLoss, class_weights
+from models.objectives import values_of
 from utils.errors import UserError
 from utils.settings.run_options import ClassLossOptions
 
@@ -83,5 +84,5 @@ def test_balanced_needs_a_sample_of_every_class():
 
 def test_probabilities_are_what_the_loss_trains():
     logits = torch.tensor([[2.0, -1.0, 0.0]])
-    assert probabilities_of(logits, "cross-entropy").sum().item() == pytest.approx(1)
-    assert probabilities_of(logits, "bce")[0].tolist() == pytest.approx([0.880797, 0.268941, 0.5], rel=1e-5)
+    assert values_of({}, logits).sum().item() == pytest.approx(1)
+    assert values_of({"loss": "bce"}, logits)[0].tolist() == pytest.approx([0.880797, 0.268941, 0.5], rel=1e-5)
