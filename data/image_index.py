@@ -48,7 +48,7 @@ class ImageIndex:
         """Absolute paths of the images of sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
         joined = os.fsdecode(self.names[begin:end].tobytes())
-        return [os.path.join(self.root, path) for path in joined.split("\0")]
+        return [os.path.normpath(os.path.join(self.root, path)) for path in joined.split("\0")]
 
     def path(self, index: int) -> str:
         """That of the first of them."""

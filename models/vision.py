@@ -90,8 +90,8 @@ def build_model(
     """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
 
     classes: names of its outputs. initial_weights: load those that `config` names; False where a checkpoint will
-    replace them. own_head: the head is theirs, too. num_images: of a sample. Raises UserError: 64 for an unknown name or
-    weights that do not fit, 65 if their classes are others and own_head, 66 for missing or unreachable files.
+    replace them. own_head: the head is theirs, too. num_images: of a sample. Raises UserError: 64 for an unknown name
+    or weights that do not fit, 65 if their classes are others and own_head, 66 for missing or unreachable files.
     """
     # the model
     folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.

@@ -258,6 +258,41 @@ def photos(session_dir) -> Path:
 
 
 @pytest.fixture(scope="session")
+def photo_tables(session_dir, photos) -> Path:
+    """train.csv and val.csv about `photos`: image, mask (another photo), label, labels, brightness, number."""
+    root = session_dir / "photo-tables"
+    root.mkdir()
+    for split, counts in COUNTS.items():
+        paths = sorted((photos / split).rglob("*.png"))
+        with (root / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image", "mask", "label", "labels", "brightness", "number"])
+            for number, path in enumerate(paths):
+                tint, light = path.parent.name, float(np.asarray(Image.open(path)).mean())
+                names = [tint, *(["odd"] if number % 2 else [])]
+                writer.writerow([os.path.relpath(each, root) for each in (path, paths[number - 1])]
+                                + [tint, "|".join(names), light, number / 10])
+        assert sum(counts) == len(paths)
+    return root
+
+
+@pytest.fixture(scope="session")
+def text_tables(session_dir, texts) -> Path:
+    """The rows of `texts` with the columns labels and length besides."""
+    root = session_dir / "text-tables"
+    root.mkdir()
+    for split in COUNTS:
+        rows = list(csv.DictReader((texts / f"{split}.csv").open(encoding="utf-8")))
+        with (root / f"{split}.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [*rows[0], "labels", "length"])
+            writer.writeheader()
+            for row in rows:
+                length = len(row["text"].split())
+                writer.writerow(row | {"length": length, "labels": row["label"] + "|long" * (length > 10)})
+    return root
+
+
+@pytest.fixture(scope="session")
 def texts(session_dir) -> Path:
     """train.csv and val.csv with the columns text, more and label: as many samples as photos, of 3 to 20 words each."""
     return write_texts(session_dir / "texts")

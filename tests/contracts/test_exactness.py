@@ -23,7 +23,13 @@ WORDS = {
         "--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", "--text-column", "text,more"],
     # besides, masks and a tied weight
     "masked-lm": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"],
+    # two images in a sample, two targets
+    "image-regression": ["--model", "mobilenet_v3_small", "--image-size", "32", "--image-column", "image,mask",
+                         "--label-column", "brightness,number", "--loss", "huber"],
+    "text-regression": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", "--text-column", "text",
+                        "--label-column", "length"],
 }
+REGRESSION = "image-regression", "text-regression"
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1",
           "--precision", "bf16", "--log-every", "1"]
 STEPS = 9
@@ -39,7 +45,7 @@ def but_in_faults(*slow):
 
 
 of_ddp = pytest.mark.parametrize(
-    "task", but_in_faults("text-classification", "masked-lm"), indirect=True, scope="module")
+    "task", but_in_faults("text-classification", "masked-lm", *REGRESSION), indirect=True, scope="module")
 
 
 def test_every_task_and_strategy_is_held_to_this_contract():
@@ -70,14 +76,15 @@ class Contract:
         return run
 
 
-@pytest.fixture(scope="module", params=but_in_faults("text-classification"))  # masked-lm stands for both
+@pytest.fixture(scope="module", params=but_in_faults("text-classification", *REGRESSION))  # masked-lm stands for both
 def task(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def contract_of(task, session_dir, run_train, run_torchrun, photos, texts):
-    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts}
+def contract_of(task, session_dir, run_train, run_torchrun, photos, texts, photo_tables, text_tables):
+    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts,
+            "image-regression": photo_tables, "text-regression": text_tables}
     return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data)
             for name in STRATEGIES}
 

@@ -19,18 +19,25 @@ TECHNIQUES = {
         "--checkpoint-activations", "--dropout", "0.5"], STEPS),
     "freeze-decay-texts": ("text-classification", [
         "--freeze", "1", "--layer-decay", "0.7", "--checkpoint-activations", "--dropout", "0.3", "--ema-decay", "0.9"],
-        STEPS)}
+        STEPS),
+    "several-labels": ("image-regression", [
+        "--task", "image-classification", "--label-column", "labels", "--multi-label", "--class-weights", "balanced",
+        "--loss", "auto", "--label-smoothing", "0.1", "--mixup", "0.4"], STEPS)}
 EARLY = "ema-early-stop"
 
 
 @pytest.fixture(scope="module")
-def launch_of(run_train, run_torchrun, photos, texts):
+def data_of(photos, texts, photo_tables):
+    return {"image-classification": photos, "text-classification": texts, "image-regression": photo_tables}
+
+
+@pytest.fixture(scope="module")
+def launch_of(run_train, run_torchrun, data_of):
     """launch(technique, processes, run, words): its result."""
-    data = {"image-classification": photos, "text-classification": texts}
 
     def launch(technique, processes, run, *words):
         start = run_train if processes == 1 else lambda *all_words: run_torchrun(processes, *all_words)
-        return start(*words_of(technique, data), "--run-dir", run, *words)
+        return start(*words_of(technique, data_of), "--run-dir", run, *words)
 
     return launch
 
@@ -94,9 +101,8 @@ def test_a_technique_computes_the_same_bits_on_1_2_and_3_processes(launch_of, st
 @pytest.mark.slow
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_a_technique_survives_a_kill_on_2_and_goes_on_on_3(
-        launch_of, straight, run_dir, start_torchrun, photos, texts, technique):
-    data = {"image-classification": photos, "text-classification": texts}
-    killed = start_torchrun(2, *words_of(technique, data), "--run-dir", run_dir, "--save-every", 1)
+        launch_of, straight, run_dir, start_torchrun, data_of, technique):
+    killed = start_torchrun(2, *words_of(technique, data_of), "--run-dir", run_dir, "--save-every", 1)
     killed.wait_for(lambda: trained_steps(run_dir) >= 3, "three steps")
     killed.kill_all()
     assert status(run_dir)["state"] == "running"

@@ -11,16 +11,23 @@ def test_the_worst_are_wrong_readable_and_in_order_of_loss():
     #                       counts label predicted probability loss
     samples = torch.tensor([[1.0, 0, 1, 0.6, 1.0], [1, 0, 0, 0.4, 9], [0, 0, 1, 0.9, 8], [1, 1, 0, 0.9, 3],
                             [1, 2, 0, 0.6, 1]])
-    assert worst(samples) == [3, 0, 4]  # of equal ones the first
+    assert worst(samples, samples[:, 1] != samples[:, 2]) == [3, 0, 4]  # of equal ones the first
 
 
 def test_at_most_sixteen_mistakes_are_shown():
     samples = torch.tensor([[1.0, 0, 1, 0.6, loss] for loss in range(40)])
-    assert worst(samples) == list(range(39, 39 - MAX_MISTAKES, -1))
+    assert worst(samples, torch.ones(40, dtype=torch.bool)) == list(range(39, 39 - MAX_MISTAKES, -1))
 
 
 def test_no_mistake_is_no_picture():
-    assert worst(torch.tensor([[1.0, 1, 1, 0.9, 0.1]])) == []
+    assert worst(torch.tensor([[1.0, 1, 1, 0.9, 0.1]]), torch.tensor([False])) == []
+
+
+def test_several_images_of_a_sample_stand_side_by_side():
+    images = [np.concatenate([np.full((32, 32, 3), value, np.uint8) for value in (50, 90)], axis=1)] * 2
+    picture = tiles(images, MAX_FIRST)
+    assert picture.shape == (70 + 6, 2 * (128 + 6) + 6, 3)
+    assert [int(picture[38, x, 0]) for x in (6 + 32, 6 + 96, 134 + 6 + 96)] == [50, 90, 90]
 
 
 @pytest.mark.parametrize("number, rows, columns", [(64, 8, 8), (9, 2, 8), (3, 1, 3), (1, 1, 1)])

@@ -13,7 +13,7 @@ from data.mixing import mix
 from engine.nonfinite import nonfinite_samples
 from models.tasks import load_task
 from tests.conftest import COUNTS
-from utils.errors import UserError
+from utils.errors import Exit, UserError
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
@@ -53,7 +53,8 @@ def build(photos, world, tmp_path, monkeypatch):
     def built(*words):
         argv = ["--data", str(photos), "--image-size", "16", "--augmentation", "none", *words]
         run = Run(tmp_path, {}, {"start": 1, "cores_per_process": 1}, print, RunLock())
-        return load_task("image-classification")(parse_command_line(argv, {}), run, world)
+        config = parse_command_line(argv, {})
+        return load_task(config.run.task)(config, run, world)
 
     return built
 
@@ -150,3 +151,56 @@ def test_wrong_class_weights_and_mixing_are_refused_before_training(build):
                          (["--mixup", "1", "--micro-batch-size", "1"], "no other")):
         with pytest.raises(UserError, match=found):
             build(*words)
+
+
+@pytest.mark.parametrize("words, code, message", [
+    (["--task", "image-regression", "--label-column", "label"], Exit.BAD_DATA,
+     "train.csv line 2: label is tint0, which is not a finite number; correct or remove the row"),
+    (["--label-column", "labels"], Exit.BAD_DATA, "labels of a sample that has several; give --multi-label"),
+    (["--multi-label", "--loss", "cross-entropy"], Exit.USAGE, "--loss cross-entropy does not fit --multi-label"),
+    (["--image-column", "picture"], Exit.BAD_DATA, "there is no column picture; it has image, mask, label, labels"),
+    (["--group-column", "patient"], Exit.BAD_DATA, "there is no column patient; it has"),
+    (["--image-column", "label"], Exit.USAGE, "--image-column label: give one column, or several (A,B)"),
+    (["--label-column", "kind"], Exit.BAD_DATA, "there is no column kind; it has"),
+    (["--label-column", "brightness"], Exit.BAD_DATA, "this looks like regression"),
+    (["--class-weights", "1,2"], Exit.USAGE, "there are 2 weights; give one positive number for each of the 3")])
+def test_a_table_that_does_not_suit_is_refused_before_there_is_a_model(build, photo_tables, words, code, message):
+    with pytest.raises(UserError) as error:
+        build("--data", str(photo_tables), *words)
+    assert message in str(error.value) and error.value.code == code
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--multi-label"], "it is no table, and class folders hold one class of each image"),
+    (["--task", "image-regression"], "for numbers give a table"),
+    (["--label-column", "kind"], "is no table, so it has no columns; leave --label-column out"),
+    (["--group-column", "patient"], "is no table, so it has no columns; leave --group-column out")])
+def test_folders_of_classes_have_no_columns(build, words, message):
+    with pytest.raises(UserError) as error:
+        build(*words)
+    assert message in str(error.value)
+
+
+def test_a_second_image_begins_without_influence_and_gets_a_gradient(build, photo_tables):
+    words = ["--data", str(photo_tables), "--image-column", "image,mask", "--model", "resnet18"]
+    task = build(*words)
+    torch.manual_seed(0)
+    two = task.build_model(initial_weights=True).eval()
+    torch.manual_seed(0)
+    one = build(*words[:2], "--model", "resnet18").build_model(initial_weights=True).eval()
+    batch = task.collate([task.train_set[0, index] for index in range(2)])
+    images = batch.inputs["images"].permute(0, 3, 1, 2).float()                                    # [2, 6, 16, 16]
+    torch.testing.assert_close(two(images), one(images[:, :3]))
+    two.train()(images).square().sum().backward()
+    assert two.conv1.weight.shape == (64, 6, 7, 7) and two.conv1.weight.grad[:, 3:].abs().max() > 0
+    assert [shown.shape for shown in task.preview(batch)] == [(16, 32, 3)] * 2
+
+
+def test_weights_of_one_image_are_kept_for_two(build, photo_tables, tmp_path):
+    torch.manual_seed(1)
+    given = build("--model", "resnet18").build_model(initial_weights=True)
+    torch.save(given.state_dict(), tmp_path / "given.pth")
+    model = build("--data", str(photo_tables), "--image-column", "image,mask", "--model", "resnet18", "--weights",
+                  str(tmp_path / "given.pth")).build_model(initial_weights=True)
+    assert torch.equal(model.conv1.weight[:, :3], given.conv1.weight) and not model.conv1.weight[:, 3:].any()
+    assert torch.equal(model.layer4[0].conv1.weight, given.layer4[0].conv1.weight)
