@@ -17,7 +17,7 @@ class RunOptions:
 
     task: str = option("image-classification", "what to train")
     run_dir: str = option(
-        "", "run directory; default: runs/TASK-MODEL-DATA-HASH, so that the same command continues the same run",
+        "", "run directory; default: runs/TASK-MODEL-DATA-HASH: the same command continues the run",
         OPERATIONAL, kept=False, per_node=True, path=PATH)
     config: str | None = option(
         None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True,
@@ -40,8 +40,8 @@ class RunOptions:
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
     output: str | None = option(
-        None, "file for --eval-only: .csv = input, label, prediction, probability and loss of each sample; .json = the"
-        " figures of each class", OPERATIONAL, kept=False, in_file=False)
+        None, "file for --eval-only: .csv = a row for each sample; .json = the figures of each class",
+        OPERATIONAL, kept=False, in_file=False)
     nproc_per_node: int | None = option(
         None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
     early_stop_patience: int = option(
@@ -57,8 +57,8 @@ class DataOptions:
     """Data"""
 
     data: str = option(
-        "demo", "a folder (images: train/CLASS/*, val/CLASS/*, or CLASS/*; tables: train.csv, val.csv, ...), or a table"
-        " of images or texts (.csv, .tsv, .jsonl; texts also .txt); demo = the built-in data",
+        "demo", "a folder (of images: train/CLASS/*, val/CLASS/*, or CLASS/*; of tables: train.csv, val.csv, ...), or a"
+        " table of images or texts (.csv, .tsv, .jsonl; texts also .txt); demo = the built-in data",
         path=PATH, per_node=True, resolved=True)  # nodes and starts compare a fingerprint of the samples
     val_fraction: float = option(
         0.1, "fraction of train to hold out, per class, if there is no val, valid, validation or test",
@@ -125,9 +125,9 @@ class OptimOptions:
 class LabelOptions:
     """Labels"""
 
-    label_column: str = option("label", "column of a table with the class (a word or a number)")
+    label_column: str = option("label", "column of a table with the class")
     multi_label: bool = option(
-        False, "a sample may have several labels, separated by | in the table: each label is yes or no")
+        False, "a sample may have several labels, written A|B in the table")
 
 
 @options
@@ -150,12 +150,10 @@ class ClassLossOptions(LossOptions):
     """Loss"""
 
     loss: Literal["auto", "cross-entropy", "bce"] = option(
-        "auto", "bce = binary cross-entropy, each class against the rest: the mean over the classes; auto ="
-        " cross-entropy, bce with --multi-label")
+        "auto", "bce = binary cross-entropy, each class against the rest; auto = cross-entropy, bce with --multi-label")
     class_weights: str = option(
-        "none", "weights of the classes in the training loss; balanced = number of samples / (number of classes x"
-        " samples of the class), with --multi-label samples without / with the label; A,B,... = one for each class, in"
-        " label order")
+        "none", "weights of the classes in the training loss, A,B,... in label order; balanced = each class counts as"
+        " much as any other")
 
 
 @options

@@ -59,8 +59,9 @@ def test_the_table_names_flags_that_exist_and_each_spelling_once():
     ("--lerning-rate 0.1", "--lerning-rate: use --lr"),
     ("--epoch 3", "--epoch: did you mean --epochs?"),
     ("--aml", "--aml: unknown; `train.py --task image-classification --help-all` lists the settings"),
-    ("--max-seq-length 8", "--max-seq-length: use --max-length, with --task text-classification or masked-lm"),
-    ("--max-length 8", "--max-length: a setting of --task text-classification and masked-lm;"
+    ("--max-seq-length 8", "--max-seq-length: use --max-length, with --task text-classification or text-regression or"
+     " masked-lm"),
+    ("--max-length 8", "--max-length: a setting of --task text-classification and text-regression and masked-lm;"
      " this is --task image-classification"),
     ("--epochs 1.5", "--epochs 1.5: must be a whole number"), ("--lr", "--lr: must be a number or auto"),
     ("--split dev", "--split dev: must be train, val or test"), ("--mean 1 2", "--mean 1 2: must be 3 numbers or auto"),
