@@ -227,7 +227,7 @@ def test_the_task_may_stand_in_the_file(yaml_file):
     *[(task, words) for task in TEXT_TASKS
       for words in (["--image-size", "32"], ["--mean", "0", "0", "0"], ["--augmentation", "none"])],
     ("image-classification", ["--max-length", "64"]), ("image-classification", ["--text-column", "text"]),
-    ("image-classification", ["--label-column", "label"]), ("image-classification", ["--mask-probability", "0.2"]),
+    ("image-regression", ["--mixup", "0.2"]), ("image-classification", ["--mask-probability", "0.2"]),
     ("text-classification", ["--mask-probability", "0.2"]), ("masked-lm", ["--label-column", "label"])])
 def test_a_flag_of_another_task_is_refused_by_name(task, words, capsys):
     code = code_of("--task", task, *words)
