@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from data.labels import LABELS, NUMBERS
 from data.table import TEXTS
 from data.text import TextSample, TextSet, padded
 from data.text_index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts, tokenize
@@ -487,3 +488,37 @@ def test_texts_that_are_gone_are_an_error(write, opened):
     index = opened(root)
     write("train.csv", SMALL[:2])
     assert refusal(sample_texts, source_of(root), index.classes, np.array([2]))[0] == Exit.BAD_DATA
+
+
+# --- splits by a column, groups, several labels, numbers
+
+
+def test_rows_are_split_by_a_column_and_read_again_for_their_texts(write, opened):
+    rows = [("so", "x", "train"), ("an apple", "y", "val"), ("red", "y", "train"), ("hill", "x", "test")]
+    root = write("all.csv", rows, ("text", "label", "split"))
+    found = opened(root, split="test")
+    assert {split: table.labels.tolist() for split, table in found.splits.items()} == {
+        "train": [0, 1], "val": [1], "test": [0]}
+    for split, text in (("val", "an apple"), ("test", "hill")):
+        source, numbers = source_of(root, split=split), opened(root, split=split).splits[split].texts
+        assert list(sample_texts(source, found.classes, numbers).values()) == [text]
+
+
+def test_texts_of_a_group_have_its_number_also_when_they_are_cut(write, opened):
+    rows = [(" ".join(WORDS * 5), "x", "anna"), ("so", "y", "ben"), ("red", "x", "anna")]
+    root = write("train.csv", rows, ("text", "label", "writer"))
+    assert opened(root, group_column="writer").groups.tolist() == [0, 1, 0]
+    cut = opened(root, group_column="writer", label_columns=(), split_long=True)
+    texts = cut.splits["train"].texts.tolist()
+    assert len(texts) > 3 and cut.groups.tolist() == [{0: 0, 1: 1, 2: 0}[text] for text in texts]
+
+
+def test_several_labels_and_numbers_are_kept_as_rows(write, opened):
+    rows = [("so", "a|b", "1.5", "-2"), ("red", "b", "2", "1e3")]
+    root = write("train.csv", rows, ("text", "labels", "x", "y"))
+    found = opened(root, input_column="text", label_columns=("labels",), label_kind=LABELS)
+    assert (found.classes, found.splits["train"].labels.tolist()) == (("a", "b"), [[1, 1], [0, 1]])
+    found = opened(root, input_column="text", label_columns=("x", "y"), label_kind=NUMBERS)
+    table = found.splits["train"]
+    assert (found.classes, table.labels.tolist()) == (("x", "y"), [[1.5, -2], [2, 1000]])
+    assert table.sample(1).label.tolist() == [2, 1000]
