@@ -217,7 +217,7 @@ class Numbers:
         values = {}
         for name, target, value in zip(
                 self.names, self._evaluated[index], values_of(self.described(), torch.tensor(outputs)), strict=True):
-            values |= {name: f"{target:.9g}", f"{name}_prediction": f"{value:.9g}"}
+            values |= {name: f"{target:.9g}", f"{name}_prediction": f"{value:.7g}"}
         return values | {"loss": f"{loss:.6f}"}
 
 
@@ -246,7 +246,7 @@ def answer(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What a model says of one input, in words, and by name. values: [C] of values_of()."""
     if "target_mean" in description:
-        return {}, {name: f"{value:.9g}" for name, value in zip(names, values, strict=True)}
+        return {}, {name: f"{value:.7g}" for name, value in zip(names, values, strict=True)}  # the digits of a float32
     by_name = {name: f"{value:.6f}" for name, value in zip(names, values, strict=True)}
     if description.get("multi_label"):
         has = [name for name, value in zip(names, values, strict=True) if value >= 0.5]

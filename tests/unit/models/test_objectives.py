@@ -161,7 +161,7 @@ def test_a_model_that_diverged_has_nan_as_its_error():
      {"a": "0.250000", "b": "0.750000"}),
     ({"loss": "bce", "multi_label": True}, [0.5, 0.75], {"prediction": "a|b"}, {"a": "0.500000", "b": "0.750000"}),
     ({"loss": "bce", "multi_label": True}, [0.1, 0.2], {"prediction": ""}, {"a": "0.100000", "b": "0.200000"}),
-    ({"target_mean": [0, 0]}, [1234567.5, -1e-7], {}, {"a": "1234567.5", "b": "-1e-07"})])
+    ({"target_mean": [0, 0]}, [1234567.5, -1e-7], {}, {"a": "1234568", "b": "-1e-07"})])
 def test_an_answer_says_what_was_predicted_and_each_value(description, values, said, by_name):
     assert answer(description, "ab", values) == (said, by_name)
 
