@@ -5,7 +5,7 @@ belongs to the part before it, and a part without parameters (dropout, say) to t
 embeddings or the first convolution, with parameters that belong to no part (positions, a class token).
 
 The models are torchvision's classifiers, transformers' encoders, which have a base_model_prefix, and timm's, which have
-a group_matcher: their blocks are the groups of timm's own layer-wise decay.
+a group_matcher: their blocks are the groups of timm's own layer-wise decay, and the head.
 """
 
 from collections.abc import Callable, Iterator
@@ -106,8 +106,15 @@ def lr_factors(model: nn.Module, config: OptimOptions) -> dict[str, float]:
 
 
 def _blocks_of_groups(model: nn.Module, group_of: dict[str, int]) -> list[Block]:
-    """A block for each group. group_of: the group of each parameter, by name; the last one is the head's."""
-    blocks = [Block() for _ in range(1 + max(group_of.values()))]
+    """A block for each group. group_of: the group of each parameter, by name; the head is in the last one."""
+    # the head is what is new if the classes differ; timm's last group may have more
+    is_in_head, last = in_head(model), max(group_of.values())
+    if any(group == last and not is_in_head(name) for name, group in group_of.items()):
+        last += 1
+    group_of = {name: last if is_in_head(name) else group for name, group in group_of.items()}
+
+    # parameters
+    blocks = [Block() for _ in range(1 + last)]
     for name, param in model.named_parameters():
         blocks[group_of[name]].params[name] = param
 

@@ -52,13 +52,16 @@ def build_classifier(
     try:
         model = build(architecture, num_classes, image_size, dropout, drop_path)
         with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, image_size, image_size))             # [1, C]
+            output = model.eval()(torch.zeros(1, 3, image_size, image_size))    # [1, C]
         model.train()
     except UserError:
         raise
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(f"--model {architecture} does not take images of --image-size {image_size} ({error}); use"
                         " another size, or --model resnet18, which takes any") from None
+    if getattr(output, "shape", None) != (1, num_classes):
+        raise UserError(f"--model {architecture} is not a classifier of images: it has no figure for each class; use"
+                        " another --model")
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
     if isinstance(model, torchvision.models.MNASNet):

@@ -112,6 +112,12 @@ def test_an_unknown_name_is_refused_with_close_ones(name, meant, world):
     assert error.value.code == Exit.USAGE
 
 
+def test_a_model_that_is_no_classifier_is_refused(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: torch.nn.Conv2d(3, 3, 1))
+    with pytest.raises(UserError, match="is not a classifier of images"):
+        build_classifier(TINY, 3, 64)
+
+
 def test_real_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(world, real_weights):
     weights, model = torch.load(real_weights), built(world, model=LITE0, weights=str(real_weights))
     assert set(weights) - equal_names(model, weights) == {"classifier.weight", "classifier.bias"}
@@ -173,7 +179,8 @@ def test_blocks_have_every_parameter_once_and_parts_that_own_them(name):
         assert {id(param) for part in block.parts for param in part.parameters()} == set(map(id, block.params.values()))
     freeze(model, "backbone")
     is_trained = {key for key, param in model.named_parameters() if param.requires_grad}
-    assert is_trained == set(blocks[-1].params) and any("weight" in key for key in is_trained)
+    assert is_trained == set(blocks[-1].params) == {
+        f"{model.pretrained_cfg['classifier']}.{kind}" for kind in ("weight", "bias")}
 
 
 def test_dropout_and_drop_path_are_timms_arguments():
