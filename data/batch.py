@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,12 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     @property
+    def counted(self) -> tuple[int, ...]:
+        """Those of `indices` that count: all but unreadable samples. For a batch on the host."""
+        weights = self.sample_weight.tolist()
+        return tuple(index for index, weight in zip(self.indices, weights, strict=False) if weight > 0)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in (*self.inputs.values(), self.labels, self.sample_weight))
@@ -54,6 +60,14 @@ class Batch:
     def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
         inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
         return replace(self, inputs=inputs, labels=move(self.labels), sample_weight=move(self.sample_weight))
+
+
+class Taken(NamedTuple):
+    """What a rank keeps of a micro-batch that it has read."""
+
+    index: int
+    indices: tuple[int, ...]
+    counted: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -68,4 +82,4 @@ class GlobalBatch:
     normalizer: float  # samples or predicted tokens: losses are divided by it
     epoch: int
     end: tuple[int, int]  # the position after it: epoch, and how many samples of its order are done
-    taken: list[tuple[int, tuple[int, ...]]]  # (index, samples) of this rank's micro-batches that were read so far
+    taken: list[Taken]  # of this rank's micro-batches that were read so far

@@ -6,7 +6,7 @@ from engine.best import update_best
 from engine.log import EMA
 from engine.nonfinite import judge_last_step
 from engine.pictures import show_mistakes
-from engine.records import position
+from engine.records import close_epoch, note_coverage, position
 from engine.saving import save, wait_for_save
 from engine.training import Training
 
@@ -20,6 +20,10 @@ def after_step(t: Training) -> bool:
         judge_last_step(t)  # Collective if the gradient was not finite.
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
+    if t.state.progress.sample_offset == 0:
+        close_epoch(t)  # Collective.
+        if not is_evaluation_due(t):
+            note_coverage(t, evaluated=None)  # Collective.
     if is_over(t) and step < t.total_steps:
         return True  # train() saves
     if is_evaluation_due(t):
@@ -68,6 +72,8 @@ def evaluate_and_save(t: Training) -> None:
     values, averaged = found
     of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
     t.log.evaluation(position(t.state.progress, t.feed.plan.num_samples) | values | of_average)
+    if t.state.progress.sample_offset == 0:
+        note_coverage(t, values["evaluated"])  # Collective.
     best = update_best(t, values, averaged)  # Collective.
     if best:
         show_mistakes(t, best)

@@ -16,6 +16,7 @@ from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
 from utils.rundir.checkpoint import Checkpoints, Progress
+from utils.rundir.coverage import Coverage
 from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
@@ -40,9 +41,11 @@ class Evaluation:
         self._strategy.broadcast_buffers()  # Collective.
         model, limit_s = self._strategy.module.eval(), world.section_timeout.total_seconds()
         totals = Totals(task.metrics, self._loader.sampler.num_batches, len(task.eval_set))
-        reading = self._loader.dataset.reading
+        reading, covered = self._loader.dataset.reading, Coverage(len(task.eval_set))
         for batch in self._start.watchdog.watch(self._loader, "evaluation", limit_s, limit_s, reading):
-            batch = self._bad_samples.check(batch).to(world.device)
+            batch = self._bad_samples.check(batch)
+            covered.add(batch.counted)
+            batch = batch.to(world.device)
             with self._start.precision.autocast():
                 output = task.forward(model, batch)
             totals.add(batch.index, output, batch)
@@ -52,7 +55,7 @@ class Evaluation:
         flags.wait()  # Collective.
         if flags.bad_sample:
             self._bad_samples.stop(world)  # Collective; raises UserError (65) on every rank.
-        return None if is_stopped else totals.values(world)  # Collective.
+        return None if is_stopped else totals.values(world) | {"evaluated": covered.count(world)}  # Collective.
 
 
 def evaluate_only(start: Start) -> Exit:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from torch.utils.data import DataLoader
 
-from data.batch import Batch, GlobalBatch
+from data.batch import Batch, GlobalBatch, Taken
 from data.loader import BadSamples, MicroBatchDataset
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
@@ -47,7 +47,7 @@ class Feed:
             if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             indices = self.sampler.indices(epoch, start)
-            taken: list[tuple[int, tuple[int, ...]]] = []
+            taken: list[Taken] = []
             yield GlobalBatch(
                 micro_batches=self._micro_batches(num_own, taken), num_own=num_own, taken=taken,
                 num_micro_batches=self.plan.num_micro_batches, num_samples=end - start,
@@ -55,8 +55,8 @@ class Feed:
                 end=(epoch + 1, 0) if end == self.plan.num_samples else (epoch, end))
             start, self._limit_s = end, self._next_s
 
-    def _micro_batches(self, count: int, taken: list[tuple[int, tuple[int, ...]]]) -> Iterator[Batch]:
+    def _micro_batches(self, count: int, taken: list[Taken]) -> Iterator[Batch]:
         for micro_batch in islice(self._items, count):
             micro_batch = self._bad_samples.check(micro_batch)
-            taken.append((micro_batch.index, micro_batch.indices))
+            taken.append(Taken(micro_batch.index, micro_batch.indices, micro_batch.counted))
             yield micro_batch

@@ -71,6 +71,7 @@ class SilentLog:
     def explain(self, start: Start, total_steps: int) -> None: pass
     def train(self, record: Mapping[str, Any]) -> None: pass
     def evaluation(self, record: Mapping[str, Any]) -> None: pass
+    def epoch(self, record: Mapping[str, Any]) -> None: pass
     def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None: pass
     def advance(self, step: int) -> None: pass
     def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None: pass
@@ -108,7 +109,8 @@ class Log:
     def explain(self, start: Start, total_steps: int) -> None:
         """From here on say in words what the records mean; those that are there have been explained."""
         records = map(json.loads, (start.run.path / "metrics.jsonl").read_text().splitlines())
-        self._notes, first = notes_of(start, total_steps, records)
+        explained = (record for record in records if record["split"] != "epoch")
+        self._notes, first = notes_of(start, total_steps, explained)
         for text in first:
             self.note(text)
 
@@ -141,12 +143,16 @@ class Log:
             title = f"step {record['step']}, shade = share of the true class"
             picture = confusion_picture(metrics[name], self._task.classes, title)
             self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
-        quiet = {name for metric in self._task.metrics for name in metric.quiet}
+        quiet = {"evaluated"}.union(*(metric.quiet for metric in self._task.metrics))
         shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items()
                          if name not in quiet)
         self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
         for text in new:
             self.note(text)
+
+    def epoch(self, record: Mapping[str, Any]) -> None:
+        """record: step, epoch, samples, and `trained`: the different samples that reached a backward in the epoch."""
+        self._write("epoch", record, {"trained": "progress/trained"})
 
     def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None:
         """A picture ([H, W, 3] uint8) or a text in Markdown for TensorBoard; nothing if make() gives None."""
@@ -191,7 +197,7 @@ class Log:
         self._metrics.flush()
         for name, tag in tags.items():
             self._writer.add_scalar(tag, record[name], record["step"])
-        return self._notes.add(json.loads(line)) if self._notes else []
+        return self._notes.add(json.loads(line)) if self._notes and split != "epoch" else []
 
     def _eta(self, step: int) -> str:
         """" eta h:mm:ss" from the steps after the first one, whose warm-up does not count; "" before there are any."""

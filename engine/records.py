@@ -10,7 +10,7 @@ from data.batch import GlobalBatch
 from engine.log import figure, last_record
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
-from utils.errors import Exit
+from utils.errors import Exit, counted
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Progress
 from utils.rundir.run import Run, command
@@ -38,6 +38,7 @@ def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm:
     step = t.state.progress.step
     t.throughput.step(batch.num_samples, batch.num_tokens)
     t.log.advance(step)
+    t.state.coverage.add((sample for each in batch.taken for sample in each.counted), batch.epoch)
     if t.config.record.ledger:
         _record_samples(t, batch)  # Collective.
     if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
@@ -47,7 +48,7 @@ def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm:
 def _record_samples(t: "Training", batch: GlobalBatch) -> None:
     """--ledger: the samples that the step was computed from. Collective."""
     rows = [row for rank in t.world.gather(batch.taken) for row in rank]  # Collective.
-    t.log.consumed(t.state.progress.step, batch.epoch, [indices for _, indices in sorted(rows)])
+    t.log.consumed(t.state.progress.step, batch.epoch, [indices for _, indices, _ in sorted(rows)])
 
 
 def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
@@ -58,6 +59,25 @@ def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -
     *by_index, wait_s = t.world.all_reduce_sum(table).tolist()  # Collective.
     figures = {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
     t.log.train(position(t.state.progress, t.feed.plan.num_samples) | figures | t.throughput.record(wait_s))
+
+
+def close_epoch(t: "Training") -> None:
+    """The record of a finished epoch: how many different samples reached a backward in it. Collective."""
+    if (count := t.state.coverage.count(t.world)) is not None:  # Collective.
+        t.log.epoch(position(t.state.progress, t.feed.plan.num_samples) | {"trained": count})
+
+
+def note_coverage(t: "Training", evaluated: int | None) -> None:
+    """One line about a finished epoch: whether it left samples out. evaluated: of an evaluation at its end. Collective.
+    """
+    count, num_samples, num_in_set = t.state.coverage.count(t.world), len(t.task.train_set), len(t.task.eval_set)
+    if count is None:
+        return
+    text = f"epoch {t.state.progress.epoch}: trained on {count} of {counted(num_samples, 'sample')}"
+    if evaluated is not None:
+        text += f", evaluated {evaluated} of {num_in_set}"
+    is_whole = count == num_samples and evaluated in (None, num_in_set)
+    t.log.note(text + ("" if is_whole else "; the others were left out, or could not be read"))
 
 
 def position(progress: Progress, num_samples: int) -> dict[str, float]:

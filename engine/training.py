@@ -25,6 +25,7 @@ from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
+from utils.rundir.coverage import Coverage
 from utils.rundir.room import warn_of_room
 from utils.rundir.throughput import Throughput
 from utils.settings.option import Interval
@@ -73,7 +74,8 @@ def build_training(start: Start) -> Training:
     _note_idle_cores(start, strategy, plan)
 
     # state: new, or that of the newest checkpoint
-    state = TrainState(strategy, optimizer, start.precision.scaler, averages=averages)
+    state = TrainState(
+        strategy, optimizer, start.precision.scaler, averages=averages, coverage=Coverage(len(task.train_set)))
     run.follow(state)
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_resolved()

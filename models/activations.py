@@ -45,11 +45,12 @@ def checkpoint_activations(model: nn.Module, config: DeviceOptions) -> None:
         part.forward = partial(_forward, part, part.forward)
 
 
-def _forward(part: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+def _forward(part: nn.Module, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
     if not (part.training and torch.is_grad_enabled()):
-        return forward(*args)
+        return forward(*args, **options)
     args = [list(arg) if isinstance(arg, list) else arg for arg in args]  # DenseNet appends to its list afterwards
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _on_copies(part)))
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _on_copies(part)),
+                      **options)
 
 
 @contextmanager

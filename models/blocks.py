@@ -4,7 +4,8 @@ A block is a residual block, a layer of a transformer, or any other part that ha
 belongs to the part before it, and a part without parameters (dropout, say) to the part after it. Block 0 is the stem:
 embeddings or the first convolution, with parameters that belong to no part (positions, a class token).
 
-The models are torchvision's classifiers and transformers' encoders, which have a base_model_prefix.
+The models are torchvision's classifiers, transformers' encoders, which have a base_model_prefix, and timm's, which have
+a group_matcher: their blocks are the groups of timm's own layer-wise decay, and the head.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from models.timm_models import classifiers_of, groups_of
 from utils.errors import UserError
 from utils.settings.run_options import OptimOptions
 
@@ -27,16 +29,22 @@ class Block:
 def in_head(model: nn.Module) -> Callable[[str], bool]:
     """Whether a name of a parameter, a buffer or a part belongs to the head: what is new if the classes differ.
 
-    transformers: all but the encoder, and a pooler, which many encoders' weights lack. Others: the last layer.
+    transformers: all but the encoder, and a pooler, which many encoders' weights lack. timm: what it calls the
+    classifier. Others: the last layer.
     """
     if prefix := getattr(model, "base_model_prefix", ""):
         return lambda name: not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler")
-    last = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
-    return lambda name: name.startswith(f"{last}.")
+    # torchvision's classifiers end in it
+    last = [[name for name, _ in model.named_parameters()][-1].rpartition(".")[0]]
+    heads = tuple(f"{name}." for name in classifiers_of(getattr(model, "pretrained_cfg", {})) or last)
+    return lambda name: name.startswith(heads)
 
 
 def blocks_of(model: nn.Module) -> list[Block]:
     """All parameters of `model` by block; the last one is the head."""
+    if hasattr(model, "group_matcher"):
+        return _blocks_of_groups(model, groups_of(model))
+
     # parts
     is_in_head, backbone, head = in_head(model), [], Block()
     without_params: list[nn.Module] = []
@@ -95,6 +103,38 @@ def lr_factors(model: nn.Module, config: OptimOptions) -> dict[str, float]:
     factors = {name: config.layer_decay ** (len(backbone) - index)
                for index, block in enumerate(backbone) for name in block.params}
     return factors | dict.fromkeys(head.params, config.head_lr_factor)
+
+
+def _blocks_of_groups(model: nn.Module, group_of: dict[str, int]) -> list[Block]:
+    """A block for each group. group_of: the group of each parameter, by name; the head is in the last one."""
+    # the head is what is new if the classes differ; timm's last group may have more
+    is_in_head, last = in_head(model), max(group_of.values())
+    if any(group == last and not is_in_head(name) for name, group in group_of.items()):
+        last += 1
+    group_of = {name: last if is_in_head(name) else group for name, group in group_of.items()}
+
+    # parameters
+    blocks = [Block() for _ in range(1 + last)]
+    for name, param in model.named_parameters():
+        blocks[group_of[name]].params[name] = param
+
+    # parts: the largest whose parameters are all of one group
+    def add(module: nn.Module, name: str, without_params: list[nn.Module]) -> None:
+        groups = {group for param, group in group_of.items() if param.startswith(name)}
+        if name and not groups:
+            without_params.append(module)
+        elif name and len(groups) == 1:
+            block = blocks[groups.pop()]
+            block.parts += [*without_params, module]
+            without_params.clear()
+        else:
+            for child, part in module.named_children():
+                add(part, f"{name}{child}.", without_params)
+
+    rest: list[nn.Module] = []
+    add(model, "", rest)
+    blocks[-1].parts += rest
+    return blocks
 
 
 def _parts(module: nn.Module, name: str = "", is_layer: bool = False) -> Iterator[tuple[str, nn.Module]]:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from data.augment import CentreCrop, usual_resize_size
 from data.image_index import ImageIndex
+from models.timm_models import crop_note, is_timm, timm_preprocessing
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
@@ -78,18 +79,22 @@ def resolve_preprocessing(
         words = " ".join(f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, list) else value}"
                          for name, value in differ.items())
         notes.append(f"the weights of --model {model.model} were evaluated with {words}")
+    if known and is_timm(model.model):
+        notes += filter(None, [world.on_rank_zero(lambda: crop_note(model.model))])  # Collective.
     return found, notes
 
 
 def preprocessing_of_weights(model: ModelOptions) -> dict[str, Any] | None:
     """What the weights that `model` names were evaluated with, as fields of Preprocessing; None if nobody knows.
 
-    Raises UserError (66) if --model is a folder of something else.
+    Raises UserError: 66 if --model is a folder of something else, 64 for a name that timm does not have.
     """
     folder = Path(model.model)
     if folder.is_dir():
         description = read_description(folder)
         return {item.name: description[item.name] for item in fields(Preprocessing)} if "mean" in description else None
+    if is_timm(model.model):
+        return timm_preprocessing(model.model)
     if model.model.lower() not in torchvision.models.list_models(module=torchvision.models):
         return None  # build_classifier refuses it
     weights = list(torchvision.models.get_model_weights(model.model))

@@ -1,4 +1,6 @@
-"""torchvision's image classifiers by name, with initial weights (models/vision_weights.py); RUN/model of an image run.
+"""Image classifiers by name, torchvision's or timm's (models/timm_models.py); RUN/model of an image run.
+
+Initial weights: models/vision_weights.py.
 
 Legend: B samples, C outputs, I images of a sample, O channels of a convolution, H, W height and width in pixels.
 """
@@ -24,6 +26,7 @@ from data.image_index import ImageIndex
 from models.dropout import set_drop_path, set_dropout
 from models.objectives import values_of
 from models.preprocessing import read_description
+from models.timm_models import build_timm, is_timm, timm_version
 from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_more_channels
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, some
@@ -35,12 +38,41 @@ _WITH_AUXILIARY_HEADS = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxL
 _DESCRIPTION = {"architecture", "classes", "image_size", "resize_size", "interpolation", "mean", "std"}  # config.json
 
 
-def build_classifier(architecture: str, num_classes: int, image_size: int = 224, num_images: int = 1) -> nn.Module:
-    """A torchvision classifier with fresh weights from torch's default generator; without auxiliary heads.
+def build_classifier(
+    architecture: str, num_classes: int, image_size: int = 224, num_images: int = 1, dropout: float | None = None,
+    drop_path: float | None = None
+) -> nn.Module:
+    """A classifier of torchvision or timm with fresh weights from torch's default generator; without auxiliary heads.
 
     Its input is [B, 3 * num_images, image_size, image_size] float, its output [B, num_classes]. Raises UserError (64)
     for an unknown name, or one that does not take images of that size.
     """
+    # build, and try on a black image
+    build = build_timm if is_timm(architecture) else _build_torchvision
+    try:
+        model = build(architecture, num_classes, image_size, dropout, drop_path)
+        widen_input(model, num_images)
+        with torch.no_grad():
+            output = model.eval()(torch.zeros(1, 3 * num_images, image_size, image_size))  # [1, C]
+        model.train()
+    except UserError:
+        raise
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(f"--model {architecture} does not take images of --image-size {image_size} ({error}); use"
+                        " another size, or --model resnet18, which takes any") from None
+    if getattr(output, "shape", None) != (1, num_classes):
+        raise UserError(f"--model {architecture} is not a classifier of images: it has no figure for each class; use"
+                        " another --model")
+
+    # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
+    if isinstance(model, torchvision.models.MNASNet):
+        model._load_from_state_dict = partial(nn.Module._load_from_state_dict, model)
+    return model
+
+
+def _build_torchvision(
+    architecture: str, num_classes: int, image_size: int, dropout: float | None, drop_path: float | None
+) -> nn.Module:
     # name
     known = torchvision.models.list_models(module=torchvision.models)
     if architecture.lower() not in known:
@@ -49,25 +81,17 @@ def build_classifier(architecture: str, num_classes: int, image_size: int = 224,
             f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, and there is no"
             f" such folder; did you mean {', '.join(close)}?")
 
-    # build, and try on a black image
+    # build
     options = {}
     if architecture.lower() in _WITH_AUXILIARY_HEADS:
         options = {"aux_logits": False, "init_weights": True}
     if architecture.lower().startswith("vit_"):
         options["image_size"] = image_size
-    try:
-        model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
-        widen_input(model, num_images)
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, 3 * num_images, image_size, image_size))  # [1, C]
-        model.train()
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UserError(f"--model {architecture} does not take images of --image-size {image_size} ({error}); use"
-                        " another size, or --model resnet18, which takes any") from None
-
-    # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
-    if isinstance(model, torchvision.models.MNASNet):
-        model._load_from_state_dict = partial(nn.Module._load_from_state_dict, model)
+    model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+    if dropout is not None:
+        set_dropout(model, dropout)
+    if drop_path is not None:
+        set_drop_path(model, drop_path)
     return model
 
 
@@ -98,11 +122,10 @@ def build_model(
     described = {"architecture": config.model}
     if folder:
         described = world.everywhere(lambda: read_description(folder))  # Collective.
-    model = build_classifier(described["architecture"], len(classes), image_size, num_images)
-    if config.dropout is not None:
-        set_dropout(model, config.dropout)
-    if config.drop_path is not None:
-        set_drop_path(model, config.drop_path)
+    if is_timm(described["architecture"]):
+        world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
+    model = build_classifier(
+        described["architecture"], len(classes), image_size, num_images, config.dropout, config.drop_path)
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1
@@ -113,7 +136,7 @@ def build_model(
     # its weights, without auxiliary heads
     weights = None
     if initial_weights:
-        weights = initial_weights_of(config, described["architecture"], folder, world)  # Collective.
+        weights = initial_weights_of(config, described["architecture"], image_size, folder, world)  # Collective.
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
@@ -122,7 +145,7 @@ def build_model(
         has_new_head = load_backbone(model, weights, has_same_classes=known in (None, list(classes)))
         if own_head and has_new_head:
             last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
-            found = some(known) if known else f"{len(weights[last])} classes"
+            found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"
             raise UserError(
                 f"--eval-only: the weights are for {found}, and the class folders of --data are {some(classes)}: the"
                 " weights are evaluated with their own head, so the classes must be the same ones, sorted by name; give"

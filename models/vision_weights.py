@@ -1,5 +1,6 @@
-"""Weights for torchvision's image classifiers: of a file, of another run's model folder, or the library's own."""
+"""Weights for image classifiers: of a file, of another run's model folder, or the library's own."""
 
+import argparse
 import hashlib
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.blocks import in_head
+from models.timm_models import converted, is_timm, timm_weights
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, first_line, say
 from utils.settings.image_options import ModelOptions
@@ -28,7 +30,9 @@ def read_weights(path: Path, source: str) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             weights = load_file(path)
         else:
-            weights = torch.load(path, map_location="cpu", weights_only=True)
+            # timm's and torchvision's trainers save their arguments, too; to make a Namespace runs no code of the file
+            with torch.serialization.safe_globals([argparse.Namespace]):
+                weights = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UserError(f"{source}: there is no file {path}", Exit.NO_INPUT) from None
     except Exception as error:  # unpickling garbage raises almost anything
@@ -48,14 +52,21 @@ def read_weights(path: Path, source: str) -> dict[str, Tensor]:
 
 
 def initial_weights_of(
-    config: ModelOptions, architecture: str, folder: Path | None, world: World
+    config: ModelOptions, architecture: str, image_size: int, folder: Path | None, world: World
 ) -> dict[str, Tensor] | None:
     """The weights that --weights or --pretrained ask for, from --model's `folder` or the library. Collective."""
     if config.weights:
-        return world.everywhere(lambda: read_weights(Path(config.weights), "--weights"))  # Collective.
-    if config.pretrained and folder:
-        return world.everywhere(lambda: read_weights(folder / "model.safetensors", "--model"))  # Collective.
-    return _library_weights(architecture, world) if config.pretrained else None  # Collective.
+        file, source = Path(config.weights), "--weights"
+    elif config.pretrained and folder:
+        file, source = folder / "model.safetensors", "--model"
+    elif not config.pretrained:
+        return None
+    else:
+        if is_timm(architecture):
+            return timm_weights(architecture, image_size, world)  # Collective.
+        return _library_weights(architecture, world)  # Collective.
+    weights = world.everywhere(lambda: read_weights(file, source))  # Collective.
+    return converted(architecture, weights, image_size) if is_timm(architecture) else weights
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
@@ -114,6 +125,9 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes
 
     # what is new, what does not fit
     is_in_head = in_head(model)
+    if not any(map(is_in_head, weights)):  # of a backbone alone
+        weights = {name: param for name, param in own.items() if is_in_head(name)} | weights
+        has_same_classes = False
     differ = {name for name in own if name in weights and own[name].shape != weights[name].shape}
     new_head = set(filter(is_in_head, own)) if differ or not has_same_classes else set()
     wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))

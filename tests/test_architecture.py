@@ -26,7 +26,7 @@ COLLECTIVES = {
     "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all_single", "all_gather_into_tensor",
     "reduce_scatter_tensor", "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list",
     "send", "recv", "isend", "irecv", "batch_isend_irecv"}
-WORLDS_COLLECTIVES = {"on_rank_zero", "gather", "all_reduce_sum", "broadcast", "from_env"}
+WORLDS_COLLECTIVES = {"on_rank_zero", "gather", "all_reduce_sum", "all_reduce_or", "broadcast", "from_env"}
 MAY_MEET = ("utils/distributed/", "utils/strategies/")  # of torch.distributed; the rest goes through World
 LOOP = ("train", "train_one_epoch")  # of train.py
 FORBIDDEN_QUESTIONS = {"is_main", "rank", "local_rank", "world_size", "task", "strategy", "device"}
@@ -277,10 +277,10 @@ def test_every_strategy_is_one_and_can_be_asked_for():
 # --- what an import brings
 
 
-def test_an_image_run_never_imports_transformers():
+def test_an_image_run_never_imports_transformers_or_timm():
     program = ("import sys, train\nfrom models.tasks import load_task\nfrom utils.strategies import load_strategy\n"
                "load_task('image-classification'); load_strategy('ddp'); load_strategy('exact')\n"
-               "names = ('transformers', 'tokenizers', 'datasets', 'tensorflow')\n"
+               "names = ('transformers', 'tokenizers', 'datasets', 'tensorflow', 'timm')\n"
                "print([name for name in names if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -104,6 +104,11 @@ class World:
         dist.all_reduce(tensor, group=self.cpu_group if tensor.device.type == "cpu" else None)
         return tensor
 
+    def all_reduce_or(self, tensor: Tensor) -> Tensor:
+        """Join the bits of `tensor`, integers in host memory, over ranks, in place. Collective."""
+        dist.all_reduce(tensor, op=dist.ReduceOp.BOR, group=self.cpu_group)
+        return tensor
+
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's `tensor` on every rank, in place. Collective."""
         dist.broadcast(tensor, src=0, group=self.cpu_group if tensor.device.type == "cpu" else None)

@@ -22,6 +22,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.numerics.averages import Averages
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
+from utils.rundir.coverage import Coverage
 from utils.rundir.run import Run
 from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
@@ -58,16 +59,17 @@ class TrainState:
     # {"step", "metric", "value"} of the best evaluation; "weights": "ema" if it was one of the averages
     best: dict[str, Any] = field(default_factory=dict)
     averages: Averages = field(default_factory=lambda: Averages({}, decay=0))
+    coverage: Coverage = field(default_factory=Coverage)  # the samples of the current epoch that reached a backward
 
     def weights(self) -> dict[str, Tensor]:
         """What model.safetensors holds: the weights that the training goes on from. All ranks or none."""
         return self.strategy.model_state()
 
     def state_dict(self) -> dict[str, Any]:
-        """What state.pt holds: all else that the training goes on from. All ranks or none."""
+        """What state.pt holds: all else that the training goes on from. Collective."""
         averages = {"ema": self.averages.values} if self.averages.values else {}
         return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict(),
-                **averages}
+                "coverage": self.coverage.state_dict(self.strategy.world), **averages}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any]) -> None:
         """Load what was saved. All ranks or none. Raises KeyError if it is of another model."""
@@ -77,6 +79,8 @@ class TrainState:
         if state["scaler"]:  # else the run did not use fp16 so far
             self.scaler.load_state_dict(state["scaler"])
         self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
+        last_epoch = self.progress.epoch - (self.progress.sample_offset == 0)
+        self.coverage.load(state.get("coverage", {}), last_epoch)  # an earlier version saved none
 
 
 class Checkpoints:

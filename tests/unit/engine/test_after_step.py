@@ -68,7 +68,7 @@ def test_a_run_without_early_stopping_has_no_word_of_it_in_its_checkpoints(world
     [saved] = folder.glob("step-*")
     progress = json.loads((saved / "trainer.json").read_text())["progress"]
     assert set(progress) == {"epoch", "sample_offset", "step", "evaluated_step", "skipped"}
-    assert set(torch.load(saved / "state.pt", weights_only=True)) == {"optimizer", "scaler"}
+    assert set(torch.load(saved / "state.pt", weights_only=True)) == {"coverage", "optimizer", "scaler"}
 
 
 @pytest.mark.parametrize("is_average", [True, False])

@@ -1,3 +1,4 @@
+import argparse
 import hashlib
 import json
 import os
@@ -77,7 +78,8 @@ def test_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(ending, w
 
 @pytest.mark.parametrize("wrapped", [
     lambda weights: weights, lambda weights: {"model": weights, "epoch": 3},
-    lambda weights: {"state_dict": {f"module.{name}": weight for name, weight in weights.items()}}])
+    lambda weights: {"state_dict": {f"module.{name}": weight for name, weight in weights.items()}},
+    lambda weights: {"state_dict": weights, "args": argparse.Namespace(lr=0.1)}])
 def test_weights_with_the_same_classes_are_loaded_whole(wrapped, world, tmp_path):
     """Also from a checkpoint."""
     weights = weights_of("squeezenet1_1", 3)

@@ -1,0 +1,197 @@
+"""--model timm/NAME, with EfficientNet-Lite0's real ImageNet weights where weights matter."""
+
+import json
+from importlib import metadata
+
+import huggingface_hub
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from timm.optim import param_groups_layer_decay
+
+from benchmarks.accuracy import write_lite0
+from models.blocks import blocks_of, freeze, lr_factors
+from models.preprocessing import preprocessing_of_weights
+from models.timm_models import crop_note
+from models.vision import build_classifier, build_model, classify_images, load_model_folder, save_model_folder
+from tests.unit.models.test_vision import equal_names
+from utils.errors import Exit, UserError
+from utils.settings.image_options import ModelOptions
+from utils.settings.run_options import OptimOptions
+
+torch.set_num_threads(1)
+LITE0, TINY, SMALL_VIT = "timm/tf_efficientnet_lite0", "timm/test_resnet", "timm/test_vit"  # timm's own, for tests
+CLASSES = ("cat", "dog", "eel")
+IMAGENET = tuple(f"n{index:04}" for index in range(1000))
+
+
+def built(world, classes=CLASSES, image_size=64, **options):
+    return build_model(ModelOptions(**options), classes, image_size, True, world)[0]
+
+
+@pytest.fixture(scope="module")
+def real_weights(tmp_path_factory):
+    """The file of real weights with timm's names."""
+    path = tmp_path_factory.mktemp("weights") / "lite0.pth"
+    write_lite0(str(path))
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Files of several shapes and formats: smooth noise, of which the model has different opinions."""
+    paths, random = [], np.random.default_rng(0)
+    for index, (width, height) in enumerate([(300, 200), (224, 256), (900, 620), (260, 700), (64, 48), (500, 375)]):
+        noise = Image.fromarray(random.integers(0, 256, (5 + index, 7, 3), dtype=np.uint8))
+        path = tmp_path / f"{index}.{'png' if index == 1 else 'jpg'}"
+        noise.resize((width, height), Image.Resampling.BICUBIC).save(path)
+        paths.append(str(path))
+    return paths
+
+
+def test_predictions_of_real_weights_are_timms_own(world, real_weights, pictures):
+    """timm's pixels are Pillow's, ours those of libjpeg-turbo and torch: a level of 255 more or less."""
+    # ours
+    options = {"model": LITE0, "weights": str(real_weights)}
+    model = built(world, IMAGENET, 224, **options).eval()
+    description = preprocessing_of_weights(ModelOptions(**options))
+    [rows] = classify_images(model, description, pictures, torch.device("cpu"), batch_size=64)
+    found = np.stack([row for _, row, _ in rows])
+
+    # timm's
+    theirs = timm.create_model("tf_efficientnet_lite0", checkpoint_path=str(real_weights)).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(theirs))
+    images = torch.stack([transform(Image.open(path).convert("RGB")) for path in pictures])
+    with torch.inference_mode():
+        expected = theirs(images).softmax(dim=1).double().numpy()
+
+    assert found.argmax(axis=1).tolist() == expected.argmax(axis=1).tolist()
+    assert len(set(expected.argmax(axis=1))) > 3
+    assert np.abs(found - expected).max() < 0.01
+
+
+def test_the_crop_is_that_of_timms_data_config():
+    found = {name: preprocessing_of_weights(ModelOptions(model=f"timm/{name}", pretrained=True)) for name in (
+        "tf_efficientnet_lite0", "tf_efficientnet_lite4", "resnet50.a1_in1k")}
+    assert [(each["image_size"], each["resize_size"], each["interpolation"], each["mean"]) for each in found.values()
+            ] == [(224, 256, "bicubic", [0.5] * 3), (380, 413, "bilinear", [0.5] * 3),
+                  (224, 235, "bicubic", [0.485, 0.456, 0.406])]
+
+
+def test_a_crop_that_is_not_done_here_gets_a_note():
+    assert crop_note("timm/resnet50.a1_in1k") == ""
+    assert "`squash`" in crop_note("timm/convnext_small.in12k_ft_in1k_384")
+
+
+@pytest.mark.parametrize("version", [None, "0.9.2"])
+def test_timm_that_is_missing_or_old_is_64_with_its_installation(version, world, monkeypatch):
+    def installed(name):
+        if version is None:
+            raise metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(metadata, "version", installed)
+    with pytest.raises(UserError, match=rf"timm {version or 'is not installed'}.*pip install 'timm") as error:
+        built(world, model=LITE0)
+    assert error.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize(("name", "meant"), [
+    ("resnet05", "timm/resnet50"), ("resnet50.a1_in2k", "timm/resnet50.a1_in1k"), ("hf-hub:who/what", "timm/"),
+    ("local-dir:/tmp", "timm/"), ("", "timm/resnet50")])
+def test_an_unknown_name_is_refused_with_close_ones(name, meant, world):
+    with pytest.raises(UserError, match=f"has no such classifier; did you mean .*{meant}") as error:
+        built(world, model=f"timm/{name}")
+    assert error.value.code == Exit.USAGE
+
+
+def test_a_model_that_is_no_classifier_is_refused(monkeypatch):
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: torch.nn.Conv2d(3, 3, 1))
+    with pytest.raises(UserError, match="is not a classifier of images"):
+        build_classifier(TINY, 3, 64)
+
+
+def test_real_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(world, real_weights):
+    weights, model = torch.load(real_weights), built(world, model=LITE0, weights=str(real_weights))
+    assert set(weights) - equal_names(model, weights) == {"classifier.weight", "classifier.bias"}
+    assert model.classifier.weight.shape[0] == 3
+
+
+def test_weights_of_another_architecture_are_refused(world, real_weights):
+    with pytest.raises(UserError, match="same architecture") as error:
+        built(world, model=TINY, weights=str(real_weights))
+    assert error.value.code == Exit.USAGE
+
+
+def test_a_backbone_without_a_head_gets_a_new_one(world, tmp_path):
+    weights = timm.create_model("test_resnet", num_classes=0).state_dict()
+    save_file(weights, tmp_path / "backbone.safetensors")
+    model = built(world, model=TINY, weights=str(tmp_path / "backbone.safetensors"))
+    assert equal_names(model, weights) == set(weights) and set(model.state_dict()) - set(weights) == {
+        "fc.weight", "fc.bias"}
+
+
+def test_positions_are_resized_to_the_images_as_timm_does(world, tmp_path):
+    small, large = (timm.create_model("test_vit", img_size=size) for size in (160, 64))
+    save_file(small.state_dict(), tmp_path / "vit.safetensors")
+    model = built(world, IMAGENET, 64, model=SMALL_VIT, weights=str(tmp_path / "vit.safetensors"))
+    timm.models.load_checkpoint(large, str(tmp_path / "vit.safetensors"),
+                                filter_fn=timm.models.vision_transformer.checkpoint_filter_fn)
+    assert equal_names(model, large.state_dict()) == set(large.state_dict())
+
+
+def test_weights_that_cannot_be_fetched_are_66_with_ways_out(world, monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=r"from timm/test_resnet\.r160_in1k .* --weights FILE; .*") as error:
+        built(world, model=TINY, pretrained=True)
+    assert error.value.code == Exit.NO_INPUT and "\n" not in str(error.value)
+
+
+def test_a_model_without_weights_of_timms_is_64(world):
+    with pytest.raises(UserError, match="timm has no weights of --model timm/efficientnet_b8") as error:
+        built(world, model="timm/efficientnet_b8", pretrained=True)
+    assert error.value.code == Exit.USAGE
+
+
+def test_layer_decay_is_timms_own():
+    model = build_classifier(SMALL_VIT, 3, 160)
+    groups = param_groups_layer_decay(model, weight_decay=0.0, layer_decay=0.7, no_weight_decay_list=())
+    expected = {id(param): group["lr_scale"] for group in groups for param in group["params"]}
+    found = lr_factors(model, OptimOptions(layer_decay=0.7))
+    assert found == {name: pytest.approx(expected[id(param)]) for name, param in model.named_parameters()}
+    assert len(set(expected.values())) > 3
+
+
+@pytest.mark.parametrize("name", [LITE0, TINY, SMALL_VIT, "timm/convnext_atto"])
+def test_blocks_have_every_parameter_once_and_parts_that_own_them(name):
+    model = build_classifier(name, 3, 64 if name != SMALL_VIT else 160)
+    blocks = blocks_of(model)
+    assert sorted(key for block in blocks for key in block.params) == sorted(dict(model.named_parameters()))
+    for block in blocks[1:]:
+        assert {id(param) for part in block.parts for param in part.parameters()} == set(map(id, block.params.values()))
+    freeze(model, "backbone")
+    is_trained = {key for key, param in model.named_parameters() if param.requires_grad}
+    assert is_trained == set(blocks[-1].params) == {
+        f"{model.pretrained_cfg['classifier']}.{kind}" for kind in ("weight", "bias")}
+
+
+def test_dropout_and_drop_path_are_timms_arguments():
+    model = build_classifier(SMALL_VIT, 3, 160, dropout=0.3, drop_path=0.2)
+    paths = [part.drop_prob for part in model.modules() if isinstance(part, timm.layers.DropPath)]
+    assert model.head_drop.p == 0.3 and max(paths) == pytest.approx(0.2)
+    with pytest.raises(UserError, match=r"--drop-path: --model timm/vgg11 has no stochastic depth"):
+        build_classifier("timm/vgg11", 3, 64, drop_path=0.2)
+
+
+def test_model_folder_gives_back_what_was_saved(tmp_path, world):
+    weights = build_classifier(TINY, 3, 64).state_dict()
+    description = {"architecture": TINY, "classes": list(CLASSES), "image_size": 64, "resize_size": 70,
+                   "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+    save_model_folder(weights, description, tmp_path)
+    assert equal_names(load_model_folder(tmp_path)[0], weights) == set(weights)
+    assert equal_names(built(world, model=str(tmp_path), pretrained=True), weights) == set(weights)
+    assert json.loads((tmp_path / "config.json").read_text())["architecture"] == TINY
