@@ -89,8 +89,7 @@ def build_training(start: Start) -> Training:
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
     item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
-    param_bytes = sum(param.nbytes for param in model.parameters())
-    warn_of_room(param_bytes, config.record.keep, item_bytes, workers, run, world)  # Collective.
+    warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(start, loader, state.progress, bad_samples, throughput)
     evaluation = Evaluation(start, strategy, eval_batch, bad_samples, flags)
