@@ -15,7 +15,7 @@ from engine.evaluation import Evaluation
 from engine.feed import Feed
 from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
-from engine.plan import resolve_eval_batch, resolve_optim, resolve_plan
+from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import freeze, lr_factors
@@ -132,6 +132,7 @@ def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     if (fit := resolve_size(plan.sizes[1], attempts, is_free, world)) < plan.sizes[1]:  # Collective.
         plan = resolve_plan(start, strategy, fit)
+    require_partners(start, strategy, plan)
     start.watchdog.enter("starting", math.inf)
     return plan
 

@@ -66,7 +66,7 @@ class ImageClassification:
         self.class_counts, self.eval_counts = (
             np.bincount(each.index.labels, minlength=len(self.classes)) for each in (self.train_set, self.eval_set))
         self.metrics = classification_metrics(len(self.classes), self.eval_set.index.labels)
-        self._mix = build_mixing(config.augment, self._prepared.image_size, config.batch.micro_batch_size)
+        self._mix = build_mixing(config.augment, self._prepared.image_size)
         self._loss = ClassificationLoss(config.loss, self.classes, self.train_set.index.labels)
         self._mean, self._std = (
             255 * torch.tensor(values).view(1, 3, 1, 1) for values in (self._prepared.mean, self._prepared.std))
