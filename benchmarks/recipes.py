@@ -1,8 +1,8 @@
 """`make recipes DATA=DIR`: what the techniques of docs/recipes.md do on small real data, beside what was expected.
 
 A row is two commands that differ in one technique, on the same seeds. What was expected is written here before a row is
-measured. A run takes less than a minute of one core, and there are as many at a time as there are cores. Finished ones
-stay in runs/recipes: the same command continues, and computes nothing twice.
+measured. A run takes about a minute of one core, and there are as many at a time as there are cores. Finished ones stay
+in runs/recipes: the same command continues, and computes nothing twice.
 Folders in DIR: cifar10, agnews, sst2; see accuracy.py.
 """
 
@@ -38,13 +38,14 @@ class Base:
     words: str
 
 
-SMALL = Base("photos", "cifar", "--epochs 16 --eval-every 1000")  # evaluated at the end alone
+SMALL = Base("photos", "cifar", "--epochs 12 --eval-every 1000")  # evaluated at the end alone
 STEADY = Base("photos, `--schedule constant`", "cifar", f"{SMALL.words} --schedule constant")
 CROPPED = Base("photos, `--augmentation photo`", "cifar", f"{SMALL.words} --augmentation photo")
 UNEVEN = Base("uneven photos", "imbalanced", SMALL.words)
 NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny --epochs 9")
-STEADY_NEWS = Base("titles, `--schedule constant`", "agnews", f"{NEWS.words} --schedule constant")
-FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --epochs 3")
+STEADY_NEWS = Base("titles, `--schedule constant --epochs 18`", "agnews",
+                   NEWS.words.replace("--epochs 9", "--epochs 18 --schedule constant"))
+FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --epochs 3 --eval-every 1000")
 
 
 @dataclass(frozen=True)
