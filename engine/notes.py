@@ -6,7 +6,7 @@ nothing twice. (data_wait is a timing, so its note is a function of the records,
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ class Circumstances:
     majority: float | None  # share of the evaluation set that is of the most frequent class of train; None = no classes
     workers: int  # data loading processes per process
     cores: int  # per process
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # the settings by name
 
 
 class Notes:
@@ -75,13 +76,13 @@ class Notes:
         is_last_step = last[-1]["step"] >= self._about.total_steps
         if not all(each.get("never_predicted") for each in last) or (len(last) < 2 and not is_last_step):
             return ""  # at the beginning of a training it is usual
-        return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']}; they have a"
-                " recall of 0 in RUN/eval/classes.json")
+        return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']};"
+                " RUN/eval/classes.json has the recall of each class, of the best model so far")
 
     def _majority(self) -> str:
         now, majority = self._evaluations[-1], self._about.majority
-        if majority is None or now["epoch"] < 1 or now["top1"] > majority + 1e-9:
-            return ""
+        if majority is None or now["epoch"] < 1 or now["top1"] > majority + 1e-9 or majority == 1:
+            return ""  # of 1: the validation set has one class, and no model can be above
         return (f"top1 {100 * now['top1']:.2f} % is not above {100 * majority:.2f} %, which always answering the most"
                 " frequent class gives: the model has learnt nothing yet; look at --lr and at the labels")
 
@@ -89,10 +90,12 @@ class Notes:
         now, lowest = self._evaluations[-1], min(self._evaluations, key=lambda each: each["loss"])
         if "top1" not in now or now["top1"] <= lowest["top1"] or now["loss"] < LOSS_ROSE * lowest["loss"]:
             return ""
+        chosen = self._about.chosen
+        ways_out = ["; --label-smoothing 0.1 counters it"] if not chosen.get("label_smoothing") else []
+        ways_out += ["; --best loss keeps the model with the lowest loss"] if chosen.get("best") != "loss" else []
         return (f"the validation loss rose from {lowest['loss']:.4f} at step {lowest['step']} to {now['loss']:.4f},"
                 f" while top1 rose from {100 * lowest['top1']:.2f} % to {100 * now['top1']:.2f} %: this is common, the"
-                " model becomes too sure of its mistakes; --label-smoothing 0.1 counters it, --best loss keeps the"
-                " model with the lowest loss")
+                f" model becomes too sure of its mistakes{''.join(ways_out)}")
 
     def _memorises(self) -> str:
         if len(self._evaluations) <= WINDOW:
@@ -123,28 +126,30 @@ def imbalance(counts: Sequence[int], classes: Sequence[str], chosen: Mapping[str
     least, most = int(np.argmin(counts)), int(np.argmax(counts))
     if counts[most] < RATIO * max(1, counts[least]):
         return ""
+    ratio = f" ({counts[most] / counts[least]:.0f} to 1)" if counts[least] else ""
     way_out = ("; --class-weights balanced would let every class count as much as any other"
-               if chosen.get("class_weights") in ("none", None) and "class_weights" in chosen else "")
+               if ratio and chosen.get("class_weights") == "none" else "")  # it needs a sample of each class
     return (f"the classes are imbalanced: {classes[most]} has {counts[most]} training samples, {classes[least]} has"
-            f" {counts[least]} ({counts[most] / max(1, counts[least]):.0f} to 1); top1 says little about rare classes,"
-            f" see macro_f1 and RUN/eval/classes.json{way_out}")
+            f" {counts[least]}{ratio}; top1 says little about rare classes, see macro_f1 and"
+            f" RUN/eval/classes.json{way_out}")
 
 
 def notes_of(start: Start, total_steps: int, records: Iterable[Mapping[str, Any]]) -> tuple[Notes, list[str]]:
     """The notes of a run that has these records, and what to say at its start."""
     # the data
-    config, task, world = start.config, start.task, start.world
-    objective, majority, first = getattr(task, "objective", None), None, []
+    task, world, chosen = start.task, start.world, settings(start.config)
+    objective, majority, first = getattr(task, "objective", None), None, ""
     if isinstance(objective, Classes):
         counts = objective.class_counts
         majority = float(objective.eval_counts[counts.argmax()] / objective.eval_counts.sum())
-        first = [text for text in [imbalance(counts.tolist(), task.classes, settings(config))] if text]
+        first = imbalance(counts.tolist(), task.classes, chosen)
 
-    # the records
-    notes = Notes(Circumstances(total_steps, majority, num_workers(config.data.workers, world), world.cores))
+    # the records; a run that has some has said what there is to say about the data
+    notes = Notes(Circumstances(total_steps, majority, num_workers(chosen["workers"], world), world.cores, chosen))
     for record in records:
         notes.add(record)
-    return notes, first
+        first = ""
+    return notes, [first] if first else []
 
 
 def _number(value: float | None) -> float:

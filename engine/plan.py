@@ -7,7 +7,8 @@ from torch import nn
 
 from data.plan import BatchPlan
 from engine.start import Start
-from utils.errors import counted, some
+from utils.errors import UserError, counted, some
+from utils.settings.config import settings
 from utils.settings.run_options import OptimOptions
 from utils.strategies.base import Strategy
 
@@ -58,6 +59,24 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
         run.note(f"a global batch has {counted(count, 'micro-batch')}, and there are {world.world_size} processes:"
                  f" rank {idle} only takes part in the sums; {remedy} in a new run gives every rank work")
     return plan
+
+
+def require_partners(start: Start, strategy: Strategy, plan: BatchPlan) -> None:
+    """--mixup, --cutmix: note that some micro-batches have one sample, so that nothing is mixed there.
+
+    Raises UserError (64) if all have.
+    """
+    chosen, (smallest, largest) = settings(start.config), plan.sizes
+    given = " ".join(f"--{name} {chosen[name]}" for name in ("mixup", "cutmix") if chosen.get(name))
+    if not given or smallest > 1:
+        return
+    sizes = plan.sizes_for(1 if strategy.is_invariant else start.world.world_size, needs_two=True)
+    remedy = f"--micro-batch-size {sizes[0]}" if sizes else "a larger --global-batch-size, or fewer processes"
+    if largest < 2:
+        raise UserError(f"{given}: samples are mixed within a micro-batch, and every micro-batch of this run has one"
+                        f" sample (--global-batch-size {plan.global_batch_size} makes"
+                        f" {counted(plan.num_micro_batches, 'micro-batch')}); use {remedy}")
+    start.run.note(f"{given}: some micro-batches have one sample, which is not mixed; to mix all, use {remedy}")
 
 
 def resolve_eval_batch(start: Start, plan: BatchPlan) -> int:

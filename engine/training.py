@@ -15,7 +15,7 @@ from engine.evaluation import Evaluation
 from engine.feed import Feed
 from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
-from engine.plan import resolve_eval_batch, resolve_optim, resolve_plan
+from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import freeze, lr_factors
@@ -91,8 +91,7 @@ def build_training(start: Start) -> Training:
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
     item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
-    param_bytes = sum(param.nbytes for param in model.parameters())
-    warn_of_room(param_bytes, config.record.keep, item_bytes, workers, run, world)  # Collective.
+    warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(start, loader, state.progress, bad_samples, throughput)
     evaluation = Evaluation(start, strategy, eval_batch, bad_samples, flags)
@@ -135,6 +134,7 @@ def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     if (fit := resolve_size(plan.sizes[1], attempts, is_free, world)) < plan.sizes[1]:  # Collective.
         plan = resolve_plan(start, strategy, fit)
+    require_partners(start, strategy, plan)
     start.watchdog.enter("starting", math.inf)
     return plan
 

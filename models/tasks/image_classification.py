@@ -78,7 +78,7 @@ class ImageTask:
             config.labels, config.loss, self.classes, self.train_set.index.labels, self.eval_set.index.labels)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best, self.best_is_high = self.objective.best, self.objective.best_is_high
-        self._mix = build_mixing(config.augment, self._prepared.image_size, config.batch.micro_batch_size)
+        self._mix = build_mixing(config.augment, self._prepared.image_size)
         self._mean, self._std = (  # [1, 3 * I, 1, 1] each
             255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)
             for values in (self._prepared.mean, self._prepared.std))

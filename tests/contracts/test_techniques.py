@@ -83,7 +83,9 @@ def test_a_run_that_stops_early_is_finished_and_its_average_on_record(launch_of,
     best = json.loads((run / "summary.json").read_text())["best"]
     prefix = "ema_" if best.get("weights") == "ema" else ""
     assert best["value"] == max(max(record["top1"], record["ema_top1"]) for record in evaluations)
-    evaluated = json.loads(run_train("--eval-only", "--run-dir", run).out)
+    result = run_train("--eval-only", "--run-dir", run)
+    evaluated = json.loads(result.out)
+    assert ("the average of the weights in the best checkpoint" in result.err) == bool(prefix), result.err
     [record] = [record for record in evaluations if record["step"] == best["step"]]
     assert (evaluated["top1"], evaluated["loss"]) == (record[f"{prefix}top1"], record[f"{prefix}loss"])
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
 from tests.harness.accelerator import device as simulation
@@ -361,6 +362,17 @@ def a_device_has_random_numbers_of_its_own() -> None:
 def torch_seeds_the_devices_too() -> None:
     torch.manual_seed(3)
     assert torch.equal(torch.randn(4, device="sim:1").cpu(), torch.randn(4))
+
+
+@check
+def a_checkpointed_layer_draws_the_same_numbers_again() -> None:
+    torch.manual_seed(5)
+    for device in ("sim:0", "sim:1"):
+        tensor = sample(64).to(device).requires_grad_()
+        drawn = checkpoint(F.dropout, tensor, use_reentrant=False)
+        torch.rand(4, device=device)  # of a later layer
+        drawn.sum().backward()
+        assert torch.equal(tensor.grad != 0, drawn != 0) and 0 < int((drawn == 0).sum()) < 64
 
 
 # results

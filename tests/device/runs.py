@@ -23,8 +23,10 @@ TASKS = {
 }
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--log-every", "3",
           "--workers", "1", "--save-every", "2"]
-TECHNIQUES = {"": [], "techniques": [  # of docs/recipes.md
-    "--ema-decay", "0.9", "--layer-decay", "0.8", "--freeze", "2", "--checkpoint-activations"]}
+TECHNIQUES = {task: [  # of docs/recipes.md; no evaluation can gain 2 in top1
+    "--ema-decay", "0.9", "--freeze", "1", "--layer-decay", "0.8", "--checkpoint-activations",
+    "--early-stop-patience", "1", "--early-stop-min-delta", "2", *words] for task, words in {
+        "image-classification": ["--auto-augment", "randaugment"], "text-classification": []}.items()}
 STEPS, EVALUATIONS, RECORDED = 9, 3, (1, 3, 6, 9)
 CLOSE = 1e-3  # between losses in fp32 on different devices, over 20 steps
 
@@ -70,10 +72,10 @@ class Runs:
         self._on_cpu: dict[bool, Callable[..., Result]] = {True: run_torchrun, False: run_train}
         self._data = {task: photos if task == "image-classification" else texts for task in TASKS}
 
-    def words(self, task: str, strategy: str = "ddp", precision: str = "fp32", technique: str = "") -> list[object]:
-        """A command line without its run directory."""
+    def words(self, task: str, strategy: str = "ddp", precision: str = "fp32", *techniques: str) -> list[object]:
+        """A command line without its run directory. techniques: nothing, or "techniques"."""
         return ["--task", task, "--data", self._data[task], *TASKS[task], *COMMON,
-                "--strategy", strategy, "--precision", precision, *TECHNIQUES[technique]]
+                "--strategy", strategy, "--precision", precision, *(TECHNIQUES[task] if techniques else [])]
 
     def on_cpu(self, processes: int, *key: str) -> Path:
         """The undisturbed run of words(*key) on the CPU."""

@@ -54,6 +54,8 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
         "empty class": (["--data", empty_class], {}),
         "train without classes": (["--data", one_class], {}),
         "one sample under BatchNorm": (["--data", photos, "--micro-batch-size", "1"], {}),
+        "one sample to mix": (
+            ["--data", photos, "--model", "squeezenet1_1", "--micro-batch-size", "1", "--mixup", "0.2"], {}),
         "unknown model": (["--data", photos, "--model", "resnet19"], {}),
         "missing weights": (["--data", photos, "--weights", folder / "nowhere.pth"], {}),
         "no network": (["--data", photos, "--pretrained"], no_network),
@@ -80,6 +82,8 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     ("train without classes", Exit.BAD_DATA, ["train/ holds no class folders: it is empty"]),
     ("one sample under BatchNorm", Exit.USAGE,
      ["57 training samples", "BatchNorm needs two", "--micro-batch-size 3 or larger"]),
+    ("one sample to mix", Exit.USAGE, ["--mixup 0.2", "every micro-batch of this run has one sample",
+                                       "use --micro-batch-size 3"]),
     ("unknown model", Exit.USAGE, ["resnet19", "did you mean resnet"]),
     ("missing weights", Exit.NO_INPUT, ["--weights", "nowhere.pth"]),
     ("no network", Exit.NO_INPUT,

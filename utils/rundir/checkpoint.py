@@ -27,7 +27,7 @@ from utils.rundir.run import Run
 from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
 
-STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages; --ema-decay adds one more
+STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
 
 
@@ -89,11 +89,11 @@ class Checkpoints:
     def __init__(self, run: Run, world: World, config: RecordOptions):
         self._folder = CheckpointFolder(run.path / "checkpoints", config.keep, run.note)
         self._world, self._start = world, run.start
-        self._every = config.save_every
+        self._every, self._keep = config.save_every, config.keep
         self._saved, self._saved_at = Progress(), time.monotonic()  # before the first step there is nothing to save
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
-        self._num_bytes = 0  # size of a checkpoint, roughly; known after restore()
+        self._num_bytes = self._model_bytes = 0  # of a checkpoint, roughly, and of RUN/model; known after restore()
         self.count, self.stall_s = 0, 0.0  # saves of this start, and seconds that this rank waited for them
 
     def is_empty(self) -> bool:
@@ -151,6 +151,11 @@ class Checkpoints:
         self.stall_s += time.monotonic() - began
 
     @property
+    def most_bytes(self) -> int:
+        """Room on the disk that the run may need: --keep checkpoints, the best one, one being written, RUN/model."""
+        return (self._keep + 2) * self._num_bytes + self._model_bytes
+
+    @property
     def limit_s(self) -> float:
         """Seconds that a save, or waiting for one, may take."""
         return self._world.limit_s(self._num_bytes)
@@ -170,7 +175,8 @@ class Checkpoints:
         Rank 0 alone reads and checks them. Damaged ones are renamed to damaged-step-..., with a note. Raises UserError
         on every rank: 82 if there are checkpoints and none is valid, 74 if rank 0 cannot read them.
         """
-        self._num_bytes = STATES * sum(weight.nbytes for weight in state.strategy.module.parameters())
+        self._model_bytes = sum(weight.nbytes for weight in state.strategy.module.parameters())
+        self._num_bytes = STATES * self._model_bytes + sum(value.nbytes for value in state.averages.values.values())
         found = self._read(self._folder.newest_valid)
         if found is None:
             return False
@@ -179,15 +185,16 @@ class Checkpoints:
         self._saved = state.progress
         return True
 
-    def load_best(self, strategy: Strategy) -> Progress:
-        """Load what RUN/model holds, or the newest weights if nothing was evaluated; its position. Collective.
+    def load_best(self, strategy: Strategy) -> tuple[Progress, bool]:
+        """Load what RUN/model holds, or the newest weights if nothing was evaluated. Collective.
 
-        Changes nothing on disk. Raises UserError (66) if there is none.
+        Returns its position, and whether it is the average of the weights (--ema-decay). Changes nothing on disk.
+        Raises UserError (66) if there is none.
         """
         found = self._read(self._folder.best, with_state=False)
         with _of_this_model(found):
             strategy.load_model_state(found["weights"])
-        return Progress(**found["trainer"]["progress"])
+        return Progress(**found["trainer"]["progress"]), _exports_averages(found["trainer"])
 
     def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
                beside: Callable[[dict[str, Tensor]], None]) -> None:

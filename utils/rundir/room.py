@@ -5,7 +5,6 @@ import socket
 from pathlib import Path
 
 from utils.distributed.world import World
-from utils.rundir.checkpoint import STATES
 from utils.rundir.run import Run
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -13,21 +12,21 @@ PREFETCH = 2  # items that a data loading process keeps ready (torch's default);
 GB = 1e9
 
 
-def warn_of_room(param_bytes: int, keep: int, item_bytes: int, workers: int, run: Run, world: World) -> None:
+def warn_of_room(run_bytes: int, item_bytes: int, workers: int, run: Run, world: World) -> None:
     """Warn of a disk or a shared memory that may be too small. Collective.
 
-    keep: checkpoints. item_bytes: what a data loading process returns at a time. workers: such processes of each rank.
+    run_bytes: Checkpoints.most_bytes. item_bytes: what a data loading process returns at a time. workers: such
+    processes of each rank.
     """
     found = []
 
-    # disk: the checkpoints, one more being written, RUN/model
+    # disk: room that is free, or that the run has taken already
     if world.is_main:
         have = shutil.disk_usage(run.path).free
         have += sum(file.stat().st_size for file in run.path.glob("checkpoints/*/*"))
-        if have < (needed := ((keep + 1) * STATES + 1) * param_bytes):
-            found.append(f"{run.path} has room for {have / GB:.3g} GB, but {keep} checkpoints, one that is being"
-                         f" written, and RUN/model may take {needed / GB:.3g} GB: use a smaller --keep, or --run-dir on"
-                         " another disk")
+        if have < run_bytes:
+            found.append(f"{run.path} has room for {have / GB:.3g} GB, but its checkpoints and RUN/model may take"
+                         f" {run_bytes / GB:.3g} GB: use a smaller --keep, or --run-dir on another disk")
 
     # shared memory of each node
     needed = workers * (PREFETCH + 1) * item_bytes * world.local_world_size

@@ -26,8 +26,9 @@ def find(device: torch.device | str | int | None = None) -> Device:
 kept, leave = install(), os._exit
 os._exit = lambda code: leave(report() or code)
 torch._register_device_module("sim", SimpleNamespace(  # torch.sim, as torch.cuda
-    is_available=lambda: bool(DEVICES), is_initialized=lambda: True, _is_in_bad_fork=lambda: os.getpid() != PROCESS,
-    _lazy_init=lambda: None, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+    is_available=lambda: bool(DEVICES), is_initialized=lambda: True, _initialized=True, device=accelerator.device_index,
+    _is_in_bad_fork=lambda: os.getpid() != PROCESS, _lazy_init=lambda: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
     device_count=lambda: len(DEVICES), current_device=accelerator.current_device_index,
     set_device=lambda device: accelerator.set_device_index(find(device).index), synchronize=accelerator.synchronize,
     current_stream=accelerator.current_stream, Stream=torch.Stream, Event=partial(torch.Event, "sim"),

@@ -85,7 +85,7 @@ def test_the_model_is_the_average_where_that_was_better(world, checkpoints_of, f
     assert all(torch.equal(exported[name], tensor) for name, tensor in expected.items())
 
     evaluated = build_state(world)
-    checkpoints_of()[0].load_best(evaluated.strategy)
+    assert checkpoints_of()[0].load_best(evaluated.strategy)[1] == is_average
     assert all(torch.equal(evaluated.strategy.model_state()[name], tensor) for name, tensor in expected.items())
 
     resumed = build_state(world)

@@ -1,8 +1,15 @@
 """engine/notes.py: each note when it applies, once, and not when it does not; the same after a resume."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from engine.notes import Circumstances, Notes, imbalance, workers_needed
+from engine.notes import Circumstances, Notes, imbalance, notes_of, workers_needed
+from models.losses import class_weights
+from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings
+from utils.settings.run_options import ClassLossOptions
 
 ABOUT = Circumstances(total_steps=100, majority=0.5, workers=1, cores=8)
 
@@ -95,10 +102,43 @@ def test_nothing_is_said_of_a_language_model_that_learns():
 @pytest.mark.parametrize("counts, applies", [([10, 100], True), ([11, 100], False), ([0, 10], True), ([5, 5], False)])
 def test_imbalanced_classes_are_noted_with_their_ratio(counts, applies):
     found = imbalance(counts, ["rare", "frequent"], {})
-    assert ("frequent has" in found and "rare has" in found and "to 1" in found) == applies
+    assert (f"frequent has {counts[1]} training samples, rare has {counts[0]}" in found) == applies
+    assert ("(10 to 1)" in found) == (applies and counts[0] > 0)
     assert "--class-weights" not in found
 
 
-@pytest.mark.parametrize("chosen, applies", [({"class_weights": "none"}, True), ({"class_weights": "balanced"}, False)])
-def test_class_weights_are_advised_where_the_setting_is_off(chosen, applies):
-    assert ("--class-weights balanced" in imbalance([1, 100], ["rare", "frequent"], chosen)) == applies
+@pytest.mark.parametrize("config, counts, applies", [
+    (ImageClassificationConfig(), [1, 100], True), (TextClassificationConfig(), [1, 100], True),
+    (ImageClassificationConfig(), [0, 100], False),  # for which there is no weight
+    (ImageClassificationConfig(loss=ClassLossOptions(class_weights="balanced")), [1, 100], False),
+    (TextClassificationConfig(loss=ClassLossOptions(class_weights="9,1")), [1, 100], False)])
+def test_class_weights_are_advised_where_the_setting_is_off(config, counts, applies):
+    advice = "--class-weights balanced would let every class count as much as any other"
+    assert (advice in imbalance(counts, ["rare", "frequent"], settings(config))) == applies
+
+
+def test_what_balanced_weights_are_said_to_do_is_true():
+    labels = np.repeat([0, 1, 2], [2, 30, 400])
+    weights = class_weights("balanced", ("a", "b", "c"), labels)
+    totals = np.bincount(labels, weights=weights[labels])
+    assert totals == pytest.approx([144, 144, 144])
+
+
+@pytest.mark.parametrize("chosen, advised", [
+    ({}, ["--label-smoothing", "--best loss"]), ({"label_smoothing": 0.1}, ["--best loss"]),
+    ({"best": "loss"}, ["--label-smoothing"]), ({"label_smoothing": 0.1, "best": "loss"}, [])])
+def test_what_is_on_already_is_not_advised(chosen, advised):
+    [found] = said(val(10, loss=1.0, top1=0.7), val(20, loss=1.2), about=replace(ABOUT, chosen=chosen))
+    assert [flag for flag in ("--label-smoothing", "--best loss") if flag in found] == advised
+
+
+def test_where_all_validation_samples_are_of_one_class_it_is_no_bar():
+    assert said(val(10, top1=1.0), about=replace(ABOUT, majority=1.0)) == []
+
+
+@pytest.mark.parametrize("records", [[], [train()]])
+def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
+    counts = np.array([1, 100])
+    task = SimpleNamespace(class_counts=counts, eval_counts=counts, classes=("rare", "frequent"))
+    start = SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
+    assert len(notes_of(start, 100, records)[1]) == (not records)

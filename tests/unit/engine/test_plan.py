@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data.plan import BatchPlan, cut
-from engine.plan import AUTO_LIMIT, resolve_eval_batch, resolve_optim, resolve_plan
+from engine.plan import AUTO_LIMIT, require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
-from utils.settings.config import ImageClassificationConfig
+from utils.settings.config import ImageClassificationConfig, TextClassificationConfig
+from utils.settings.image_options import AugmentOptions
 from utils.settings.run_options import BatchOptions, OptimOptions
 
 NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
@@ -132,6 +133,40 @@ def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path)
         except UserError as error:
             outcomes.append(error.code)
     assert outcomes == [8, Exit.USAGE]
+
+
+@pytest.mark.parametrize("options, processes, batch, count, way_out", [
+    ({"mixup": 0.2}, 1, 8, 8, "--mixup 0.2.* use --micro-batch-size 2$"),               # --micro-batch-size 1
+    ({"mixup": 0.2, "cutmix": 1.0}, 4, 4, 4, "--mixup 0.2 --cutmix 1.0.* use a larger"),  # auto, for four processes
+    ({"cutmix": 1.0}, 2, 8, 8, "use --micro-batch-size 2$")])                           # memory had room for one sample
+def test_mixing_is_refused_where_no_micro_batch_has_two_samples(tmp_path, options, processes, batch, count, way_out):
+    with pytest.raises(UserError, match=way_out) as refused:
+        mixing_in(tmp_path, [], options, processes, BatchPlan(80, batch, count))
+    assert refused.value.code == Exit.USAGE
+    if "micro-batch" in way_out:
+        mixing_in(tmp_path, notes := [], options, processes, cut(80, batch, 2))
+        assert notes == []
+
+
+@pytest.mark.parametrize("options, noted", [({"mixup": 0.2}, True), ({}, False)])
+def test_micro_batches_too_short_to_be_mixed_are_noted(tmp_path, options, noted):
+    """13 samples in batches of 6 in 3 micro-batches: the last batch has 3 samples."""
+    mixing_in(tmp_path, notes := [], options, 1, cut(13, 6, 6))
+    assert notes == []
+    mixing_in(tmp_path, notes, options, 1, BatchPlan(13, 6, 3))
+    assert notes == ["--mixup 0.2: some micro-batches have one sample, which is not mixed; to mix all, use"
+                     " --micro-batch-size 6"] * noted
+
+
+def test_a_task_without_images_needs_no_partners(tmp_path):
+    start = SimpleNamespace(config=TextClassificationConfig(), run=run_in(tmp_path, []), world=world_of(1))
+    require_partners(start, SimpleNamespace(is_invariant=False), BatchPlan(8, 8, 8))
+
+
+def mixing_in(tmp_path, notes, options, processes, plan):
+    config = ImageClassificationConfig(augment=AugmentOptions(**options))
+    start = SimpleNamespace(config=config, run=run_in(tmp_path, notes), world=world_of(processes))
+    require_partners(start, SimpleNamespace(is_invariant=False), plan)
 
 
 def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):

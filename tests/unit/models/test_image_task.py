@@ -148,7 +148,7 @@ def test_the_normalizer_adds_up_class_weights_of_unmixed_labels(build):
 
 def test_wrong_class_weights_and_mixing_are_refused_before_training(build):
     for words, found in ((["--class-weights", "1,2"], r"3 classes in label order \(tint0, tint1, tint2\)"),
-                         (["--mixup", "1", "--micro-batch-size", "1"], "no other")):
+                         (["--cutmix", "1", "--image-size", "1"], "no part that could be replaced")):
         with pytest.raises(UserError, match=found):
             build(*words)
 

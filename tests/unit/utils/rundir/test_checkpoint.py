@@ -17,6 +17,7 @@ from tests.unit.utils.rundir.conftest import (
     train_step,
 )
 from utils.errors import Exit, UserError
+from utils.numerics.averages import Averages
 from utils.strategies.ddp import DDP
 
 # --- round trip
@@ -118,19 +119,37 @@ def test_a_tied_weight_is_saved_under_one_name_and_comes_back_under_both(world, 
     assert other.strategy.module[1].weight is other.strategy.module[0].weight
 
 
+# --- size
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.9])
+def test_the_room_it_asks_for_is_what_checkpoints_take(world, checkpoints_of, folder, ema_decay):
+    """--keep of them, the best one and one being written, each with Adam's averages and --ema-decay's; RUN/model."""
+    model = nn.Linear(512, 512)  # 1 MiB: names and positions count for little beside it
+    state, (checkpoints, _) = build_state(world, "adamw", model), checkpoints_of(keep=2)
+    state.averages = Averages(state.strategy.model_state(), ema_decay)
+    checkpoints.restore(state)
+    model(torch.ones(1, 512)).sum().backward()
+    state.optimizer.step()
+    state.progress = state.progress.after(0, 1)
+    save(checkpoints, state)
+    [size] = [sum(file.stat().st_size for file in each.iterdir()) for each in folder.iterdir()]
+    assert checkpoints.most_bytes == pytest.approx(4 * size + sum(each.nbytes for each in model.parameters()), rel=0.01)
+
+
 # --- the best
 
 
 def test_the_best_one_is_loaded_or_the_newest_if_none_was_evaluated(world, checkpoints_of, saved):
-    newest = checkpoints_of()[0].load_best(DDP(build_net(), world)).step
+    newest, _ = checkpoints_of()[0].load_best(DDP(build_net(), world))
     state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
     checkpoints.restore(state)
     train_step(state)
     state.best = {"step": 2, "metric": "top1", "value": 0.9}
     save(checkpoints, state)
     strategy = DDP(build_net(), world)
-    best = checkpoints_of()[0].load_best(strategy).step
-    assert (newest, best) == (3, 2)
+    best, _ = checkpoints_of()[0].load_best(strategy)
+    assert (newest.step, best.step) == (3, 2)
 
 
 @pytest.mark.parametrize("best, how_lost, found", [
@@ -147,16 +166,16 @@ def test_if_the_best_one_is_lost_a_note_says_which_is_used(world, checkpoints_of
     elif how_lost == "gone":
         shutil.rmtree(second)
     reader, notes = checkpoints_of(start=2)
-    step = reader.load_best(DDP(build_net(), world)).step
+    progress, _ = reader.load_best(DDP(build_net(), world))
     note = "the checkpoint of the best evaluation, at step 2, is damaged or missing; using step-0000000003-g1"
-    assert (step, notes) == (found, [note] if best and how_lost else [])
+    assert (progress.step, notes) == (found, [note] if best and how_lost else [])
 
 
 def test_loading_the_best_changes_nothing_on_disk(world, checkpoints_of, saved, folder):
     flip(saved[2] / "state.pt", 100)
     (folder / ".tmp-step-0000000004-g1").mkdir()  # of a training that is running
     before = contents(folder), names_in(folder)
-    progress = checkpoints_of()[0].load_best(DDP(build_net(), world))
+    progress, _ = checkpoints_of()[0].load_best(DDP(build_net(), world))
     assert (progress.step, (contents(folder), names_in(folder))) == (2, before)
 
 
