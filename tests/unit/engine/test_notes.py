@@ -8,6 +8,7 @@ import pytest
 
 from engine.notes import Circumstances, Notes, imbalance, notes_of, workers_needed
 from models.losses import class_weights
+from models.objectives import Classes
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings
 from utils.settings.run_options import ClassLossOptions
 
@@ -139,6 +140,8 @@ def test_where_all_validation_samples_are_of_one_class_it_is_no_bar():
 @pytest.mark.parametrize("records", [[], [train()]])
 def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
     counts = np.array([1, 100])
-    task = SimpleNamespace(class_counts=counts, eval_counts=counts, classes=("rare", "frequent"))
+    objective = object.__new__(Classes)
+    objective.class_counts = objective.eval_counts = counts
+    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"))
     start = SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
     assert len(notes_of(start, 100, records)[1]) == (not records)
