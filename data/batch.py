@@ -30,7 +30,7 @@ class Batch:
     """Samples collated for one forward."""
 
     inputs: dict[str, Tensor]  # what `forward` needs, [B, ...] or [P]
-    labels: Tensor  # int64, [B] or, of predicted tokens, [P]
+    labels: Tensor  # int64, [B] or, of predicted tokens, [P]; float32 [B, C] of several labels or numbers
     # [B] float32: 1, or 0 for a sample that must not count: a stand-in, or an unreadable one that is skipped.
     # NaN makes the step void (BadSamples).
     sample_weight: Tensor

@@ -8,6 +8,9 @@ Any failure is an UnreadableImage, whatever Pillow or libjpeg raised.
 Legend: H, W height and width in pixels.
 """
 
+from __future__ import annotations
+
+import copy
 import io
 import struct
 import warnings
@@ -19,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 import torch
+import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
@@ -72,6 +76,18 @@ class EncodedImage:
         with _as_unreadable():
             decoded = self._decode_jpeg(at_least) if self._decoded is None else self._decoded
         return _turn(torch.from_numpy(decoded), self._orientation)
+
+    def stretched(self, height: int, width: int) -> EncodedImage:
+        """The same image at another size, so that a box means the same place in both. Raises UnreadableImage."""
+        if (self.height, self.width) == (height, width):
+            return self
+        if height * width > MAX_PIXELS:
+            raise UnreadableImage(f"it would be stretched to {width} x {height} pixels, more than {MAX_PIXELS}")
+        image, pixels = copy.copy(self), self.pixels().permute(2, 0, 1)[None]           # [1, 3, h, w]
+        resized = F.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
+        image._decoded = resized[0].permute(1, 2, 0).contiguous().numpy()               # [H, W, 3]
+        image._orientation, image.height, image.width = 1, height, width
+        return image
 
     def _decode_jpeg(self, at_least: float) -> np.ndarray:
         divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)

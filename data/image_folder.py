@@ -44,11 +44,13 @@ class ImageFolder(Dataset):
 
     def __getitem__(self, item: tuple[int, int]) -> Sample:
         epoch, index = map(int, item)
-        label, images = label_at(self.index.labels, index), []
+        label, images, first = label_at(self.index.labels, index), [], None
         for path in self.index.paths(index):
             try:
+                encoded = EncodedImage(path)
+                first = first or encoded
                 with seeded(derive_seed(self.seed, "augmentation", epoch, index)):  # the same crop of each image
-                    images.append(self.transform(EncodedImage(path)))
+                    images.append(self.transform(encoded.stretched(first.height, first.width)))
             except UnreadableImage as error:
                 shape = (self.transform.size, self.transform.size, 3 * self.index.num_images)
                 return Sample(torch.full(shape, MID_GREY, dtype=torch.uint8), label, f"{path}: {error}")

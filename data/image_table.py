@@ -42,7 +42,7 @@ def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> Folder
     """
     # what the tables hold
     folder = cache / f"image-table-{source.digest(CACHE_VERSION)}"
-    about, arrays = kept(folder, lambda: _read(source))
+    about, arrays = kept(folder, lambda: _read(source), is_current=_is_current)
     splits = {split: ImageIndex(about["root"], *(arrays[f"{split}.{name}"] for name in ("names", "spans", "labels")),
                                 num_images=len(source.columns.texts)) for split in about["splits"]}
     found = FolderIndex(tuple(about["names"]), splits, about["fingerprint"], tuple(about["notes"]))
@@ -77,7 +77,8 @@ def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]
             groups.add(split, row)
             found.append(BETWEEN.join(os.fsencode(os.path.relpath(image, root)) for image in images))
         if not found:
-            raise UserError(f"{source.place(split)}: there are no images in it", Exit.BAD_DATA)
+            left_out = f": {counted(num_bad, 'row')} cannot be used, for example {first_bad}" if num_bad else ""
+            raise UserError(f"{source.place(split)}: there are no images in it{left_out}", Exit.BAD_DATA)
 
     # arrays
     names, encoded = labels.encoded()
@@ -100,8 +101,15 @@ def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]
     if source.columns.group:
         notes += groups.notes(source.columns.group)
         arrays["groups"] = groups.array
+        digest.update(groups.array)  # they decide what is held out
     return {"root": root, "names": names, "splits": source.splits, "fingerprint": digest.hexdigest(),
-            "notes": notes}, arrays
+            "notes": notes, "folders": files.times()}, arrays
+
+
+def _is_current(about: Mapping[str, Any]) -> bool:
+    """Whether the folders with the images are as they were."""
+    return all(os.path.isdir(folder) and os.stat(folder).st_mtime_ns == time
+               for folder, time in about["folders"].items())
 
 
 class _Files:
@@ -109,6 +117,10 @@ class _Files:
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
+
+    def times(self) -> dict[str, int]:
+        """{folder: st_mtime_ns} of those that are there."""
+        return {folder: os.stat(folder).st_mtime_ns for folder in self._names if os.path.isdir(folder)}
 
     def problem(self, paths: list[str]) -> str:
         """"" if all these files are there."""

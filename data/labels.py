@@ -84,7 +84,8 @@ def require_labels(kind: str, labels: Iterable[tuple[str, ...]], place: str) -> 
     if kind == NUMBERS:
         return  # LabelReader.problem says it, with the row
     counts = Counter(name for cells in labels for name in (cells[0].split(SEPARATOR) if kind == LABELS else cells))
-    way_out = "give --label-column the name of the column with the classes"
+    way_out = ("give --label-column the name of the column with the classes; for numbers use --task image-regression or"
+               " text-regression")
     if kind == CLASSES:
         if joined := [name for name in counts if SEPARATOR in name]:
             raise UserError(f"{place} holds {some(joined)}: {SEPARATOR} separates the labels of a sample that has"

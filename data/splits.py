@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from utils.array_folder import kept_arrays
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 from utils.numerics.seed import derive_seed
 
 VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
@@ -102,8 +102,9 @@ def hold_out(
                         " of train must be held out; give more than 0, or add val")
     train = splits["train"]
 
+    has_classes = train.labels.ndim == 1
+
     def choose() -> dict[str, np.ndarray]:
-        has_classes = train.labels.ndim == 1
         units = train.labels if has_classes else np.zeros(len(train), int)  # samples
         if groups is not None:
             units = np.zeros(groups.max() + 1, int)
@@ -118,7 +119,11 @@ def hold_out(
 
     found = select(train, choose, folder)
     counts = f"{len(found['val'])} of the {len(train)} training samples"
-    return splits | found, f"there is no val: {counts} are held out (--val-fraction {val.fraction})"
+    note = f"there is no val: {counts} are held out (--val-fraction {val.fraction})"
+    lost = np.setdiff1d(found["val"].labels, found["train"].labels) if has_classes else ()
+    if len(lost):
+        note += f"; {counted(len(lost), 'class')} of them are in no other group, so the model cannot learn them"
+    return splits | found, note
 
 
 def select(table: Table, choose: Callable[[], dict[str, np.ndarray]], folder: Path) -> dict[str, Table]:

@@ -21,7 +21,8 @@ from data.table_files import find_tables
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, some
 
-_SPLITS = {"train": "train", "training": "train", **{name: name for name in VAL_NAMES}}  # values of the column
+_SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val",  # values of the column
+           **{name: name for name in VAL_NAMES}}
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class TableSource:
     def columns(self) -> Columns:
         """Those that are read. Raises UserError (65)."""
         files, _ = self._files
-        found = choose_columns(
-            files["train"][0], self.inputs, self.input_column, self.label_columns, self.group_column)
+        found, *_ = [  # of train; a text file among the others has no labels
+            choose_columns(paths[0], self.inputs, self.input_column, self.label_columns, self.group_column)
+            for split, paths in files.items() if split == "train" or paths[0].suffix == ".txt"]
         return found if len(files) == 1 else found._replace(split=None)
 
     @cached_property
@@ -107,7 +109,7 @@ class TableSource:
         files = [(split, str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns)
                  for split, paths in self._files[0].items() if split in ("train", "val", self.split) for path in paths]
         settings: dict[str, Any] = asdict(self if self.columns.split else replace(self, split=""))
-        return digest_of(version, files, settings)
+        return digest_of(version, files, settings | {"inputs": self.inputs.word})
 
 
 class Groups:
@@ -141,5 +143,5 @@ class Groups:
 def _split_of(path: Path, row: Row) -> str:
     if row.split.lower() not in _SPLITS:
         raise UserError(f"{path} line {row.line}: {SPLIT} is {row.split or 'empty'}; it must be one of"
-                        f" {', '.join(_SPLITS)}", Exit.BAD_DATA)
+                        f" {', '.join(_SPLITS)}; if the column is about something else, rename it", Exit.BAD_DATA)
     return _SPLITS[row.split.lower()]

@@ -167,6 +167,7 @@ class _Writer:
             notes += self._groups.notes(columns.group)
             (self._folder / "groups").write_bytes(self._groups.array)
             layout["groups"] = (np.int32, ())
+            digest.update(self._groups.array)  # they decide what is held out
 
         # description
         about = {"classes": classes, "text_columns": columns.texts, "splits": source.splits, "notes": notes,

@@ -38,8 +38,9 @@ def update_best(t: "Training", values: dict[str, Any], averaged: dict[str, Any])
     # the better of the weights and their average
     name, is_high = best_metric(t)
     if name not in values:
-        raise UserError(f"--best {name}: this evaluation has no {name}, because all samples that could be read are of"
-                        " one class, or have the same target; repair the files, or use another --best", Exit.BAD_DATA)
+        raise UserError(f"--best {name}: this evaluation has no {name}, because the samples that could be read are all"
+                        " of one class, have no label, or the same target; repair the files, or use another --best",
+                        Exit.BAD_DATA)
     found = {"step": t.state.progress.step, "metric": name, "value": values[name]}
     if name in averaged and _is_better(averaged[name], values[name], is_high):
         found, values = found | {"value": averaged[name], "weights": "ema"}, averaged

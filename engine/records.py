@@ -93,7 +93,7 @@ def close_run(t: "Training") -> None:
     t.run.write_json("summary.json", summary)
     metric, usual = best["metric"], t.task.best
     shown = partial(figure, t.task, metric)
-    compared = {} if metric == usual else {usual: summary[usual]}
+    compared = {} if metric == usual or usual not in summary else {usual: summary[usual]}
     compared = ", ".join(f"{name} {figure(t.task, usual, value)}"
                          for name, value in (compared | t.task.baselines()).items())
     t.bad_samples.report(t.log.note)

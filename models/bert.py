@@ -30,6 +30,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
+from models.objectives import DESCRIBED
 from utils.errors import Exit, UserError, counted, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
@@ -253,7 +254,9 @@ def save_model_folder(
 ) -> None:
     """RUN/model in the Hugging Face format. described: what models.predict needs: task, text_columns, max_tokens."""
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config.to_dict() | described, indent=1, sort_keys=True))
+    # What another run wrote into the folder that the model comes from is not about this one.
+    kept = {name: value for name, value in config.to_dict().items() if name not in DESCRIBED}
+    (folder / "config.json").write_text(json.dumps(kept | described, indent=1, sort_keys=True))
     try:
         tokenizer.save_pretrained(folder)
     except Exception as error:  # tokenizers has no type of its own for a full disk

@@ -29,7 +29,8 @@ def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...
     if labels.size > MAX_SCORES:
         return LOSS, sums
     values = partial(_sample_values, labels=labels)
-    return LOSS, sums, Metric(OutputRows(losses), values, is_count=False, names=("map",), is_per_sample=True)
+    names = ("map",) if labels.any() else ()
+    return LOSS, sums, Metric(OutputRows(losses), values, is_count=False, names=names, is_per_sample=True)
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from models.losses import ClassificationLoss, class_weights
 from models.metrics import Metric, classification_metrics
 from models.target_metrics import COLUMNS as TARGET_COLUMNS
 from models.target_metrics import regression_metrics
-from utils.errors import UserError
+from utils.errors import Exit, UserError, some
 from utils.settings.run_options import ClassLossOptions, LabelOptions, TargetLossOptions, TargetOptions
 
 
@@ -69,16 +69,42 @@ def label_columns_of(labels: LabelOptions | TargetOptions) -> tuple[str, ...]:
     names = tuple(name.strip() for name in labels.label_column.split(","))
     if len(set(names)) < len(names) or "" in names:
         raise UserError(f"--label-column {labels.label_column}: give each column once, with commas between them")
+    if taken := {"input", "loss", *(f"{name}_prediction" for name in names)} & set(names):
+        raise UserError(f"--label-column {labels.label_column}: RUN/eval/samples.csv has a column {some(taken)} of its"
+                        " own; rename the column of the table")
     return names
 
 
 def build_objective(
-    labels: LabelOptions | TargetOptions, loss: ClassLossOptions | TargetLossOptions, names: tuple[str, ...],
-    train: np.ndarray, evaluated: np.ndarray
+    config: Any, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray,
+    model: Mapping[str, Any] | None = None
 ) -> Objective:
-    """train, evaluated: the labels of both sets, see LabelReader.encoded. Raises UserError (64)."""
-    kind = kind_of(labels)
-    return {CLASSES: Classes, LABELS: Labels, NUMBERS: Numbers}[kind](loss, names, train, evaluated)
+    """What the config of a task with labels asks for.
+
+    train, evaluated: the labels of both sets, see LabelReader.encoded. model: the description (config.json) of a model
+    that is evaluated as it is. Raises UserError: 64 for settings that do not fit, 65 for a model of another kind, and
+    targets that cannot be learnt.
+    """
+    kind = kind_of(config.labels)
+    if model is not None and (found := _kind_of_model(model)) not in (kind, ""):
+        raise UserError(f"--eval-only: --model {config.model.model} predicts {_WORDS[found]}, and this command asks for"
+                        f" {_WORDS[kind]}; give the --task and --multi-label that it was trained with", Exit.BAD_DATA)
+    if kind == NUMBERS:
+        return Numbers(config.loss, names, train, evaluated, model)
+    return {CLASSES: Classes, LABELS: Labels}[kind](config.loss, names, train, evaluated)
+
+
+DESCRIBED = ("multi_label", "target_mean", "target_std")  # what described() may give, besides the loss
+_WORDS = {CLASSES: "one class of each sample", LABELS: "several labels of each sample", NUMBERS: "numbers"}
+
+
+def _kind_of_model(description: Mapping[str, Any]) -> str:
+    """The kind of labels of a model folder; "" where it does not say it."""
+    if "target_mean" in description or description.get("problem_type") == "regression":
+        return NUMBERS
+    if description.get("multi_label"):
+        return LABELS
+    return CLASSES if str(description.get("task")).endswith("-classification") else ""
 
 
 class Classes:
@@ -130,7 +156,7 @@ class Labels:
         self.names, self._config, self._evaluated = names, config, evaluated
         self._weights = _positive_weights(config.class_weights, names, train)  # [C], or None
         self.metrics = multi_label_metrics(evaluated, self.losses)
-        self.best = self.metrics[-1].names[0]
+        self.best = "map" if "map" in self.metrics[-1].names else "micro_f1"
 
     def encode(self, labels: Sequence[np.ndarray]) -> Tensor:
         """[B, C] float32, 1 where a sample has the label."""
@@ -179,11 +205,22 @@ class Numbers:
     best, best_is_high, figures, columns = "loss", False, "targets", TARGET_COLUMNS
     _LOSSES: ClassVar = {"l1": F.l1_loss, "l2": F.mse_loss, "huber": F.huber_loss}
 
-    def __init__(self, config: TargetLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
-        self.given = names
-        self.names, self._evaluated, self._loss = names, evaluated, self._LOSSES[config.loss]
-        self._mean, std = train.mean(axis=0), train.std(axis=0)                             # [T] float64 each
-        self._std = np.where(std > 0, std, 1.0)
+    def __init__(self, config: TargetLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray,
+                 model: Mapping[str, Any] | None = None):
+        """model: see build_objective; one that does not say what its outputs mean gives the targets as they are."""
+        self.names = self.given = names
+        self._evaluated, self._loss = evaluated, self._LOSSES[config.loss]
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._mean, self._std = train.mean(axis=0), train.std(axis=0)                   # [T] float64 each
+        if model is not None:
+            self._mean, self._std = (np.array(model.get(name, [usual] * len(names)), np.float64)
+                                     for name, usual in (("target_mean", 0.0), ("target_std", 1.0)))
+        elif constant := [name for name, column in zip(names, train.T, strict=True) if np.ptp(column) == 0]:
+            raise UserError(f"--label-column: {some(constant)} is the same number in all training samples, so there is"
+                            " nothing to learn; leave it out", Exit.BAD_DATA)
+        elif not np.isfinite(self._std).all():
+            raise UserError(f"--label-column {','.join(names)}: the numbers are too large for a standard deviation;"
+                            " divide them, or take their logarithm", Exit.BAD_DATA)
         self.metrics = regression_metrics(evaluated, self._mean, self._std, self.losses)
 
     def encode(self, labels: Sequence[np.ndarray]) -> Tensor:

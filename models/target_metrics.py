@@ -25,7 +25,8 @@ def regression_metrics(
     COLUMNS. r2 and the correlations are left out where a target is the same in all samples.
     """
     values = partial(_sample_values, targets=targets, mean=mean, std=std)
-    return LOSS, Metric(OutputRows(losses), values, is_count=False, names=COLUMNS, is_per_sample=True)
+    names = COLUMNS if np.ptp(targets, axis=0).all() else COLUMNS[:2]
+    return LOSS, Metric(OutputRows(losses), values, is_count=False, names=names, is_per_sample=True)
 
 
 def figures_of(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
@@ -37,7 +38,7 @@ def figures_of(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
     centred = targets - targets.mean(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         r2 = 1 - (errors**2).sum(axis=0) / (centred**2).sum(axis=0)
-    r2 = np.where((centred == 0).all(axis=0), np.nan, r2)
+    r2 = np.where(np.ptp(targets, axis=0) == 0, np.nan, r2)
     columns = list(zip(targets.T, predictions.T, strict=True))
     return np.stack([np.abs(errors).mean(axis=0), np.sqrt((errors**2).mean(axis=0)), r2,
                      [_correlation(*column) for column in columns],

@@ -101,7 +101,10 @@ def widen_input(model: nn.Module, num_images: int) -> None:
     The weights of the others begin at 0: the model begins as one of the first image alone.
     """
     if num_images > 1:
-        first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+        first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+        if first is None:
+            raise UserError(f"--image-column names {num_images} images, and --model begins with no convolution that"
+                            " could take them; use another model, such as resnet50")
         more = first.weight.new_zeros(len(first.weight), 3 * (num_images - 1), *first.kernel_size)
         first.weight = nn.Parameter(torch.cat([first.weight.detach(), more], dim=1))        # [O, 3 * I, k, k]
         first.in_channels = 3 * num_images
@@ -140,14 +143,15 @@ def build_model(
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
-        weights = with_more_channels(model, weights)
+        if num_images > 1:
+            weights = with_more_channels(model, weights)
         known = described.get("classes")
         has_new_head = load_backbone(model, weights, has_same_classes=known in (None, list(classes)))
         if own_head and has_new_head:
             last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
             found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"
             raise UserError(
-                f"--eval-only: the weights are for {found}, and the class folders of --data are {some(classes)}: the"
+                f"--eval-only: the weights are for {found}, and those of --data are {some(classes)}: the"
                 " weights are evaluated with their own head, so the classes must be the same ones, sorted by name; give"
                 " data with these classes, or train on yours first (without --eval-only)", Exit.BAD_DATA)
     return model.to(memory_format=torch.channels_last), described["architecture"]

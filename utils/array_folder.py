@@ -35,8 +35,13 @@ def kept_arrays(folder: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> M
     return kept(folder, lambda: ({}, make()))[1]
 
 
-def kept(folder: Path, make: Callable[[], Kept]) -> Kept:
-    """The arrays of `folder`, where the first process writes make(). Kept in memory if that is impossible."""
+def kept(
+    folder: Path, make: Callable[[], Kept], is_current: Callable[[dict[str, Any]], bool] = lambda about: True
+) -> Kept:
+    """The arrays of `folder`, where the first process writes make(). Kept in memory if that is impossible.
+
+    is_current: of the JSON values; what is not is made anew.
+    """
 
     def write(partial: Path) -> None:
         about, arrays = make()
@@ -44,9 +49,13 @@ def kept(folder: Path, make: Callable[[], Kept]) -> Kept:
             (partial / name).write_bytes(np.ascontiguousarray(array))
         describe(partial, about, {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
 
+    def opened(folder: Path) -> Kept | None:
+        found = open_arrays(folder)
+        return found if found and is_current(found[0]) else None
+
     with suppress(OSError):
-        make_folder(folder, write, open_arrays)
-    found = open_arrays(folder)
+        make_folder(folder, write, opened)
+    found = opened(folder)
     return make() if found is None else found
 
 

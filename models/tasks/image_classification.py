@@ -26,10 +26,10 @@ from data.splits import ValSplit, require_split
 from data.table import IMAGES
 from data.table_source import TableSource
 from models.objectives import build_objective, kind_of, label_columns_of
-from models.preprocessing import resolve_preprocessing
+from models.preprocessing import read_description, resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
 from models.vision import build_model, classify_images, load_model_folder, save_model_folder
-from utils.distributed.world import World
+from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.files import cache_path
 from utils.rundir.run import Run
@@ -74,8 +74,11 @@ class ImageTask:
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
         self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
         self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
+        model = None
+        if config.run.eval_only and not run.is_there and is_folder(config.model.model, world):  # Collective.
+            model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.
         self.objective = build_objective(
-            config.labels, config.loss, self.classes, self.train_set.index.labels, self.eval_set.index.labels)
+            config, self.classes, self.train_set.index.labels, self.eval_set.index.labels, model)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best, self.best_is_high = self.objective.best, self.objective.best_is_high
         self._mix = build_mixing(config.augment, self._prepared.image_size)

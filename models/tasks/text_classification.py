@@ -22,8 +22,8 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet, padded
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
-from models.bert import load_classifier, outputs_for_texts
-from models.objectives import build_objective, kind_of, label_columns_of, values_of
+from models.bert import load_classifier, outputs_for_texts, read_config
+from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.distributed.world import World
@@ -41,8 +41,10 @@ class LabelledTextTask(TextTask):
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
         super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
-        self.objective = build_objective(
-            config.labels, config.loss, self.classes, self._train.labels, self._eval.labels)
+        model = None
+        if config.run.eval_only and not run.is_there and self._encoder is not None:
+            model = read_config(self._encoder).to_dict()
+        self.objective = build_objective(config, self.classes, self._train.labels, self._eval.labels, model)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best, self.best_is_high = self.objective.best, self.objective.best_is_high
         self._inputs: list[tuple[int, str]] | None = None  # once they are needed
@@ -80,7 +82,7 @@ class LabelledTextTask(TextTask):
     def baselines(self) -> dict[str, float]:
         """Those of the objective; for the built-in data also a linear model on token counts."""
         baselines = self.objective.baselines()
-        if self._config.data.data == "demo":
+        if self._config.data.data == "demo" and isinstance(self.objective, Classes):
             baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval)
         return baselines
 

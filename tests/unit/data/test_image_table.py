@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment import CentreCrop
+from data.augment import CentreCrop, PhotoTrain
 from data.image_folder import ImageFolder
 from data.image_table import build_table_index, is_table
 from data.labels import CLASSES, LABELS, NUMBERS
@@ -88,7 +88,7 @@ def test_a_column_named_split_says_of_which_split_a_row_is(table):
 
 
 @pytest.mark.parametrize("splits, words", [
-    (["train", "held"], "line 3: split is held; it must be one of train, training, val, valid, validation, test"),
+    (["train", "held"], "line 3: split is held; it must be one of train, training, dev, eval, val, valid, validation"),
     (["val", "test"], "the column split has test, val, but no train")])
 def test_a_split_that_is_none_is_refused(table, splits, words):
     path = table("image,label,split", *(f"{line},{split}" for line, split in zip(
@@ -149,6 +149,43 @@ def test_two_images_are_stacked_and_have_the_same_crop(table):
     assert np.array_equal(two[0, 3].image[..., :3], one[0, 3].image)
     (path.parent / "img" / f"{int(train.labels[2, 0]) + 1}.png").write_bytes(b"no image")
     assert two[0, 2].bad.startswith(train.paths(2)[1]) and two[0, 2].image.shape == (8, 8, 6)
+
+
+def test_a_mask_of_another_size_gets_the_same_random_crop(table):
+    root = table("photo,mask,label", "img/a.png,img/b.png,1", "img/0.png,img/1.png,2").parent
+    small = np.zeros((30, 40, 3), np.uint8)
+    small[12:, 20:] = 255
+    Image.fromarray(small.repeat(4, axis=0).repeat(4, axis=1)).save(root / "img" / "a.png")
+    Image.fromarray(small).save(root / "img" / "b.png")
+    index = index_of(root / "t.csv", NUMBERS, column="photo,mask").splits
+    [both] = [ImageFolder(each, PhotoTrain(16), 0) for each in index.values() if each.labels[0] == 1]
+    for epoch in range(9):
+        photo, mask = both[epoch, 0].image.split(3, dim=2)
+        assert (photo.int() - mask.int()).abs().float().mean() < 4  # edges differ by the resizing
+
+
+def test_an_image_that_appears_later_is_found_and_one_that_goes_is_missed(table):
+    path = table("image,label", *lines_of(range(12)), "img/late.png,a")
+    assert "left out 1 row" in "".join(index_of(path, skip_bad=True).notes)
+    Image.new("RGB", (8, 8)).save(path.parent / "img" / "late.png")
+    assert "left out" not in "".join(index_of(path, skip_bad=True).notes)
+    (path.parent / "img" / "3.png").unlink()
+    assert "3.png" in refusal(path)[1]
+
+
+def test_groups_are_part_of_the_fingerprint(table):
+    prints = set()
+    for size in (3, 4):
+        path = table("image,label,patient", *(f"{line},p{number // size}" for number, line in enumerate(
+            lines_of(range(12)))), name=f"{size}.csv")
+        prints.add(index_of(path, group_column="patient").fingerprint)
+    assert len(prints) == 2
+
+
+def test_a_text_file_as_val_is_refused(table):
+    table("image,label", *lines_of(range(4)), name="train.csv")
+    root = table("img/5.png", name="val.txt").parent
+    assert "val.txt: a .txt file has no labels" in refusal(root)[1]
 
 
 def test_several_labels_and_targets_are_rows(table):

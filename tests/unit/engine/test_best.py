@@ -68,7 +68,7 @@ def test_a_metric_that_old_records_lack_makes_the_next_one_the_best(tmp_path):
 
 
 def test_an_evaluation_without_the_metric_is_bad_data(tmp_path):
-    with pytest.raises(UserError, match="has no loss, because all samples that could be read are of one") as refused:
+    with pytest.raises(UserError, match="has no loss, because the samples that could be read are all") as refused:
         update_best(training_of("loss", tmp_path), {"top1": 1.0}, {})
     assert refused.value.code == Exit.BAD_DATA
 

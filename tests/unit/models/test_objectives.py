@@ -19,6 +19,7 @@ from models.target_metrics import figures_of
 from models.tasks.base import Output
 from tests.unit.models.test_metrics import batch_of
 from utils.errors import UserError
+from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, TextRegressionConfig
 from utils.settings.run_options import ClassLossOptions, LabelOptions, TargetLossOptions, TargetOptions
 
 CLOSE = {"rel": 1e-12, "abs": 1e-12}
@@ -120,9 +121,42 @@ def test_the_loss_of_labels_is_torchs_with_weights_and_smoothing_in_training_alo
 
 
 def test_cross_entropy_does_not_fit_several_labels():
+    config = ImageClassificationConfig(
+        labels=LabelOptions(multi_label=True), loss=ClassLossOptions(loss="cross-entropy"))
     with pytest.raises(UserError, match="--loss cross-entropy does not fit --multi-label"):
-        build_objective(LabelOptions(multi_label=True), ClassLossOptions(loss="cross-entropy"), ("a",),
-                        np.ones((1, 1), np.uint8), np.ones((1, 1), np.uint8))
+        build_objective(config, ("a",), np.ones((1, 1), np.uint8), np.ones((1, 1), np.uint8))
+
+
+@pytest.mark.parametrize("train, words", [
+    ([[0.1, 1.0], [0.1, 2.0], [0.1, 3.0]], "a is the same number in all training samples"),
+    ([[1e300, 1.0], [-1e300, 2.0]], "the numbers are too large for a standard deviation")])
+def test_targets_that_cannot_be_learnt_are_refused(train, words):
+    with pytest.raises(UserError, match=words):
+        Numbers(TargetLossOptions(), ("a", "b"), np.array(train), np.zeros((2, 2)))
+
+
+def test_a_model_that_is_evaluated_as_it_is_keeps_what_its_outputs_mean():
+    train, there = np.array([[-1.0], [1.0]]), np.array([[20.0], [40.0]])
+    for model, outputs in (({"target_mean": [30.0], "target_std": [10.0]}, [[-1.0], [1.0]]),
+                           ({"problem_type": "regression"}, [[20.0], [40.0]])):
+        objective = build_objective(TextRegressionConfig(), ("a",), train, there, model)
+        assert evaluated(objective, torch.tensor(outputs), there)["mae"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("config, model, words", [
+    (TextRegressionConfig(), {"task": "text-classification"}, "predicts one class of each sample, and"),
+    (TextClassificationConfig(), {"task": "text-classification", "multi_label": True}, "predicts several labels"),
+    (TextClassificationConfig(), {"task": "text-regression", "target_mean": [0.0]}, "predicts numbers")])
+def test_a_model_of_another_kind_is_not_evaluated(config, model, words):
+    with pytest.raises(UserError, match=words):
+        build_objective(config, ("a",), np.zeros((2, 1)), np.zeros((2, 1)), model)
+
+
+def test_metrics_that_an_evaluation_set_cannot_have_are_not_offered():
+    labels = np.zeros((3, 2), np.uint8)
+    assert Labels(ClassLossOptions(), ("a", "b"), labels, labels).best == "micro_f1"
+    numbers = Numbers(TargetLossOptions(), ("a",), np.array([[1.0], [2.0]]), np.ones((3, 1)))
+    assert numbers.metrics[1].names == ("mae", "rmse")
 
 
 def test_very_many_labels_and_samples_have_f1_and_no_mean_average_precision():
@@ -143,11 +177,12 @@ def test_samples_that_could_not_be_read_count_nowhere():
 
 
 def test_equal_targets_have_errors_and_no_correlation():
-    there = np.array([[2.0], [2.0]])
+    there = np.array([[0.1], [0.1], [0.1]])
     with warnings.catch_warnings(action="error"):
         assert np.isnan(figures_of(there, there + 1)[0, 2:]).all()
-    values = evaluated(Numbers(TargetLossOptions(), ("a",), there, there), torch.tensor([[0.0], [1.0]]), there)
-    assert values["mae"] == 0.5 and not {"r2", "pearson", "spearman"} & set(values)
+    objective = Numbers(TargetLossOptions(), ("a",), np.array([[-1.0], [1.0]]), there)
+    values = evaluated(objective, torch.tensor([[0.1], [0.1], [1.6]]), there)
+    assert values["mae"] == pytest.approx(0.5) and not {"r2", "pearson", "spearman"} & set(values)
 
 
 def test_a_model_that_diverged_has_nan_as_its_error():
@@ -169,6 +204,8 @@ def test_an_answer_says_what_was_predicted_and_each_value(description, values, s
 def test_label_columns_are_one_of_classes_and_several_of_numbers():
     assert (label_columns_of(LabelOptions(label_column="a,b")), kind_of(LabelOptions())) == (("a,b",), "classes")
     assert label_columns_of(TargetOptions(label_column="a, b")) == ("a", "b")
+    with pytest.raises(UserError, match="has a column loss of its own"):
+        label_columns_of(TargetOptions(label_column="loss"))
     assert kind_of(TargetOptions()) == "numbers" and kind_of(LabelOptions(multi_label=True)) == "labels"
     with pytest.raises(UserError, match="give each column once"):
         label_columns_of(TargetOptions(label_column="a,a"))

@@ -1,0 +1,82 @@
+"""`make defaults DATA=DIR`: whether --lr auto is near the best learning rate, for each task, start and optimizer.
+
+Each cell trains with a third of --lr auto, with it, and with three times it. Data, runs and their folders are those of
+recipes.py: small, and as many runs at a time as there are cores; the same command continues. A page with the table:
+docs/defaults.md.
+"""
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+
+from benchmarks.accuracy import write_lite0
+from benchmarks.recipes import NEWS, RUNS, SMALL, TEXT, Base, Run, folder_of, lay_out, train
+
+FACTORS, LITE0 = (1 / 3, 1, 3), RUNS / "lite0.pth"
+PRETRAINED = Base("EfficientNet-Lite0, photos at 64 px", "cifar",
+                  f"--model timm/tf_efficientnet_lite0 --weights {LITE0} --image-size 64 --epochs 6 --eval-every 1000")
+WIKI = "--task masked-lm --epochs 4 --eval-every 1000"
+BASES = [  # what is learnt, what --lr auto is (models/tasks), the figure
+    (Base("ResNet-18, photos", "cifar", SMALL.words.replace("--epochs 12", "--epochs 24")),
+     {"adamw": 1e-3, "sgd": 0.05}, "top1"),
+    (PRETRAINED, {"adamw": 1e-4, "sgd": 0.005}, "top1"),
+    (Base("bert-tiny, titles", "agnews", NEWS.words), {"adamw": 1e-3, "sgd": 0.05}, "top1"),
+    (Base("MiniLM, sentences", "sst2", f"{TEXT} --model MINILM --epochs 6 --eval-every 1000"),
+     {"adamw": 5e-5, "sgd": 0.01}, "top1"),
+    (Base("bert-tiny, masked tokens", "wikitext2", f"{WIKI} --model bert-tiny --vocab-size 4096"),
+     {"adamw": 1e-3, "sgd": 0.05}, "loss"),
+    (Base("MiniLM with a new head, masked tokens", "wikitext2", f"{WIKI} --model MINILM"),
+     {"adamw": 5e-5, "sgd": 0.01}, "loss"),
+]
+
+
+def main(data: Path, seeds: int, only: str) -> None:
+    """Train what is not trained yet, and print the table."""
+    bases = [row for row in BASES if only in row[0].what]
+    for base in {base.data: base for base, _, _ in bases}.values():
+        lay_out(base.data, data)
+    if not LITE0.exists():
+        write_lite0(str(LITE0))
+    runs = [run for row in bases for cell in cells(*row[:2], seeds) for run in cell[1]]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for number, folder in enumerate(pool.map(partial(train, may_diverge=True), runs), 1):
+            print(f"{number} of {len(runs)}: {folder.name}", file=sys.stderr, flush=True)
+    print("| what | optimizer | --lr auto | a third of it | as it is | three times it |\n|---|---|---|---|---|---|")
+    for base, rates, figure in bases:
+        for optimizer, rate in rates.items():
+            found = [_shown(figure, group) for lr, group in cells(base, {optimizer: rate}, seeds)]
+            print(f"| {base.what}, {figure} | {optimizer} | {rate:g} | {' | '.join(found)} |")
+
+
+def cells(base: Base, rates: dict[str, float], seeds: int) -> list[tuple[float, list[Run]]]:
+    """(learning rate, its runs) of each optimizer, in the order of FACTORS."""
+    return [(factor * rate, [(base, f"--optimizer {optimizer} --lr {factor * rate:.3g}", seed)
+                             for seed in range(seeds)])
+            for optimizer, rate in rates.items() for factor in FACTORS]
+
+
+def _shown(figure: str, runs: list[Run]) -> str:
+    """Mean and standard deviation over seeds; what diverged is said."""
+    values = []
+    for run in runs:
+        summary = folder_of(run) / "summary.json"
+        values += [json.loads(summary.read_text())[figure]] if summary.exists() else []
+    if len(values) < len(runs):
+        return "diverges"
+    scale, digits = (100, 1) if figure == "top1" else (1, 3)
+    spread = f" ± {scale * stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean(values):.{digits}f}{spread}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="make defaults DATA=DIR DEFAULTS='...'")
+    parser.add_argument("data", type=Path, help="a folder with cifar10, agnews, sst2, wikitext2")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", default="", help="rows whose name has this in it: --only=MiniLM")
+    arguments = parser.parse_args()
+    main(arguments.data, arguments.seeds, arguments.only)
