@@ -40,9 +40,9 @@ def tutorial(session_dir, run_train, run_torchrun, photo_tables):
 
 
 def test_the_tutorials_regression_all_reduces_both_losses(tutorial):
-    one, two = ([{name: record[name] for name in ("split", "step", "loss")} for record in records(tutorial[processes])]
+    one, two = ([(record["split"], record["step"], record.get("loss")) for record in records(tutorial[processes])]
                 for processes in (1, 2))
-    assert one == two and [record["step"] for record in one if record["split"] == "val"] == [3, 6]
+    assert one == two and [step for split, step, _ in one if split == "val"] == [3, 6]
     last = [record for record in records(tutorial[2]) if record["split"] == "train"][-1]
     assert last["lr"] == pytest.approx(1e-5 + (1e-3 - 1e-5) * (1 + np.cos(np.pi * 5 / 6)) / 2)
 
@@ -59,7 +59,7 @@ def test_each_sample_has_its_target_as_it_is_in_the_table(tutorial, photo_tables
         [float(row["brightness"]) for row in table], rel=1e-8)
     errors = [abs(float(row["brightness"]) - float(row["brightness_prediction"])) for row in rows]
     figures = json.loads((tutorial[2] / "eval" / "targets.json").read_text())
-    assert figures["targets"]["brightness"]["mae"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert figures["targets"]["brightness"]["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
 def test_predict_gives_what_the_evaluation_wrote(tutorial):

@@ -52,7 +52,8 @@ FAULTS = ("SIGKILL", "ENOSPC", "ENOSPC+", "EIO", "EROFS+")  # +: from that call 
 # where these fail, something may be left until the next start
 NEEDED_TO_REMOVE = {"openat", "close", "unlink", "unlinkat", "rmdir"}
 LIMIT_S = 60  # of one point
-WORLD = SimpleNamespace(is_main=True, world_size=1, on_rank_zero=lambda work, **options: work())  # of one process
+WORLD = SimpleNamespace(  # of one process
+    is_main=True, world_size=1, on_rank_zero=lambda work, **options: work(), all_reduce_or=lambda bits: bits)
 
 
 # --- what a run saves
@@ -78,7 +79,7 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
             opened.replace_folder("model", lambda folder: save_model_folder(weights, {"step": step}, folder))
 
     opened = Run(run, {}, {"start": start, "cores_per_process": 1}, say_nothing, RunLock())
-    strategy = SimpleNamespace(model_state=lambda: weights_of(step, size),
+    strategy = SimpleNamespace(world=WORLD, model_state=lambda: weights_of(step, size),
                                optimizer_state=lambda optimizer: weights_of(-step, size))
     best = {"step": step, "metric": "top1", "value": float(step)} if is_best else {}
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best)

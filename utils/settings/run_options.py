@@ -205,8 +205,8 @@ class RecordOptions:
     ledger: bool = option(
         False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL, rare=True)
     best: str = option(
-        "auto", "metric of the evaluation that decides which model is best, such as macro_f1; auto = top1; map of several"
-        " labels; else loss", TOLERATED, changes_bits=False)
+        "auto", "metric of the evaluation that decides which model is best, such as macro_f1; auto = top1, map (several"
+        " labels) or loss", TOLERATED, changes_bits=False)
 
 
 @options

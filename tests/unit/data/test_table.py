@@ -474,7 +474,7 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
     ("t.jsonl", '{"text": 3, "label": "x"}\n', 1, "text must be a text, not 3"),
     ("t.jsonl", '{"text": null, "label": "x"}\n', 1, "text must be a text, not null"),
     ("t.jsonl", '{"text": ["a"], "label": "x"}\n', 1, 'text must be a text, not ["a"]'),
-    ("t.jsonl", '{"text": "a", "label": null}\n', 1, "label must be a word or a number, not null"),
+    ("t.jsonl", '{"text": "a", "label": {}}\n', 1, "label must be a word or a number, not {}"),
     ("t.jsonl", '{"text": "a", "label": [1]}\n', 1, "label must be a word or a number, not [1]"),
     ("t.jsonl", '{"text": "a", "label": {"b": 1}}\n', 1, 'label must be a word or a number, not {"b": 1}'),
 ])
@@ -550,3 +550,8 @@ def test_a_line_that_is_too_long_is_refused_before_it_is_read_whole(write, name)
 def test_a_file_that_cannot_be_read_is_74(tmp_path, name):
     (tmp_path / name).mkdir()
     assert refusal(read_rows, tmp_path / name, PLAIN) == (Exit.IO, f"cannot read {tmp_path / name}: Is a directory")
+
+
+def test_labels_of_jsonl_may_be_lists_of_words_and_null_is_empty(write):
+    path = write("t.jsonl", '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": null}\n')
+    assert [row.labels for row in read_rows(path, LABELLED)] == [("x|y",), ("",)]

@@ -14,7 +14,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig
-from utils.settings.image_options import AugmentOptions
+from utils.settings.image_options import MixOptions
 from utils.settings.run_options import BatchOptions, OptimOptions
 
 NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
@@ -164,7 +164,7 @@ def test_a_task_without_images_needs_no_partners(tmp_path):
 
 
 def mixing_in(tmp_path, notes, options, processes, plan):
-    config = ImageClassificationConfig(augment=AugmentOptions(**options))
+    config = ImageClassificationConfig(augment=MixOptions(**options))
     start = SimpleNamespace(config=config, run=run_in(tmp_path, notes), world=world_of(processes))
     require_partners(start, SimpleNamespace(is_invariant=False), plan)
 
