@@ -37,7 +37,8 @@ from utils.settings.config import ImageClassificationConfig, ImageRegressionConf
 from utils.settings.image_options import ImageColumnOptions
 from utils.settings.run_options import LabelOptions
 
-SCRATCH_LR, PRETRAINED_LR = {"adamw": 1e-3, "sgd": 0.05}, {"adamw": 1e-4, "sgd": 0.005}  # measured: docs/defaults.md
+# usual values; `make defaults` compares them
+SCRATCH_LR, PRETRAINED_LR = {"adamw": 1e-3, "sgd": 0.05}, {"adamw": 1e-4, "sgd": 0.005}
 
 
 class ImageTask:
