@@ -99,7 +99,8 @@ def ddp(contract_of):
     return contract_of["ddp"]
 
 
-@pytest.mark.parametrize(("processes", "workers"), [(2, 2), (3, 0), pytest.param(4, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("processes", "workers"), [
+    (2, 2), *(pytest.param(more, 0, marks=pytest.mark.slow) for more in (3, 4))])
 def test_exact_computes_the_same_bits_on_1_2_3_and_4_processes(exact, processes, workers):
     assert outcome(exact.straight(processes, workers)) == outcome(exact.straight(1))
 
@@ -152,6 +153,7 @@ def test_ddp_stopped_in_mid_epoch_and_continued_ends_as_if_uninterrupted(ddp, ru
     assert outcome(run_dir) == outcome(ddp.straight(processes))
 
 
+@pytest.mark.slow
 @of_ddp
 def test_ddp_stopped_terminated_and_killed_ends_as_if_uninterrupted(ddp, run_dir, start_torchrun):
     stopped = ddp.launch(2, run_dir, "--stop-after", 1)

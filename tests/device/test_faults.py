@@ -26,6 +26,7 @@ def middle(runs, processes):
     return operations[str(processes - 1)] // 2
 
 
+@pytest.mark.slow
 @pytest.mark.needs("simulation")
 @pytest.mark.parametrize("processes", LAST)
 def test_a_device_that_fails_is_71_and_named_and_the_run_goes_on(accelerator, live, runs, words, run_dir, processes):

@@ -30,6 +30,7 @@ def micro_batches(run):
     return json.loads((run / "auto.json").read_text())["micro_batches"]
 
 
+@pytest.mark.slow
 @pytest.mark.needs("two devices")
 def test_auto_under_ddp_finds_a_size_that_fits_and_the_run_keeps_it(accelerator, words, run_dir):
     """One device of two is small: both ranks take the size that fits there, and keep it where there is room again."""

@@ -82,6 +82,7 @@ def test_focal_loss_counts_what_is_sure_less(train):
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.slow
 def test_the_metric_is_on_record_and_is_what_eval_only_prints(train, changed, session_dir):
     title = "Add a metric"
     run = train(title, SMALL)

@@ -55,6 +55,7 @@ def reach(launch, run, step):
     launch.wait_for(lambda: trained_steps(run) >= step, f"step {step}")
 
 
+@pytest.mark.slow
 def test_a_run_killed_rank_by_rank_and_at_once_ends_as_if_undisturbed(
         words, run_dir, start_torchrun, run_torchrun, undisturbed):
     for rank, step, says in ((1, 1, "failed"), (0, 3, "running")):
