@@ -20,15 +20,16 @@ TECHNIQUES = {
     "freeze-decay-texts": ("text-classification", [
         "--freeze", "1", "--layer-decay", "0.7", "--checkpoint-activations", "--dropout", "0.3", "--ema-decay", "0.9"],
         STEPS),
-    "several-labels": ("image-regression", [
-        "--task", "image-classification", "--label-column", "labels", "--multi-label", "--class-weights", "balanced",
-        "--loss", "auto", "--label-smoothing", "0.1", "--mixup", "0.4"], STEPS)}
+    "several-labels": ("tables", [
+        "--class-weights", "balanced", "--label-smoothing", "0.1", "--mixup", "0.4"], STEPS)}
+TASKS = {task: ["--task", task, *words] for task, words in WORDS.items()} | {"tables": [
+    "--task", "image-classification", *WORDS["image-classification"], "--label-column", "labels", "--multi-label"]}
 EARLY = "ema-early-stop"
 
 
 @pytest.fixture(scope="module")
 def data_of(photos, texts, photo_tables):
-    return {"image-classification": photos, "text-classification": texts, "image-regression": photo_tables}
+    return {"image-classification": photos, "text-classification": texts, "tables": photo_tables}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def launch_of(run_train, run_torchrun, data_of):
 
 def words_of(technique, data):
     task, words, _ = TECHNIQUES[technique]
-    return ["--task", task, "--strategy", "exact", "--data", data[task], *WORDS[task], *COMMON, "--workers", "0",
+    return [*TASKS[task], "--strategy", "exact", "--data", data[task], *COMMON, "--workers", "0",
             *words]
 
 
