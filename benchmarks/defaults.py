@@ -1,4 +1,4 @@
-"""`make defaults DATA=DIR`: whether --lr auto is near the best learning rate, for each task, start and optimizer.
+"""`make defaults DATA=DIR`: compares --lr auto with other learning rates, for each task, start and optimizer.
 
 Each cell trains with a third of --lr auto, with it, and with three times it. Data, runs and their folders are those of
 recipes.py: small, and as many runs at a time as there are cores; the same command continues.

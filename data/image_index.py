@@ -268,7 +268,7 @@ class _Scan:
 
 
 def _task_for(files: Iterable[str]) -> str:
-    """Another task, for a message, if there are tables."""
+    """The end of a message: the task that reads tables, if there are such files; else ""."""
     found = any(file.lower().endswith((".csv", ".tsv", ".jsonl", ".txt")) for file in files)
     return "; if these are texts, give --task text-classification or masked-lm" if found else ""
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from data.image_index import FolderIndex, ImageIndex
-from data.labels import LabelReader, require_several
+from data.labels import require_several
 from data.splits import ValSplit, hold_out
-from data.table_source import Groups, TableSource
+from data.table import Row
+from data.table_source import Groups, RowReader, TableSource
 from utils.array_folder import kept
-from utils.errors import Exit, UserError, counted
 
 CACHE_VERSION = 1
 BETWEEN = b"\0"  # paths of one sample, which cannot hold it
@@ -59,29 +59,17 @@ def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]
     # rows
     root = Path(source.root).resolve()
     root = str(root.parent if root.is_file() else root)
-    labels, groups, files = LabelReader(source.label_kind, source.label_columns), Groups(), _Files()
+    reader, groups, files = RowReader(source), Groups(), _Files()
     paths: dict[str, list[bytes]] = {split: [] for split in source.splits}
-    first_bad, num_bad = "", 0
-    source.require_labels()
     for split, found in paths.items():
-        for table, row in source.rows(split):
-            images = [os.path.join(table.parent.resolve(), name.strip()) for name in row.texts]
-            problem = source.problem(row, labels, is_train=split == "train") or files.problem(images)
-            if problem and not source.skip_bad:
-                raise UserError(f"{table} line {row.line}: {problem}; correct or remove the row, or pass --bad-samples"
-                                " skip", Exit.BAD_DATA)
-            if problem:
-                first_bad, num_bad = first_bad or f"{table} line {row.line}: {problem}", num_bad + 1
-                continue
-            labels.add(split, row.labels)
+        for row in reader.rows(split, files.problem):
             groups.add(split, row)
-            found.append(BETWEEN.join(os.fsencode(os.path.relpath(image, root)) for image in images))
+            found.append(BETWEEN.join(os.fsencode(os.path.relpath(path, root)) for path in files.paths))
         if not found:
-            left_out = f": {counted(num_bad, 'row')} cannot be used, for example {first_bad}" if num_bad else ""
-            raise UserError(f"{source.place(split)}: there are no images in it{left_out}", Exit.BAD_DATA)
+            raise reader.no_samples(split)
 
     # arrays
-    names, encoded = labels.encoded()
+    names, encoded = reader.labels.encoded()
     require_several(source.label_kind, names, source.root, source.label_columns)
     arrays = {}
     for split, found in paths.items():
@@ -95,9 +83,7 @@ def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]
         digest.update(arrays[name])
 
     # notes
-    notes = source.notes
-    if num_bad:
-        notes.append(f"left out {counted(num_bad, 'row')}, for example {first_bad}")
+    notes = source.notes + reader.notes
     if source.columns.group:
         notes += groups.notes(source.columns.group)
         arrays["groups"] = groups.array
@@ -117,14 +103,19 @@ class _Files:
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}
+        self._roots: dict[Path, str] = {}  # of tables
+        self.paths: list[str] = []  # absolute ones of the row that was asked about last
 
     def times(self) -> dict[str, int]:
         """{folder: st_mtime_ns} of those that are there."""
         return {folder: os.stat(folder).st_mtime_ns for folder in self._names if os.path.isdir(folder)}
 
-    def problem(self, paths: list[str]) -> str:
-        """"" if all these files are there."""
-        for path in paths:
+    def problem(self, table: Path, row: Row) -> str:
+        """Which file of a row of a table is missing; "" if none is."""
+        if table not in self._roots:
+            self._roots[table] = str(table.parent.resolve())
+        self.paths = [os.path.join(self._roots[table], name.strip()) for name in row.texts]
+        for path in self.paths:
             folder, name = os.path.split(path)
             if folder not in self._names:
                 try:

@@ -120,9 +120,9 @@ def hold_out(
     found = select(train, choose, folder)
     counts = f"{len(found['val'])} of the {len(train)} training samples"
     note = f"there is no val: {counts} are held out (--val-fraction {val.fraction})"
-    is_whole = groups is None or not has_classes  # of a class, without groups, some samples stay
-    if not is_whole and len(lost := np.setdiff1d(found["val"].labels, found["train"].labels)):
-        note += f"; {counted(len(lost), 'class')} of them are in no other group, so the model cannot learn them"
+    if has_classes and groups is not None:  # else some samples of each class stay in train
+        lost = np.setdiff1d(found["val"].labels, found["train"].labels)
+        note += f"; train has no sample of {counted(len(lost), 'class')} of them" if len(lost) else ""
     return splits | found, note
 
 

@@ -122,14 +122,15 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False) -> Iterato
         return
 
     # a table
-    wanted = [*columns.texts, *columns.labels, *filter(None, columns[2:])]
+    wanted = [*columns.texts, *columns.labels, *filter(None, (columns.group, columns.split))]
     for number, values in _objects(path):
         if missing := [name for name in wanted if name not in values]:
             raise _wrong(path, number, f"has no {some(missing)}; it has {some(values)}")
         texts = tuple(_text(path, number, name, values[name]) for name in columns.texts)
         labels = tuple(_label(path, number, name, values[name]) for name in columns.labels)
-        yield Row(texts, labels, number, *("" if name is None else _label(path, number, name, values[name])
-                                           for name in columns[2:]))
+        group, split = ("" if name is None else _label(path, number, name, values[name])
+                        for name in (columns.group, columns.split))
+        yield Row(texts, labels, number, group, split)
 
 
 def _header(path: Path) -> list[str] | None:

@@ -6,7 +6,7 @@
 The splits are files (data/table_files.py), or the values of a column named split.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from data.splits import VAL_NAMES
 from data.table import SPLIT, Columns, Inputs, Row, choose_columns, read_rows
 from data.table_files import find_tables
 from utils.array_folder import digest_of
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 
 _SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val",  # values of the column
            **{name: name for name in VAL_NAMES}}
@@ -110,6 +110,46 @@ class TableSource:
                  for split, paths in self._files[0].items() if split in ("train", "val", self.split) for path in paths]
         settings: dict[str, Any] = asdict(self if self.columns.split else replace(self, split=""))
         return digest_of(version, files, settings | {"inputs": self.inputs.word})
+
+
+class RowReader:
+    """Reads the rows of a source that can be samples. Train comes first: it decides which labels there are."""
+
+    def __init__(self, source: TableSource):
+        """Raises UserError (65) if the labels are of another kind."""
+        source.require_labels()
+        self._source, self._num_bad, self._first_bad = source, 0, ""
+        self.labels = LabelReader(source.label_kind, source.label_columns)
+
+    def rows(self, split: str, problem_of: Callable[[Path, Row], str] = lambda table, row: "") -> Iterator[Row]:
+        """Those of a split. problem_of: what else keeps a row of a table from being a sample; "" for nothing.
+
+        Raises UserError (65) for a row that cannot be one, unless such rows are skipped.
+        """
+        source = self._source
+        for table, row in source.rows(split):
+            problem = source.problem(row, self.labels, is_train=split == "train") or problem_of(table, row)
+            if problem and not source.skip_bad:
+                raise UserError(f"{table} line {row.line}: {problem}; correct or remove the row, or pass --bad-samples"
+                                " skip", Exit.BAD_DATA)
+            if problem:
+                self._first_bad = self._first_bad or f"{table} line {row.line}: {problem}"
+                self._num_bad += 1
+                continue
+            if row.labels:
+                self.labels.add(split, row.labels)
+            yield row
+
+    @property
+    def notes(self) -> list[str]:
+        """For the user: what was left out."""
+        found = f"left out {counted(self._num_bad, 'sample')}, for example {self._first_bad}"
+        return [found] if self._num_bad else []
+
+    def no_samples(self, split: str) -> UserError:
+        """What to raise if a split has none."""
+        found = f"{self._source.place(split)}: there are no {self._source.inputs.word}s in it"
+        return UserError("; ".join([found, *self.notes]), Exit.BAD_DATA)
 
 
 class Groups:

@@ -19,11 +19,11 @@ from transformers import PreTrainedTokenizerBase
 
 from data.labels import LabelReader, require_several
 from data.table import Row
-from data.table_source import Groups, TableSource
+from data.table_source import Groups, RowReader, TableSource
 from data.text import TokenTable
 from data.tokenizer import is_special, without_ends
 from utils.array_folder import describe, open_arrays
-from utils.errors import Exit, UserError, counted
+from utils.errors import Exit, UserError
 from utils.files import make_folder
 
 CACHE_VERSION = 3
@@ -122,15 +122,13 @@ class _Writer:
     """Reads the tables, and writes the arrays of every split into `folder`."""
 
     def __init__(self, source: TextSource, tokenizer: PreTrainedTokenizerBase, folder: Path):
-        source.require_labels()
         self._source, self._folder = source, folder
+        self._reader, self._groups = RowReader(source), Groups()
         self._tokenizer = copy.deepcopy(tokenizer)  # a call changes its truncation for good
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._is_special = is_special(tokenizer)  # [V]
         self._dtypes = ARRAYS | {"ids": np.uint16 if len(self._is_special) <= 2**16 else np.uint32}
-        self._labels, self._groups = LabelReader(source.label_kind, source.label_columns), Groups()
-        self._first_bad = ""
-        self._num_texts = self._num_long = self._num_bad = 0
+        self._num_texts = self._num_long = 0
 
     def write(self) -> None:
         """All splits, train first: it decides which classes there are. Raises UserError."""
@@ -138,7 +136,7 @@ class _Writer:
         source, columns = self._source, self._source.columns
         for split in source.splits:
             self._write_split(split)
-        classes, labels = self._labels.encoded() if source.label_columns else ((), {})
+        classes, labels = self._reader.labels.encoded() if source.label_columns else ((), {})
         require_several(source.label_kind, classes, source.root, source.label_columns)
         layout = {f"{split}.{name}": (dtype, (2,) if name == "spans" else ())
                   for split in source.splits for name, dtype in self._dtypes.items()}
@@ -147,9 +145,7 @@ class _Writer:
             layout[f"{split}.labels"] = (array.dtype, array.shape[1:])
 
         # notes
-        notes = source.notes
-        if self._num_bad:
-            notes.append(f"left out {counted(self._num_bad, 'sample')}, for example {self._first_bad}")
+        notes = source.notes + self._reader.notes
         if self._num_long:
             what = "cut into several samples" if source.split_long else "cut off there"
             notes.append(f"{self._num_long} of {self._num_texts} texts have more than --max-length"
@@ -175,7 +171,7 @@ class _Writer:
         describe(self._folder, about, layout)
 
     def _write_split(self, split: str) -> None:
-        rows, end = self._rows(split), 0
+        rows, end = self._reader.rows(split), 0
         with ExitStack() as stack:
             files = {name: stack.enter_context((self._folder / f"{split}.{name}").open("wb")) for name in ARRAYS}
             while chunk := list(islice(rows, ROWS_AT_ONCE)):
@@ -185,7 +181,7 @@ class _Writer:
                 for name, values in arrays.items():
                     files[name].write(values.astype(self._dtypes[name]).tobytes())
         if not end:
-            raise UserError(f"{self._source.place(split)}: there are no texts in it", Exit.BAD_DATA)
+            raise self._reader.no_samples(split)
 
     def _encode(self, rows: list[Row], split: str) -> list[_Piece]:
         """The samples made of these rows."""
@@ -208,20 +204,6 @@ class _Writer:
             self._num_texts += 1
             self._num_long += bool(first.overflowing)
         return pieces
-
-    def _rows(self, split: str) -> Iterator[Row]:
-        for path, row in self._source.rows(split):
-            problem = self._source.problem(row, self._labels, is_train=split == "train")
-            if problem and not self._source.skip_bad:
-                raise UserError(f"{path} line {row.line}: {problem}; correct or remove the row, or pass"
-                                " --bad-samples skip", Exit.BAD_DATA)
-            if problem:
-                self._first_bad = self._first_bad or f"{path} line {row.line}: {problem}"
-                self._num_bad += 1
-                continue
-            if row.labels:
-                self._labels.add(split, row.labels)
-            yield row
 
 
 def _as_arrays(pieces: list[_Piece]) -> dict[str, np.ndarray]:

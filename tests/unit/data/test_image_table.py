@@ -134,7 +134,7 @@ def test_a_row_that_cannot_be_a_sample_is_named_or_left_out(table, line, kind, p
         f"{path} line 8: {problem}; correct or remove the row, or pass --bad-samples skip"))
     found = index_of(path, kind, skip_bad=True)
     assert sum(map(len, found.splits.values())) == 6
-    assert f"left out 1 row, for example {path} line 8: {problem}" in found.notes
+    assert f"left out 1 sample, for example {path} line 8: {problem}" in found.notes
 
 
 def test_two_images_are_stacked_and_have_the_same_crop(table):
@@ -166,7 +166,7 @@ def test_a_mask_of_another_size_gets_the_same_random_crop(table):
 
 def test_an_image_that_appears_later_is_found_and_one_that_goes_is_missed(table):
     path = table("image,label", *lines_of(range(12)), "img/late.png,a")
-    assert "left out 1 row" in "".join(index_of(path, skip_bad=True).notes)
+    assert "left out 1 sample" in "".join(index_of(path, skip_bad=True).notes)
     Image.new("RGB", (8, 8)).save(path.parent / "img" / "late.png")
     assert "left out" not in "".join(index_of(path, skip_bad=True).notes)
     (path.parent / "img" / "3.png").unlink()

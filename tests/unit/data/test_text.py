@@ -296,7 +296,9 @@ def test_bad_rows_that_are_skipped_are_as_if_they_were_not_there(write, opened):
 def test_a_split_without_texts_is_refused(write, opened, split, rows):
     for name in ("train", "val"):
         root = write(f"{name}.csv", rows if name == split else SMALL)
-    assert refusal(opened, root, skip_bad=True) == (Exit.BAD_DATA, f"{root}/{split}.csv: there are no texts in it")
+    left_out = f"; left out 1 sample, for example {root}/{split}.csv line 2: text is empty" if rows else ""
+    assert refusal(opened, root, skip_bad=True) == (
+        Exit.BAD_DATA, f"{root}/{split}.csv: there are no texts in it{left_out}")
 
 
 def test_several_labels_of_a_row_are_refused_without_multi_label(write, opened):

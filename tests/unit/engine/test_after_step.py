@@ -48,7 +48,7 @@ def test_a_run_stops_after_so_many_evaluations_without_a_gain(values, options, s
     assert evaluations_until_stop(values, **options) == stop
 
 
-def test_a_run_that_stopped_early_is_over_finished_and_has_no_evaluation_due():
+def test_a_run_that_stopped_early_is_finished_and_awaits_no_evaluation():
     t = training(progress=Progress(step=30, evaluated_step=30, sample_offset=5, gain=0.5, without_gain=2))
     assert (is_over(t), is_finished(t), is_evaluation_due(t)) == (True, True, False)
     t = training(progress=Progress(step=30, evaluated_step=30, sample_offset=5, gain=0.5, without_gain=1))

@@ -90,7 +90,7 @@ def test_after_another_best_the_averages_own_record_is_compared(tmp_path):
     assert t.state.best == {"step": 4, "metric": "loss", "value": 0.2, "weights": "ema"}
 
 
-def test_after_another_best_early_stopping_counts_from_the_best_models_value(tmp_path):
+def test_after_another_best_early_stopping_counts_from_the_best_value(tmp_path):
     t = training_of("loss", tmp_path, {"step": 4, "metric": "top1", "value": 0.4}, patience=3)
     t.state.progress = replace(t.state.progress, gain=0.4, without_gain=1)
     update_best(t, {"loss": 0.3}, {})

@@ -145,6 +145,17 @@ def test_a_folder_with_twelve_classes_keeps_its_head(order, own, tmp_path):
     assert others_than(tmp_path / "twelve", built(tmp_path / "twelve", classes=classes)) == set()
 
 
+def test_a_model_made_of_another_one_does_not_keep_its_kind(own, tmp_path):
+    """A classifier that began as a regression, or with several labels, is none of these."""
+    for name, source, described in (("first", own, {"target_mean": [1.0], "target_std": [2.0], "multi_label": True}),
+                                    ("second", tmp_path / "first", {"task": "text-classification"})):
+        model = built(source, classes=CLASSES)
+        (tmp_path / name).mkdir()
+        save_model_folder(model.state_dict(), model.config, described, TOKENIZER, tmp_path / name)
+    found = json.loads((tmp_path / "second" / "config.json").read_text())
+    assert {"target_mean", "target_std", "multi_label"}.isdisjoint(found) and found["task"] == "text-classification"
+
+
 @pytest.mark.parametrize(("model", "classes", "pretrained"), [
     ("bert-tiny", CLASSES, False), ("text-classification", CLASSES, False),
     ("text-classification", ("a", "b", "c"), True),

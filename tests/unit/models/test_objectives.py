@@ -108,7 +108,7 @@ def test_losses_of_numbers_are_those_of_torch_a_mean_over_the_targets(loss, func
 
 
 @pytest.mark.parametrize("weights", ["none", "balanced", "2,3"])
-def test_the_loss_of_labels_is_torchs_with_weights_and_smoothing_in_training_alone(weights):
+def test_the_loss_of_labels_has_weights_and_smoothing_in_training_alone(weights):
     train = np.array([[1, 0], [1, 1], [0, 0], [1, 0]], np.uint8)
     config = ClassLossOptions(label_smoothing=0.2, class_weights=weights)
     objective = Labels(config, ("a", "b"), train, train)
@@ -159,7 +159,7 @@ def test_metrics_that_an_evaluation_set_cannot_have_are_not_offered():
     assert numbers.metrics[1].names == ("mae", "rmse")
 
 
-def test_very_many_labels_and_samples_have_f1_and_no_mean_average_precision():
+def test_very_many_labels_and_samples_have_f1_and_no_average_precision():
     labels = np.zeros((MAX_SCORES // 100 + 1, 100), np.uint8)
     assert [metric.names for metric in multi_label_metrics(labels, F.mse_loss)] == [
         ("loss",), ("micro_f1", "macro_f1")]

@@ -114,7 +114,7 @@ def test_a_model_that_is_no_classifier_is_refused(monkeypatch):
         build_classifier(TINY, 3, 64)
 
 
-def test_real_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(world, real_weights):
+def test_real_weights_of_other_classes_keep_the_backbone_and_a_new_head(world, real_weights):
     weights, model = torch.load(real_weights), built(world, model=LITE0, weights=str(real_weights))
     assert set(weights) - equal_names(model, weights) == {"classifier.weight", "classifier.bias"}
     assert model.classifier.weight.shape[0] == 3
