@@ -8,6 +8,7 @@ Legend: H, W height and width in pixels.
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,9 @@ from torch.utils.data import Dataset
 from data.augment import Transform
 from data.image_decode import EncodedImage, UnreadableImage
 from data.image_index import ImageIndex, images_in
+from data.image_table import TABLES
 from data.labels import label_at
+from data.table import Columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
 
@@ -61,18 +64,25 @@ class ImageFolder(Dataset):
         return ",".join(self.index.paths(index))
 
 
-def list_images(inputs: Sequence[str], num_images: int = 1) -> list[str]:
+def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[str] = ("image",)) -> list[str]:
     """Files as given; for a folder, the images in it and below, sorted by path; A,B for several images of a sample.
 
-    Raises UserError: 64 for another number of images, 66 if one is missing.
+    Of a table, those in its columns, in the order of its rows.
+    Raises UserError: 64 for another number of images, 65 for a table without the columns, 66 if a file is missing.
     """
     paths = []
     for name in inputs:
+        if name.endswith(TABLES) and os.path.isfile(name):
+            read = Columns(tuple(columns), ())
+            require_columns(Path(name), read)
+            paths += [",".join(os.path.join(os.path.dirname(name), file.strip()) for file in row.texts)
+                      for row in read_rows(Path(name), read)]
+            continue
         if num_images > 1:
             files = name.split(",")
             if len(files) != num_images:
                 raise UserError(f"{name}: the model takes {num_images} images of each sample; give their paths with"
-                                " commas between them, and no spaces")
+                                " commas between them and no spaces, or a table")
             if missing := [file for file in files if not os.path.isfile(file)]:
                 raise UserError(f"there is no file {missing[0]}", Exit.NO_INPUT)
             paths.append(name)

@@ -63,6 +63,7 @@ class FolderIndex:
     splits: dict[str, ImageIndex]
     fingerprint: str  # sha256 over the relative paths in all splits' folders; held-out images do not change it
     notes: tuple[str, ...]  # for the user, a line each
+    columns: tuple[str, ...] = ("image",)  # of tables: those with the images
 
 
 def build_index(root: str, val: ValSplit, cache: Path) -> FolderIndex:

@@ -45,7 +45,8 @@ def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> Folder
     about, arrays = kept(folder, lambda: _read(source), is_current=_is_current)
     splits = {split: ImageIndex(about["root"], *(arrays[f"{split}.{name}"] for name in ("names", "spans", "labels")),
                                 num_images=len(source.columns.texts)) for split in about["splits"]}
-    found = FolderIndex(tuple(about["names"]), splits, about["fingerprint"], tuple(about["notes"]))
+    found = FolderIndex(tuple(about["names"]), splits, about["fingerprint"], tuple(about["notes"]),
+                        source.columns.texts)
 
     # val
     if "val" in splits:

@@ -111,6 +111,6 @@ def label_at(labels: np.ndarray, index: int) -> int | np.ndarray:
 
 def _number(cell: str) -> float:
     try:
-        return float(cell)
+        return math.nan if "_" in cell else float(cell)  # float reads 1_0 as 10
     except ValueError:
         return math.nan

@@ -70,7 +70,7 @@ class BatchPlan:
                 f"--global-batch-size {batch} makes {counted(count, 'micro-batch')} of up to"
                 f" {counted(self.sizes[1], 'sample')}: work for {counted(count, 'process')}, and there are"
                 f" {world_size};"
-                f" use {f'--micro-batch-size {sizes[-1]} or smaller, ' if sizes else ''}"
+                f" use {f'--micro-batch-size {sizes[-1]}, ' if sizes else ''}"
                 "a larger --global-batch-size, or fewer processes")
 
         # samples for BatchNorm
@@ -79,7 +79,7 @@ class BatchPlan:
             raise UserError(
                 f"--global-batch-size {batch} in {counted(count, 'micro-batch')} leaves {counted(smallest, 'sample')}"
                 f" in one of them ({counted(self.num_samples, 'training sample')}), and BatchNorm needs two;"
-                f" use {f'--micro-batch-size {sizes[0]} or larger, ' if sizes else ''}"
+                f" use {f'--micro-batch-size {sizes[0]}, ' if sizes else ''}"
                 "another --global-batch-size, or fewer processes")
 
     def sizes_for(self, world_size: int, needs_two: bool) -> list[int]:

@@ -6,9 +6,10 @@
 Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. With
 several labels: input, prediction (A|B), the probability of every label. Of a regression: input, then each target. Rows
 are in the order of the inputs. Model and preprocessing are those of RUN/model; its task decides what an input is.
-Images: a file, or a folder (its images sorted by path). Texts: a table with the text columns of training, a text file,
-or - for standard input, one text per line, a pair as A<tab>B. An input that cannot be read is named on standard error
-and has no row; the exit code is 65 then.
+Images: a file, A,B for several images of a sample, a folder (its images sorted by path), or a table with the image
+columns of training. Texts: a table with the text columns of training, a text file, or - for standard input, one text
+per line, a pair as A<tab>B. An input that cannot be read is named on standard error and has no row; the exit code is 65
+then.
 """
 
 import argparse
@@ -34,7 +35,7 @@ def main(arguments: list[str]) -> int:
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+",
-                        help="images: files and folders; texts: .csv, .tsv, .jsonl, .txt or -")
+                        help="images: files, folders, .csv, .tsv, .jsonl; texts: .csv, .tsv, .jsonl, .txt or -")
     parser.add_argument("--format", choices=sorted(FORMATS), help="default: by the ending of FILE, else csv")
     parser.add_argument("--output", metavar="FILE",
                         help="write to FILE, which appears when it is complete (default: standard output)")

@@ -59,7 +59,7 @@ class ImageTask:
         index = world.everywhere(build, takes_long=True)  # Collective.
         require_split(config.run.split, index.splits, self._root)
         self.classes, self.fingerprint = index.classes, index.fingerprint
-        self._num_images = index.splits["train"].num_images
+        self._num_images, self._columns = index.splits["train"].num_images, index.columns
 
         # preprocessing, and what suits the weights
         self._prepared, notes = resolve_preprocessing(  # Collective.
@@ -142,8 +142,8 @@ class ImageTask:
         """model.safetensors and config.json: loads into plain torchvision."""
         save_model_folder(weights, {
             "task": self._config.run.task, "architecture": self._architecture, "classes": list(self.classes),
-            "num_images": self._num_images, "transform_input": self._transforms_input, **self.objective.described(),
-            **asdict(self._prepared)}, folder)
+            "num_images": self._num_images, "image_columns": self._columns, "transform_input": self._transforms_input,
+            **self.objective.described(), **asdict(self._prepared)}, folder)
 
     def baselines(self) -> dict[str, float]:
         """Those of the objective; for the built-in digits also a linear model on the pixels."""
@@ -160,12 +160,12 @@ class ImageTask:
     def predict(
         folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
     ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
-        """inputs: image files, and folders; the images in a folder and below are sorted by path.
+        """inputs: image files; folders, whose images, those below included, are sorted by path; tables.
 
-        Of a model that takes several images: A,B.
+        Of a model that takes several images: A,B, and tables.
         """
         model, description = load_model_folder(folder)
-        paths = list_images(inputs, description.get("num_images", 1))
+        paths = list_images(inputs, description.get("num_images", 1), description.get("image_columns", ["image"]))
         batches = classify_images(model, description, paths, device, batch_size)
         return description, (
             [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.conftest import Launch
-from tests.device.runs import Accelerator, Runs
+from tests.device.runs import OBJECTIVES, Accelerator, Runs
 from tests.harness import accelerator as simulated
 
 LACKING = pytest.StashKey[str]()
@@ -79,10 +79,12 @@ def accelerator(request, launch) -> Accelerator:
 
 
 @pytest.fixture(scope="session")
-def runs(accelerator, run_train, run_torchrun, photos, texts, session_dir) -> Runs:
+def runs(accelerator, run_train, run_torchrun, photos, texts, photo_tables, text_tables, session_dir) -> Runs:
     """Undisturbed runs on the device and on the CPU."""
     (folder := session_dir / "device").mkdir()
-    return Runs(accelerator, run_train, run_torchrun, photos, texts, folder)
+    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts} | {
+        name: photo_tables if name.startswith("image") else text_tables for name in OBJECTIVES}
+    return Runs(accelerator, run_train, run_torchrun, data, folder)
 
 
 @pytest.fixture(scope="session")

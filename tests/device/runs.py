@@ -14,12 +14,21 @@ from typing import Any
 from tests.conftest import ROOT, Launch, Result
 
 PYTHON = ROOT / "tests/harness/accelerator/python"
+IMAGES = ["--model", "mobilenet_v3_small", "--image-size", "32"]
+TEXTS = ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"]
 TASKS = {
-    "image-classification": ["--model", "mobilenet_v3_small", "--image-size", "32", "--mixup", "0.8", "--cutmix", "1",
-                             "--class-weights", "1,2,3"],
-    "text-classification": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32",
-                            "--text-column", "text,more"],
-    "masked-lm": ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"],
+    "image-classification": [*IMAGES, "--mixup", "0.8", "--cutmix", "1", "--class-weights", "1,2,3"],
+    "text-classification": [*TEXTS, "--text-column", "text,more"],
+    "masked-lm": TEXTS,
+}
+OBJECTIVES = {  # beside one class of a sample, from tables: numbers, several labels
+    "image-regression": ["--task", "image-regression", *IMAGES, "--image-column", "image,mask",
+                         "--label-column", "brightness,number", "--loss", "huber"],
+    "text-regression": ["--task", "text-regression", *TEXTS, "--text-column", "text", "--label-column", "length"],
+    "image-labels": ["--task", "image-classification", *IMAGES, "--label-column", "labels", "--multi-label",
+                     "--class-weights", "balanced"],
+    "text-labels": ["--task", "text-classification", *TEXTS, "--text-column", "text", "--label-column", "labels",
+                    "--multi-label"],
 }
 COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3", "--threads", "1", "--log-every", "3",
           "--workers", "1", "--save-every", "2"]
@@ -67,14 +76,14 @@ class Runs:
     """Run directories under `folder`."""
 
     def __init__(self, accelerator: Accelerator, run_train: Callable[..., Result], run_torchrun: Callable[..., Result],
-                 photos: Path, texts: Path, folder: Path):
+                 data: dict[str, Path], folder: Path):
         self.accelerator, self.folder = accelerator, folder
         self._on_cpu: dict[bool, Callable[..., Result]] = {True: run_torchrun, False: run_train}
-        self._data = {task: photos if task == "image-classification" else texts for task in TASKS}
+        self._data = data
 
     def words(self, task: str, strategy: str = "ddp", precision: str = "fp32", *techniques: str) -> list[object]:
-        """A command line without its run directory. techniques: nothing, or "techniques"."""
-        return ["--task", task, "--data", self._data[task], *TASKS[task], *COMMON,
+        """A command line without its run directory, of a task or an objective. techniques: nothing, or "techniques"."""
+        return [*OBJECTIVES.get(task, ["--task", task, *TASKS.get(task, [])]), "--data", self._data[task], *COMMON,
                 "--strategy", strategy, "--precision", precision, *(TECHNIQUES[task] if techniques else [])]
 
     def on_cpu(self, processes: int, *key: str) -> Path:

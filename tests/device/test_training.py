@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from tests.device.runs import CLOSE, EVALUATIONS, RECORDED, STEPS, TASKS, TECHNIQUES
+from tests.device.runs import CLOSE, EVALUATIONS, OBJECTIVES, RECORDED, STEPS, TASKS, TECHNIQUES
 from tests.harness.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
 from utils.errors import Exit
 from utils.strategies import STRATEGIES
@@ -70,6 +70,17 @@ def test_techniques_have_the_cpus_weights_and_add_no_wait_to_a_step(runs, figure
     assert trained_steps(run) == stop and outcome(run) == outcome(runs.on_cpu(1, *key))
     expected = {ANSWER: stop, RECORD: len([step for step in RECORDED if step <= stop]), METRICS: 2 * 2}  # with averages
     assert waits_by_cause(runs.report(run, 0)["waits"]) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.needs("simulation")
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_numbers_and_several_labels_have_the_cpus_weights_and_add_no_wait(runs, figure, objective):
+    key = (objective, "ddp", "fp32")
+    run = runs.on_device(1, *key)
+    figure(weights_sha256(run)[:16])
+    assert outcome(run) == outcome(runs.on_cpu(1, *key))
+    assert waits_by_cause(runs.report(run, 0)["waits"]) == {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: EVALUATIONS}
 
 
 def waits_by_cause(waits):

@@ -72,7 +72,7 @@ def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prin
     words = [*_as_words(defaults), *_as_words(file_settings)]
     if not _HELP.keys().isdisjoint(argv):
         if prints:
-            is_demo = given.get("data", "demo") == "demo"
+            is_demo = given.get("data", "demo") == "demo" and task in demo_settings
             say(help_text(_call_tyro(task, words), _origin(is_demo, file), any(map(_HELP.get, argv))), sys.stdout)
         raise SystemExit(0)
     check_flags(argv, task)

@@ -43,6 +43,7 @@ def test_numbers_keep_all_their_digits():
     (NUMBERS, ("tall",), "y is tall, which is not a finite number"),
     (NUMBERS, ("",), "y is empty, which is not a finite number"),
     (NUMBERS, ("nan",), "y is nan, which is not a finite number"),
+    (NUMBERS, ("1_0",), "y is 1_0, which is not a finite number"),
     (NUMBERS, ("-inf",), "y is -inf, which is not a finite number")])
 def test_what_cannot_be_a_label_is_named(kind, cells, problem):
     assert LabelReader(kind, ["y"], known=["b", "a"]).problem(cells, is_train=False) == problem

@@ -177,6 +177,21 @@ def test_unreadable_images_are_named_and_the_others_written(run, tmp_path, capsy
     assert f"{bad}: " in captured.err and f"{text}: not an image" in captured.err and "2 of 4" in captured.err
 
 
+def test_a_table_gives_its_images_in_its_order_and_names_missing_ones(run, tmp_path, capsys):
+    for name in ("b.png", "a.png"):
+        write_image(tmp_path / "photos" / name)
+    table = tmp_path / "table.csv"
+    table.write_text("image,age\nphotos/b.png,1\nphotos/none.png,2\n photos/a.png ,3\n")
+    assert predict.main([str(run), str(table)]) == Exit.BAD_DATA
+    printed = capsys.readouterr()
+    assert [Path(row["input"]).name for row in rows_of(printed.out)] == ["b.png", "a.png"]
+    assert "cannot read" in printed.err and "none.png" in printed.err
+
+    table.write_text("photo,age\nphotos/b.png,1\n")
+    assert predict.main([str(run), str(table)]) == Exit.BAD_DATA
+    assert f"{table}: there is no column image; it has photo, age" in capsys.readouterr().err
+
+
 def test_missing_input_and_folder_without_images_are_66(run, tmp_path, capsys):
     """The message says what is there."""
     image = write_image(tmp_path / "image.png")
