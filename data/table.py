@@ -64,7 +64,7 @@ def choose_columns(
     Raises UserError (65) if the file lacks one; the message names the columns that it has.
     """
     # a text file
-    names = _header(path)
+    names = column_names(path)
     if names is None:
         if labels or group:
             raise UserError(f"{path}: a .txt file has no {'labels' if labels else 'groups'}; give a table (.csv, .tsv,"
@@ -105,7 +105,7 @@ def choose_columns(
 
 def require_columns(path: Path, columns: Columns) -> None:
     """Raise UserError (65) if a table lacks one of the columns; the message names the columns that it has."""
-    names = _header(path) if path.suffix in (".csv", ".tsv", ".jsonl") else None
+    names = column_names(path)
     if names is not None and (missing := [name for name in columns.texts if name not in names]):
         raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)}", Exit.BAD_DATA)
 
@@ -133,9 +133,9 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False) -> Iterato
         yield Row(texts, labels, number, group, split)
 
 
-def _header(path: Path) -> list[str] | None:
-    """Names of the columns; None for a text file."""
-    if path.suffix == ".txt":
+def column_names(path: Path) -> list[str] | None:
+    """Those of a table, by its first row; None for a text file. Raises UserError (65)."""
+    if path.suffix not in (".csv", ".tsv", ".jsonl"):
         return None
     first = next(_objects(path) if path.suffix == ".jsonl" else _fields(path), None)
     if first is None:

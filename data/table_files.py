@@ -3,10 +3,12 @@
     files, notes = find_tables("reviews")                       # {"train": [train.csv], "val": [val.csv]}
 """
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
 from data.splits import SPLIT_NAMES, VAL_NAMES
+from data.table import column_names
 from utils.errors import Exit, UserError, counted, some
 
 MANY = 10_000  # files that are looked at to find out what a folder holds
@@ -14,11 +16,12 @@ IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 
 
-def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
+def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[Path]], list[str]]:
     """The files of each split (train and, if there are such, val and test), and notes for the user.
 
     root: a file; or a folder with train.csv, val.csv, ... (any of SUFFIXES) or with train/, val/, ... that hold such
-    files; or a folder that holds such files directly, all for training. Raises UserError (65, 66).
+    files; or a folder that holds such files directly, all for training. labels: columns without which test is not used
+    for validation. Raises UserError (65, 66).
     """
     # a file
     top = Path(root)
@@ -30,10 +33,15 @@ def find_tables(root: str) -> tuple[dict[str, list[Path]], list[str]]:
     # a folder with splits
     if train := _files_of(top, "train"):
         files, notes = {"train": train}, []
-        if val := next((name for name in VAL_NAMES if _files_of(top, name)), None):
+        val = next((name for name in VAL_NAMES if _files_of(top, name)), None)
+        test = _files_of(top, "test")
+        if val == "test" and (lacking := [name for name in labels if name not in (column_names(test[0]) or labels)]):
+            val = None
+            notes += [f"{test[0].name} has no column {some(lacking)}, so it is not used for validation"]
+        if val:
             files["val"] = _files_of(top, val)
             notes += [f"there is no val, so {val} is used for validation"] if val != "val" else []
-        if val != "test" and (test := _files_of(top, "test")):
+        if test and val != "test":
             files["test"] = test
         return files, notes
 

@@ -40,7 +40,7 @@ class TableSource:
 
     @cached_property
     def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
-        return find_tables(self.root)
+        return find_tables(self.root, self.label_columns)
 
     @cached_property
     def columns(self) -> Columns:

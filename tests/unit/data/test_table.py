@@ -112,6 +112,16 @@ def test_val_may_have_another_name_which_is_noted(write, tmp_path, val, form):
                                [f"there is no val, so {val} is used for validation"])
 
 
+@pytest.mark.parametrize("form", ["{}.csv", "{}/a.csv"])
+def test_a_test_without_labels_is_not_used_for_validation(write, tmp_path, form):
+    write(form.format("train"), b"text,label\na,b\n")
+    write(test := form.format("test"), b"text\na\n")
+    files, notes = find_tables(str(tmp_path), ["label"])
+    assert set(files) == {"train", "test"} and files["test"] == [tmp_path / test]
+    assert notes == [f"{(tmp_path / test).name} has no column label, so it is not used for validation"]
+    assert set(find_tables(str(tmp_path))[0]) == {"train", "val"}  # where labels are not read
+
+
 def test_the_first_name_of_val_that_exists_is_taken(write, tmp_path):
     for name in ("train.csv", "valid.csv", "validation.csv"):
         write(name)
