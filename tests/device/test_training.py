@@ -110,7 +110,7 @@ def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_di
 def test_losses_are_close_to_those_of_the_cpu_over_20_steps(
         accelerator, runs, run_train, run_dir, no_dropout, figure, task, strategy, processes):
     words = [*runs.words(task, strategy), *no_dropout[task], "--max-steps", 20, "--epochs", 20, "--log-every", 1,
-             "--lr", 1e-4]  # at 1e-3 the rounding of two processes grows to 0.3 within 20 steps of ResNet-18
+             "--lr", 1e-4]
     others = run_dir.parent / "cpu"
     for result in (run_train(*words, "--run-dir", others, "--device", "cpu"),
                    accelerator.run(processes, *words, "--run-dir", run_dir)):
@@ -125,8 +125,8 @@ def test_losses_are_close_to_those_of_the_cpu_over_20_steps(
 @pytest.mark.parametrize("precision", COARSE)
 def test_low_precision_has_the_losses_of_the_cpu(accelerator, runs, figure, precision):
     key = ("image-classification", "ddp", precision)
-    found, expected = (
-        [record["loss"] for record in records(run(1, *key))] for run in (runs.on_device, runs.on_cpu))
+    found, expected = ([record["loss"] for record in records(run(1, *key)) if record["split"] in ("train", "val")]
+                       for run in (runs.on_device, runs.on_cpu))
     figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
     assert found == (expected if accelerator.is_simulated else pytest.approx(expected, abs=COARSE[precision]))
 
@@ -156,7 +156,7 @@ def test_a_run_moves_to_the_cpu_and_back(accelerator, runs, run_train, run_dir):
         start = run_train if kind == "cpu" else partial(accelerator.run, None)
         result = start(*words, "--device", kind, "--stop-after", stop)
         assert result.returncode == (Exit.STOPPED if stop < STEPS else 0), result.text
-        assert (f"device was {before} in this run and is {kind} from here on" in result.out) == (
+        assert (f"device was {before} in this run and is now {kind};" in result.out) == (
             before is not None), result.text
     assert status(run_dir)["state"] == "finished"
     if accelerator.is_simulated:

@@ -2,10 +2,12 @@
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 
 from data import demo
 from data.image_folder import ImageFolder
+from models.tasks.image_classification import ImageTask
 from train import main
 from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
@@ -13,7 +15,7 @@ from utils.settings.command_line import parse_command_line
 
 NUM_TRAIN = 57
 SPOILED = {int(index) for index in os.environ["NAN_SAMPLES"].split(",")}
-original = ImageFolder.__getitem__
+original, original_preview = ImageFolder.__getitem__, ImageTask.preview
 
 
 def spoiled(self, item):
@@ -23,7 +25,12 @@ def spoiled(self, item):
     return sample._replace(image=sample.image.float() * float("nan")) if is_spoiled else sample
 
 
+def preview(self, batch):
+    """The pictures of a batch; a picture has bytes, and NaN is black."""
+    return original_preview(self, replace(batch, inputs={"images": batch.inputs["images"].nan_to_num().byte()}))
+
+
 if __name__ == "__main__":
     watchdog = Watchdog()
-    ImageFolder.__getitem__ = spoiled
+    ImageFolder.__getitem__, ImageTask.preview = spoiled, preview
     exit_after(partial(main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
