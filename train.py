@@ -42,12 +42,14 @@ from utils.rundir.identity import require_same_program
 from utils.rundir.restart import device_of_run
 from utils.rundir.run import open_run
 from utils.settings.config import Config
+from utils.strategies import devices_per_process
 
 
 def main(config: Config, watchdog: Watchdog) -> Exit:
     """Train, or evaluate, as `config` says. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
-    with World.from_env(device_of_run(config), config.faults, watchdog) as world:  # Collective.
+    devices = devices_per_process(config.device)
+    with World.from_env(device_of_run(config), config.faults, watchdog, devices) as world:  # Collective.
         require_same_program(config, world)  # Collective.
         note = partial(say, stream=console) if world.is_main else lambda text: None
         with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
@@ -102,12 +104,12 @@ def train_one_epoch(t: Training) -> None:
         # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
         losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=device)
         for micro_batch in strategy.accumulate(batch.micro_batches, batch.num_own, precision.scale):
-            seed_micro_batch(t.config.run.seed, step, micro_batch.index, device)  # never from the rank
+            seed_micro_batch(t.config.run.seed, step, micro_batch.index, strategy.device)  # never from the rank
             with precision.autocast():
-                output = t.task.forward(strategy.model, micro_batch.to(device))
+                output = t.task.forward(strategy.model, micro_batch.to(strategy.device))
             # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
             losses[micro_batch.index] = output.loss_sum.detach().double() / batch.normalizer
-            (output.loss_sum / batch.normalizer * precision.scale).backward()
+            (output.loss_sum.to(device) / batch.normalizer * precision.scale).backward()
 
         # update; a gradient that is not finite changes nothing
         t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later

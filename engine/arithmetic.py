@@ -10,12 +10,13 @@ from utils.hardware import vendor
 from utils.numerics.precision import Precision, hardware_precision
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
-from utils.strategies import load_strategy
+from utils.strategies import load_strategy, require_possible
 
 
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
     """Set the arithmetic of this process as the run keeps it. Collective."""
     # device and threads; on the CPU sums depend on the number of threads
+    require_possible(config, world)
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))

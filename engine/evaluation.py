@@ -12,6 +12,7 @@ from engine.log import json_line
 from engine.plan import FORMER_EVAL_BATCH
 from engine.records import position
 from engine.start import Start
+from models.blocks import blocks_of
 from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
@@ -65,7 +66,7 @@ def evaluate_only(start: Start) -> Exit:
     model = task.build_model(initial_weights=not run.is_there).to(world.device)  # Collective.
     if config.device.compile:
         model.compile()
-    strategy = load_strategy(config.device.strategy)(model, world)
+    strategy = load_strategy(config.device.strategy)(model, world, blocks_of)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
     if run.is_there:
         progress, is_average = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.

@@ -18,8 +18,9 @@ from engine.memory import Attempts, resolve_size
 from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from models.activations import checkpoint_activations
-from models.blocks import freeze, lr_factors
+from models.blocks import blocks_of, freeze, lr_factors
 from utils.distributed.agreement import Agreement
+from utils.distributed.world import World
 from utils.errors import counted
 from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
@@ -103,7 +104,7 @@ def build_training(start: Start) -> Training:
     watchdog.stop_after(stop.seconds)
     log = open_log(run, task, done, total_steps, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
-             f" {config.model.model} {task.origin}, {start.precision.name} on {world.world_size} x {world.device.type};"
+             f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
              f" {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
@@ -115,6 +116,13 @@ def build_training(start: Start) -> Training:
         total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
 
 
+def _place(world: World) -> str:
+    """What the run computes on, in words."""
+    each = len(world.devices)
+    inside = f" in {counted(world.world_size, 'process')}" if each > 1 else ""
+    return f"{world.world_size * each} x {world.device.type}{inside}"
+
+
 def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
     """The strategy with its model: some blocks may be frozen, or compute their activations again. Collective."""
     config, world = start.config, start.world
@@ -122,7 +130,7 @@ def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
         model = start.task.build_model(initial_weights).to(world.device)  # Collective.
     freeze(model, config.optim.freeze)
     checkpoint_activations(model, config.device)
-    return load_strategy(config.device.strategy)(model, world)  # may shard the model
+    return load_strategy(config.device.strategy)(model, world, blocks_of)  # may shard the model
 
 
 def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:

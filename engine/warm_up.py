@@ -32,9 +32,9 @@ def warm_up(t: "Training") -> None:
         # a step that changes nothing
         module.train()
         for batch in t.strategy.accumulate([t.task.example(t.feed.plan.sizes[1])], 1, t.precision.scale):
-            seed_micro_batch(t.config.run.seed, 0, 0, t.world.device)
+            seed_micro_batch(t.config.run.seed, 0, 0, t.strategy.device)
             with t.precision.autocast():
-                output = t.task.forward(t.strategy.model, batch.to(t.world.device))
+                output = t.task.forward(t.strategy.model, batch.to(t.strategy.device))
             (output.loss_sum / len(batch.sample_weight) * t.precision.scale).backward()
         t.precision.void_step(t.state.optimizer)
 

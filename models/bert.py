@@ -238,6 +238,9 @@ class SparsePrediction:
         if (output_layer := model.get_output_embeddings()) is not None:
             output_layer.register_forward_pre_hook(self._select)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> "SparsePrediction":
+        return self  # a copy of the model gets its positions here, too
+
     def logits(self, model: nn.Module, inputs: dict[str, Tensor], positions: Tensor) -> Tensor:
         """[P, V]. positions: [P] int64, into the flattened [B x T] tokens."""
         self._positions = positions

@@ -25,7 +25,7 @@ from utils.distributed.watchdog import Watchdog
 from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.hardware import vendor
 from utils.hardware.cores import cpu_quota, fair_share
-from utils.hardware.devices import resolve_device
+from utils.hardware.devices import devices_of, resolve_device
 from utils.settings.run_options import FaultOptions
 
 T = TypeVar("T")
@@ -48,13 +48,15 @@ class World:
     cpu_group: dist.ProcessGroup  # a gloo group over all ranks, for small facts in host memory
     section_timeout: timedelta = timedelta(seconds=300)  # for what one rank does while the others wait
     cores: int = 1  # this process's share of its node's cores
+    devices: tuple[torch.device, ...] = ()  # all of this process; `device` is the first
 
     @classmethod
-    def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None) -> Self:
+    def from_env(cls, device: str, timeouts: FaultOptions | None = None, watchdog: Watchdog | None = None,
+                 per_process: int | str = 1) -> Self:
         """Join the process group: the device's backend, and gloo for host memory. Collective.
 
-        device: --device. timeouts: None = the defaults. watchdog: meets the peers. Raises UserError: 64 if there are
-        fewer devices than processes, 76 if a process does not come.
+        device: --device. timeouts: None = the defaults. watchdog: meets the peers. per_process: see devices_of.
+        Raises UserError: 64 if there are too few devices, 76 if a process does not come.
         """
         rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -71,19 +73,20 @@ class World:
         store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
-        kind = resolve_device(device, local_world_size, store, rank, world_size)  # Collective.
-        target = torch.device("cpu") if kind == "cpu" else torch.device(kind, local_rank)
+        kind = resolve_device(device, local_world_size, store, rank, world_size, per_process)  # Collective.
+        target, *others = devices = devices_of(kind, local_rank, local_world_size, per_process)
         if kind != "cpu":
-            torch.accelerator.set_device_index(local_rank)
+            torch.accelerator.set_device_index(target.index)
         vendor.record_collectives(kind)
         # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
         longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
         dist.init_process_group(
             dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size, timeout=longest,
-            device_id=None if kind == "cpu" else target)
+            device_id=None if kind == "cpu" or others else target)
         cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=longest)
         section_timeout = timedelta(seconds=timeouts.section_timeout)
-        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group, section_timeout)
+        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group, section_timeout,
+                    devices=devices)
         return replace(world, cores=_share_of_cores(world))  # Collective.
 
     @property

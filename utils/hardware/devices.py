@@ -6,24 +6,27 @@ are compared before, and the error names the node that lacks one.
 
 import json
 import socket
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.errors import UserError, some
+from utils.errors import UserError, counted, some
 from utils.hardware import vendor
 
 
-def resolve_device(name: str, num_processes: int, store: dist.Store, rank: int, world_size: int) -> str:
+def resolve_device(
+    name: str, num_processes: int, store: dist.Store, rank: int, world_size: int, per_process: int | str = 1
+) -> str:
     """The type of device ("cpu", "xpu", ...) that --device `name` means on every rank. Collective, through the store.
 
-    num_processes: on this node. Raises UserError (64) on every rank if find_device raises it on any, or if some nodes
-    have an accelerator and others have none.
+    num_processes, per_process: see find_device. Raises UserError (64) on every rank if find_device raises it on any, or
+    if some nodes have an accelerator and others have none.
     """
     kind, problem = "", None
     try:
-        kind = find_device(name, num_processes).type
+        kind = find_device(name, num_processes, per_process).type
     except UserError as error:
         problem = str(error)
     store.set(f"device/{rank}", json.dumps([socket.gethostname(), kind, problem]))
@@ -39,10 +42,11 @@ def resolve_device(name: str, num_processes: int, store: dist.Store, rank: int, 
     return kind
 
 
-def find_device(name: str, num_processes: int = 1) -> torch.device:
+def find_device(name: str, num_processes: int = 1, per_process: int | str = 1) -> torch.device:
     """The device that --device `name` means, without an index; "auto" is this host's accelerator, or else the CPU.
 
-    num_processes: on this node, one device each. Raises UserError (64) if there is no such device, or too few.
+    num_processes: on this node. per_process: the devices of each; "auto" = at least one. Raises UserError (64) if there
+    is no such device, or too few.
     """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     available = accelerator.type if accelerator else "cpu"
@@ -51,12 +55,39 @@ def find_device(name: str, num_processes: int = 1) -> torch.device:
         raise UserError(
             f"--device {name}: torch {torch.__version__} finds {available if accelerator else 'no accelerator'} here;"
             f" use --device {available}")
-    if kind != "cpu" and (count := torch.accelerator.device_count()) < num_processes:
+    each = 1 if per_process == "auto" else int(per_process)
+    if kind != "cpu" and (count := torch.accelerator.device_count()) < num_processes * each:
+        own = f"{each} of its own" if each > 1 else "its own"
+        way_out = f"start {count // each}" if count >= each else f"--devices-per-process {count}"
         raise UserError(
-            f"--device {name}: {num_processes} processes on this node, but {count} {kind} device{'s' * (count > 1)};"
-            f" each process needs its own: start {count}, or use --device cpu")
-    vendor.require_code(kind, num_processes)
+            f"--device {name}: {counted(num_processes, 'process')} on this node, but {counted(count, f'{kind} device')}"
+            f"; each process needs {own}: {way_out}, or use --device cpu")
+    vendor.require_code(kind, num_processes * each)
     return torch.device(kind)
+
+
+def devices_of(kind: str, local_rank: int, num_processes: int, per_process: int | str) -> tuple[torch.device, ...]:
+    """The devices of one process of a node: process k has k N to k N + N - 1. On the CPU N times the CPU.
+
+    per_process: N; "auto" = an equal share of all, on the CPU one.
+    """
+    if kind == "cpu":
+        return (torch.device("cpu"),) * (1 if per_process == "auto" else int(per_process))
+    number = torch.accelerator.device_count() // num_processes if per_process == "auto" else int(per_process)
+    return tuple(torch.device(kind, index) for index in range(local_rank * number, (local_rank + 1) * number))
+
+
+def seed_device(device: torch.device, value: int) -> None:
+    """Seed the generator of an accelerator."""
+    if device.type != "cpu":
+        with torch.accelerator.device_index(device.index):
+            torch.get_device_module(device).manual_seed(value)
+
+
+def seed_further(devices: Sequence[torch.device]) -> None:
+    """Seed all but the first of a process's devices, each for a stream of its own, by the seed that the CPU has."""
+    for number, device in enumerate(devices[1:], 1):
+        seed_device(device, torch.initial_seed() ^ number)
 
 
 class Arriving:

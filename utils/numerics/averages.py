@@ -23,6 +23,9 @@ class Averages:
         self._decay = decay
         self._weights = {name: tensor for name, tensor in weights.items() if decay and tensor.is_floating_point()}
         self.values = {name: tensor.clone() for name, tensor in self._weights.items()}
+        self._by_device: dict[torch.device, list[str]] = {}
+        for name, value in self.values.items():
+            self._by_device.setdefault(value.device, []).append(name)
 
     @torch.no_grad()
     def update(self, step: int, is_finite: Tensor) -> None:
@@ -33,10 +36,11 @@ class Averages:
         if not self.values:
             return
         share = is_finite * (1 - min(self._decay, (1 + step) / (10 + step)))  # scalar float32
-        values = list(self.values.values())
-        moves = torch._foreach_sub(list(self._weights.values()), values)
-        torch._foreach_mul_(moves, share)
-        torch._foreach_add_(values, moves)
+        for names in self._by_device.values():
+            values = [self.values[name] for name in names]
+            moves = torch._foreach_sub([self._weights[name] for name in names], values)
+            torch._foreach_mul_(moves, share.to(values[0].device))
+            torch._foreach_add_(values, moves)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

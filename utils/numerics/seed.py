@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import torch
 
+from utils.hardware.devices import seed_device
+
 
 def derive_seed(seed: int, stream: str, *position: int) -> int:
     """A 63-bit seed for `stream` ("augmentation", "dropout", ...) at `position` (epoch, index, ...). About 2 us."""
@@ -20,8 +22,7 @@ def seed_micro_batch(seed: int, step: int, index: int, device: torch.device) -> 
     """Seed torch's generators for micro-batch `index` of an optimizer step: its dropout is the same on every rank."""
     value = derive_seed(seed, "micro-batch", step, index)
     torch.default_generator.manual_seed(value)  # 1 us; torch.manual_seed takes 140
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(value)
+    seed_device(device, value)
 
 
 @contextmanager

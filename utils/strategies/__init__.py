@@ -1,10 +1,20 @@
-"""The strategies, as import paths."""
+"""The strategies, as import paths; what is possible with each."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError, counted
+from utils.settings.run_options import DeviceOptions
+
+if TYPE_CHECKING:
+    from utils.distributed.world import World
 
 STRATEGIES = {
     "ddp": "utils.strategies.ddp:DDP",
     "exact": "utils.strategies.exact:Exact",
+    "dp": "utils.strategies.dp:DP",
+    "dp-classic": "utils.strategies.dp_classic:DPClassic",
+    "model-parallel": "utils.strategies.model_parallel:ModelParallel",
 }
 
 
@@ -12,3 +22,25 @@ def load_strategy(name: str) -> type:
     """The class of strategy `name`, a key of STRATEGIES."""
     module, cls = STRATEGIES[name].split(":")
     return getattr(import_module(module), cls)
+
+
+def devices_per_process(config: DeviceOptions) -> int | str:
+    """How many devices a process takes; "auto": its share of the node's. Raises UserError (64)."""
+    wanted, most = config.devices_per_process, load_strategy(config.strategy).max_devices
+    if most == 1 and wanted not in ("auto", 1):
+        several = [name for name in STRATEGIES if load_strategy(name).max_devices > 1]
+        raise UserError(f"--devices-per-process {wanted}: with --strategy {config.strategy} a process has one device;"
+                        f" start more processes, or use --strategy {' or '.join(several)}")
+    return 1 if most == 1 else wanted
+
+
+def require_possible(config: DeviceOptions, world: "World") -> None:
+    """Raise UserError (64) if there are too many processes, or too few devices, for the strategy."""
+    strategy, name = load_strategy(config.strategy), f"--strategy {config.strategy}"
+    if world.world_size > strategy.max_processes:
+        raise UserError(f"{name} computes in {counted(strategy.max_processes, 'process')}, and there are"
+                        f" {world.world_size}; start it as python train.py, or use --strategy ddp")
+    if len(world.devices) < strategy.min_devices:
+        raise UserError(f"{name} needs {counted(strategy.min_devices, 'device')} in each process, and"
+                        f" {world.device.type} gives {len(world.devices)}; start fewer processes, choose"
+                        " --devices-per-process, or use --strategy ddp")

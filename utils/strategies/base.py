@@ -6,8 +6,9 @@ The order of calls: Strategy(module, world), build_optimizer(module, ...), load_
 the run continues, setup, a warm-up step, require_all_grads; then per step: accumulate, clip_grad_norm_, commit_buffers.
 """
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -27,22 +28,49 @@ class MicroBatch(Protocol):
 AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch)
 
 
-class Strategy(ABC):
-    """What the program asks of a strategy. `module` is the plain model; `model` is what a training step calls.
+class Block(Protocol):
+    """What a strategy must know about a block of a model (models/blocks.py)."""
 
+    @property
+    def parts(self) -> list[nn.Module]:
+        """Modules that follow one another."""
+
+    @property
+    def params(self) -> dict[str, nn.Parameter]:
+        """Their parameters by name; a tied one in its first block only."""
+
+
+BlocksOf = Callable[[nn.Module], Sequence[Block]]  # the blocks of a model, from its input to its head
+
+
+def no_blocks(module: nn.Module) -> Sequence[Block]:
+    """For a strategy that asks for none."""
+    return ()
+
+
+class Strategy(ABC):
+    """What the program asks of a strategy. `module` is the plain model.
+
+    A training step computes the micro-batch that accumulate yields with `model`, on `device`.
     The attributes below are what others must know about a strategy. Nobody asks for its name.
     """
 
+    max_processes = sys.maxsize  # of a run
+    min_devices = max_devices = 1  # of a process; require_possible
     is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/memory.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
-    def __init__(self, module: nn.Module, world: World):
-        """module: on the device; its parameters may be sharded here: the optimizer is built from them afterwards."""
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks):
+        """module: on the device; its parameters may be sharded here: the optimizer is built from them afterwards.
+
+        blocks_of: for a strategy that puts the blocks of the model into different places.
+        """
         self.module, self.world = module, world
         self.model: nn.Module = module
+        self.device = world.device
 
     @abstractmethod
     def setup(self, num_micro_batches: int) -> None:

@@ -34,7 +34,8 @@ class Buffers:
 
     def commit(self, is_finite: Tensor) -> None:
         """End a step: take the kept buffers if is_finite (scalar bool on the device), else those of its start."""
-        self._copy([torch.where(is_finite, kept, start) for kept, start in zip(self._kept, self._start, strict=True)])
+        self._copy([torch.where(is_finite.to(kept.device), kept, start)
+                    for kept, start in zip(self._kept, self._start, strict=True)])
 
     def _copy(self, source: list[Tensor]) -> None:
         if source:

@@ -21,10 +21,15 @@ class DDP(Replicated):
         self.needs_every_grad = True
         self.model = DistributedDataParallel(
             self.module,
-            device_ids=None if self.world.device.type == "cpu" else [self.world.device.index],
+            device_ids=self.device_ids,
             gradient_as_bucket_view=True,
             **{_SYNC_BUFFERS: False})  # see buffers.py
         self.model.register_comm_hook(None, _sum)
+
+    @property
+    def device_ids(self) -> list[int] | None:
+        """The device that DDP moves inputs to; None: it moves none."""
+        return None if self.world.device.type == "cpu" else [self.world.device.index]
 
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
         """DDP's no_sync for all but the last micro-batch."""

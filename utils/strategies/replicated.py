@@ -1,28 +1,27 @@
 """What strategies share that keep all parameters and all optimizer state on every rank."""
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from utils.distributed.world import World
-from utils.strategies.base import AnyMicroBatch, Strategy
+from utils.strategies.base import AnyMicroBatch, BlocksOf, Strategy, no_blocks
 from utils.strategies.buffers import Buffers
 
 
 class Replicated(Strategy):
     """All of a Strategy except setup and the sum over ranks, which a subclass adds in grad_sync and finish."""
 
-    def __init__(self, module: nn.Module, world: World):
-        super().__init__(module, world)
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks):
+        super().__init__(module, world, blocks_of)
         self._buffers = Buffers(module)
 
-    @abstractmethod
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
         """The context of one micro-batch's forward and backward; the sum over ranks may start in a rank's last one."""
+        return nullcontext()
 
     def finish(self) -> None:
         """Wait for the sums, after a rank's last backward. Collective."""

@@ -167,7 +167,8 @@ def test_the_kinds_are_those_of_the_contract(task):
     assert by_kind[TOLERATED] == {"precision", "tf32", "compile", "deterministic", "strategy", "micro_batch_size",
                                   "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best"}
     assert by_kind[OPERATIONAL] == {
-        "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "workers", "save_every", "keep",
+        "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
+            "save_every", "keep",
         "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "output", "start_timeout", "step_timeout",
         "section_timeout", "max_nonfinite"}
 
