@@ -12,8 +12,8 @@ import pytest
 
 from models.tasks import TASKS
 from tests.harness.run_directory import outcome, records, status, trained_steps, weights_sha256
+from tests.harness.strategies import ACROSS
 from utils.errors import Exit
-from utils.strategies import STRATEGIES
 
 WORDS = {
     # BatchNorm and dropout
@@ -50,7 +50,7 @@ of_ddp = pytest.mark.parametrize(
 
 def test_every_task_and_strategy_is_held_to_this_contract():
     assert set(WORDS) == set(TASKS)
-    assert set(STRATEGIES) == {"exact", "ddp"}
+    assert set(ACROSS) == {"exact", "ddp"}
 
 
 class Contract:
@@ -86,7 +86,7 @@ def contract_of(task, session_dir, run_train, run_torchrun, photos, texts, photo
     data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts,
             "image-regression": photo_tables, "text-regression": text_tables}
     return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data)
-            for name in STRATEGIES}
+            for name in ACROSS}
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from tests.device.runs import CLOSE, EVALUATIONS, OBJECTIVES, RECORDED, STEPS, TASKS, TECHNIQUES
 from tests.harness.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
+from tests.harness.strategies import ACROSS
 from utils.errors import Exit
-from utils.strategies import STRATEGIES
 
 COARSE = {"bf16": 0.05, "fp16": 0.02}  # 8 and 11 bits of mantissa, after nine steps
 
@@ -28,7 +28,7 @@ def all_but(*essential):
 
     return pytest.mark.parametrize(
         ("task", "strategy", "processes"),
-        [row((task, name, n)) for task in TASKS for name in STRATEGIES for n in (1, 2)])
+        [row((task, name, n)) for task in TASKS for name in ACROSS for n in (1, 2)])
 
 
 EXPECTED = (ANSWER, RECORD, METRICS) = (
@@ -105,7 +105,7 @@ def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.needs("two devices"))])
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ACROSS)
 @pytest.mark.parametrize("task", TASKS)
 def test_losses_are_close_to_those_of_the_cpu_over_20_steps(
         accelerator, runs, run_train, run_dir, no_dropout, figure, task, strategy, processes):

@@ -34,6 +34,7 @@ from models.hub import find_folder
 from models.tasks import load_task
 from models.tasks.base import Output
 from models.vision import build_classifier
+from tests.harness.strategies import ACROSS
 from utils.distributed.agreement import Agreement
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, exit_after
@@ -46,7 +47,7 @@ from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
 from utils.settings.run_options import DeviceOptions, OptimOptions, RecordOptions
-from utils.strategies import STRATEGIES, load_strategy
+from utils.strategies import load_strategy
 
 M, CLASSES, SIDE = 6, 10, 32
 ONE = torch.ones(())
@@ -175,7 +176,7 @@ def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
 
     def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        devices.find_device = lambda name, processes: (
+        devices.find_device = lambda name, processes, per_process: (
             torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE))
         return _error_of(lambda: devices.resolve_device("auto", 1, own, world.rank, world.world_size))
 
@@ -290,7 +291,7 @@ def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
 
 def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
     """{strategy: what the last rank alone found, and every rank's norm of a step before and of the same one after}"""
-    return {kind: _looking(kind, world) for kind in STRATEGIES}
+    return {kind: _looking(kind, world) for kind in ACROSS}
 
 
 def _looking(kind: str, world: World) -> dict[str, Any]:
@@ -331,7 +332,7 @@ def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path)
     plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
     positions = {"first": 0, "uneven last": plan.starts[-1]}
     figures, results = {step: {} for step in positions}, {}
-    for kind in STRATEGIES:
+    for kind in ACROSS:
         torch.manual_seed(0)
         strategy = load_strategy(kind)(task.build_model(initial_weights=True).to(dtype), world)
         strategy.setup(M)
@@ -373,7 +374,7 @@ def planted_values_make_the_norm_non_finite(world: World, folder: Path) -> Any:
     planted = {"nothing": {}, "NaN": {4: nan}, "inf": {4: inf}, "overflow": {4: 1e9}, "negative overflow": {3: -1e9},
                "two NaN, which as integers add to 0": {1: nan, 5: nan}, "inf and -inf": {1: inf, 2: -inf}}
     return {kind: {what: _is_norm_finite(kind, factors, world) for what, factors in planted.items()}
-            for kind in STRATEGIES}
+            for kind in ACROSS}
 
 
 def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
@@ -387,12 +388,12 @@ def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
 
 def an_unused_weight(world: World, folder: Path) -> Any:
     """{strategy: what warm_up froze and said, and the gradient's norm of the next, real step}"""
-    return {kind: _with_an_unused_weight(kind, world) for kind in STRATEGIES}
+    return {kind: _with_an_unused_weight(kind, world) for kind in ACROSS}
 
 
 def a_layer_that_is_skipped_at_random(world: World, folder: Path) -> Any:
     """{strategy: what warm_up makes of a layer that only the last micro-batch uses}: the error, or what it froze."""
-    return {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in STRATEGIES}
+    return {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in ACROSS}
 
 
 def ranks_without_work(world: World, folder: Path) -> Any:

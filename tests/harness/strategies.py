@@ -1,0 +1,8 @@
+"""Which strategies a test can start where."""
+
+from utils.strategies import STRATEGIES, load_strategy
+
+ACROSS = [  # one device for each of several processes: all that a test on the CPU can show
+    name for name, kind in ((name, load_strategy(name)) for name in STRATEGIES)
+    if kind.max_devices == 1 and kind.max_processes > 1]
+SEVERAL_DEVICES = [name for name in STRATEGIES if load_strategy(name).max_devices > 1]  # of a process
