@@ -43,8 +43,8 @@ def split(module: nn.Module, blocks: Sequence[Block], devices: Sequence[torch.de
     """
     # a device for each block
     sizes = [sum(param.nbytes for param in block.params.values()) for block in blocks]
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    places = [devices[start * len(devices) // sum(sizes)] for start in starts]
+    middles = [sum(sizes[:index]) + size / 2 for index, size in enumerate(sizes)]
+    places = [devices[int(middle * len(devices) / sum(sizes))] for middle in middles]
     if len(used := set(places)) < len(devices):
         raise UserError(f"--strategy model-parallel: the model has {counted(len(blocks), 'block')}, the largest with"
                         f" {100 * max(sizes) // sum(sizes)} % of its bytes, so {counted(len(devices), 'device')} cannot"

@@ -1,0 +1,132 @@
+"""Strategies of several devices in a process: the gradient of `ddp`, who computes what and where, kills, refusals."""
+
+import json
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.device.runs import STEPS, TASKS
+from tests.harness.run_directory import newest_checkpoint, outcome, trained_steps
+from utils.errors import Exit
+
+CHECKS = ROOT / "tests/device/check_strategies.py"
+simulated_alone = pytest.mark.needs("simulation")
+
+
+@pytest.fixture(scope="module")
+def step(launch, tmp_path_factory):
+    """step("dp", 2, "wide"): what check_strategies.py printed, and `peak`, the bytes that each device held at most."""
+    known = {}
+
+    def run(*words):
+        if words not in known:
+            folder = tmp_path_factory.mktemp("step")
+            result = launch(None, *words, command=(sys.executable, "-m", "tests.harness.accelerator", CHECKS), env={
+                "SIMULATED_ACCELERATOR": json.dumps({"devices": 4, "report": str(folder)})}).wait()
+            assert result.returncode == 0, result.text
+            report = json.loads((folder / "rank-0.json").read_text())
+            known[words] = json.loads(result.out) | {"peak": [report["peak"][str(index)] for index in range(words[1])]}
+        return known[words]
+
+    return run
+
+
+@simulated_alone
+@pytest.mark.parametrize("words", [
+    ("dp", 2, "wide-norm"), ("dp", 4, "wide"), ("dp", 3, "resnet18"), ("model-parallel", 3, "resnet18"),
+    ("model-parallel", 2, "wide-norm"), ("dp-classic", 2, "wide")],
+    ids=lambda words: "-".join(map(str, words)))
+def test_the_gradient_is_that_of_one_device(step, figure, words):
+    found = step(*words)
+    figure(f"relative difference {found['gradient']:.1e}")
+    assert found["gradient"] < 1e-6 and found["buffers"] == 0
+
+
+@simulated_alone
+def test_a_replica_of_dp_computes_whole_micro_batches_on_its_device(step):
+    seen = step("dp", 4, "wide")["seen"]
+    assert [device for device, _ in seen] == [f"sim:{index}" for index in (0, 1, 2, 3, 0, 1)]
+    assert [samples for _, samples in seen] == [[1000 * index + i for i in range(256)] for index in range(6)]
+
+
+@simulated_alone
+def test_classic_data_parallel_splits_each_micro_batch_and_its_batch_norm(step):
+    found = step("dp-classic", 2, "wide-norm")
+    assert sorted(device for device, _ in found["seen"]) == ["sim:0"] * 6 + ["sim:1"] * 6
+    assert all(len(samples) == 128 for _, samples in found["seen"])
+    assert len({sample for _, samples in found["seen"] for sample in samples}) == 6 * 256
+    assert found["gradient"] > 1e-3  # BatchNorm's statistics are those of half a micro-batch
+
+
+@simulated_alone
+def test_balanced_data_parallel_holds_the_same_on_each_device_and_classic_does_not(step, figure):
+    (first, second), (gathers, other) = step("dp", 2, "wide")["peak"], step("dp-classic", 2, "wide")["peak"]
+    figure(f"dp {first / 2**20:.1f} and {second / 2**20:.1f} MiB, dp-classic {gathers / 2**20:.1f} and"
+           f" {other / 2**20:.1f} MiB")
+    assert abs(first - second) < 0.1 * second and gathers > 2 * other
+
+
+@simulated_alone
+@pytest.mark.parametrize("number", [2, 3])
+def test_no_device_of_a_split_model_holds_more_than_its_share_and_a_block(step, number):
+    found = step("model-parallel", number, "resnet18")
+    assert len(found["held"]) == number
+    assert max(found["held"].values()) <= sum(found["held"].values()) / number + found["largest"]
+
+
+def of_each(strategy):
+    return [pytest.param(strategy, task, marks=() if (strategy, task) in ESSENTIAL else pytest.mark.slow)
+            for task in TASKS]
+
+
+ESSENTIAL = [("model-parallel", "masked-lm")]
+
+
+@pytest.mark.needs("two devices")
+@pytest.mark.parametrize("strategy, task", [*of_each("dp"), *of_each("model-parallel")])
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(accelerator, live, runs, run_dir, strategy, task):
+    words = [*runs.words(task, strategy), "--ema-decay", "0.9", "--deterministic", "--devices-per-process", "2"]
+    whole = run_dir.parent / "whole"
+    result = accelerator.run(None, *words, "--run-dir", whole)
+    assert result.returncode == 0 and f" on 2 x {accelerator.name} in 1 process;" in result.out, result.text
+    assert "evaluated 147 of 147" in result.out and "trained on 57 of 57 samples" in result.out
+    launch = live(accelerator, None, *words, "--run-dir", run_dir)
+    launch.wait_for(lambda: trained_steps(run_dir) >= 3 and newest_checkpoint(run_dir), "a checkpoint")
+    os.kill(launch.process.pid, signal.SIGKILL)
+    assert launch.wait().returncode != 0
+    result = accelerator.run(None, *words, "--run-dir", run_dir)
+    assert result.returncode == 0 and "resumed at step" in result.out, result.text
+    assert trained_steps(run_dir) == STEPS and outcome(run_dir) == outcome(whole)
+
+
+@pytest.mark.slow
+@simulated_alone
+@pytest.mark.parametrize("task", TASKS)
+def test_a_split_model_is_shared_by_two_processes(accelerator, runs, run_dir, task):
+    words = [*runs.words(task, "model-parallel"), "--run-dir", run_dir]
+    result = accelerator.run(2, *words, "--stop-after", 4)
+    assert result.code == Exit.STOPPED and f" on 4 x {accelerator.name} in 2 processes;" in result.out, result.text
+    result = accelerator.run(2, *words)
+    assert result.returncode == 0 and trained_steps(run_dir) == STEPS, result.text
+
+
+@simulated_alone
+@pytest.mark.parametrize("devices, processes, words, parts", [
+    (4, 2, ["--strategy", "dp"], ["--strategy dp computes in 1 process, and there are 2", "python train.py"]),
+    (1, None, ["--strategy", "model-parallel"], ["needs 2 devices in each process, and sim gives 1"]),
+    (4, None, ["--strategy", "model-parallel", "--devices-per-process", "5"],
+     ["1 process on this node, but 4 sim devices; each process needs 5 of its own: --devices-per-process 4"]),
+    (16, None, ["--strategy", "model-parallel"], ["blocks, the largest with", "use --devices-per-process "]),
+    (4, None, ["--devices-per-process", "2"], ["with --strategy ddp a process has one device", "dp or dp-classic"]),
+    (4, None, ["--strategy", "dp-classic", "--task", "masked-lm"], ["use --strategy dp"]),
+], ids=["processes", "one-device", "too-few", "too-fine", "ddp", "tokens"])
+def test_what_cannot_be_is_refused_before_training(accelerator, runs, run_dir, devices, processes, words, parts):
+    task = "masked-lm" if "masked-lm" in words else "image-classification"
+    result = accelerator.simulating(devices=devices).run(
+        processes, *runs.words(task), *words, "--run-dir", run_dir)
+    assert result.code == Exit.USAGE, result.text
+    assert all(result.err.count(part) == 1 for part in parts), result.text
+    assert not run_dir.exists()
