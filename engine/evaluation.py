@@ -66,7 +66,7 @@ def evaluate_only(start: Start) -> Exit:
     model = task.build_model(initial_weights=not run.is_there).to(world.device)  # Collective.
     if config.device.compile:
         model.compile()
-    strategy = load_strategy(config.device.strategy)(model, world, blocks_of)
+    strategy = load_strategy(config.device.strategy)(model, world, blocks_of, config.device)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
     if run.is_there:
         progress, is_average = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.

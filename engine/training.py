@@ -130,7 +130,7 @@ def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
         model = start.task.build_model(initial_weights).to(world.device)  # Collective.
     freeze(model, config.optim.freeze)
     checkpoint_activations(model, config.device)
-    return load_strategy(config.device.strategy)(model, world, blocks_of)  # may shard the model
+    return load_strategy(config.device.strategy)(model, world, blocks_of, config.device)  # may shard it
 
 
 def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:

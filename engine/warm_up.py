@@ -26,8 +26,8 @@ def warm_up(t: "Training") -> None:
     module = t.strategy.module
     if t.strategy.needs_every_grad and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
-                        " DistributedDataParallel needs every layer's gradient on every rank: use --strategy exact, one"
-                        " process, or a layerdrop of 0")
+                        " DistributedDataParallel needs every layer's gradient on every rank: use"
+                        " --find-unused-parameters, --strategy exact, one process, or a layerdrop of 0")
     while True:
         # a step that changes nothing
         module.train()
@@ -45,7 +45,8 @@ def warm_up(t: "Training") -> None:
         module.eval()
         if not without or not (unused := names_unused(t, without)):
             break
-        t.log.note(f"{len(unused)} parameters get no gradient and are frozen: {some(unused)}")
+        names = ", ".join(unused) if t.config.device.debug_distributed else some(unused)
+        t.log.note(f"{len(unused)} parameters get no gradient and are frozen: {names}")
         for name in unused:
             without[name].requires_grad_(False)
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.

@@ -48,6 +48,7 @@ from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
 from utils.settings.run_options import DeviceOptions, OptimOptions, RecordOptions
 from utils.strategies import load_strategy
+from utils.strategies.base import DEFAULTS
 
 M, CLASSES, SIDE = 6, 10, 32
 ONE = torch.ones(())
@@ -393,7 +394,9 @@ def an_unused_weight(world: World, folder: Path) -> Any:
 
 def a_layer_that_is_skipped_at_random(world: World, folder: Path) -> Any:
     """{strategy: what warm_up makes of a layer that only the last micro-batch uses}: the error, or what it froze."""
-    return {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in ACROSS}
+    found = {kind: _error_of(lambda kind=kind: _with_an_unused_weight(kind, world, skips=True)) for kind in ACROSS}
+    finding = DeviceOptions(find_unused_parameters=True)
+    return found | {"finding": _error_of(lambda: _with_an_unused_weight("ddp", world, skips=True, options=finding))}
 
 
 def ranks_without_work(world: World, folder: Path) -> Any:
@@ -413,7 +416,9 @@ def ranks_without_work(world: World, folder: Path) -> Any:
     return [len(share), _sha256({name: weight.grad for name, weight in model.named_parameters()})]
 
 
-def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict[str, Any]:
+def _with_an_unused_weight(
+    kind: str, world: World, skips: bool = False, options: DeviceOptions = DEFAULTS
+) -> dict[str, Any]:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -434,14 +439,14 @@ def _with_an_unused_weight(kind: str, world: World, skips: bool = False) -> dict
             return Output(logits.square().sum(), logits)
 
     torch.manual_seed(0)
-    task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world)
+    task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world, config=options)
     optimizer = torch.optim.SGD(strategy.module.parameters(), lr=0.1, fused=True)
     strategy.setup(M)
     warm_up(SimpleNamespace(
         strategy=strategy, task=task, feed=SimpleNamespace(plan=BatchPlan(67, 26, M)),
         precision=Precision("fp32", world.device), log=SimpleNamespace(note=notes.append),
         evaluation=SimpleNamespace(eval_batch=2), attempts=SimpleNamespace(evaluate=lambda size: None),
-        config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine")),
+        config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine"), device=options),
         state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []
     strategy.module.train()

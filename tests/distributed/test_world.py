@@ -236,7 +236,9 @@ def test_a_layer_that_is_skipped_at_random_is_not_frozen(told, processes):
             assert (rank["ddp"][0], rank["ddp"][1]["frozen"]) == ("no error", [])
         else:  # DDP would fail in the next step, in words of its own
             assert rank["ddp"][::2] == ["UserError", Exit.USAGE]
-            assert "--strategy exact" in rank["ddp"][1]
+            assert "--strategy exact" in rank["ddp"][1] and "--find-unused-parameters" in rank["ddp"][1]
+        assert (rank["finding"][0], rank["finding"][1]["frozen"]) == ("no error", [])
+        assert rank["finding"][1]["norms"] == pytest.approx(alone, rel=1e-6)
 
 
 def test_torchrun_restarts_after_a_crash_until_all_ranks_meet(run_dir, run_torchrun):

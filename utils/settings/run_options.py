@@ -183,6 +183,11 @@ class DeviceOptions:
     devices_per_process: int | Auto = option(
         "auto", "devices of a process with --strategy dp, dp-classic and model-parallel; auto = the node's, shared out",
         OPERATIONAL, at_least=1, rare=True)
+    find_unused_parameters: bool = option(
+        False, "--strategy ddp: a step may leave parameters out, as a layer drop does; slower", OPERATIONAL, rare=True)
+    debug_distributed: bool = option(
+        False, "torch says more about DDP (TORCH_DISTRIBUTED_DEBUG=INFO), and all parameters without a gradient are"
+        " named", OPERATIONAL, rare=True)
     compile: bool = option(False, "compile the model with torch.compile", TOLERATED)
     deterministic: bool = option(
         False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED, rare=True)

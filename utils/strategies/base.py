@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.distributed.world import World
+from utils.settings.run_options import DeviceOptions
 
 
 class MicroBatch(Protocol):
@@ -40,6 +41,7 @@ class Block(Protocol):
         """Their parameters by name; a tied one in its first block only."""
 
 
+DEFAULTS = DeviceOptions()
 BlocksOf = Callable[[nn.Module], Sequence[Block]]  # the blocks of a model, from its input to its head
 
 
@@ -63,12 +65,13 @@ class Strategy(ABC):
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks):
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
+                 config: DeviceOptions = DEFAULTS):
         """module: on the device; its parameters may be sharded here: the optimizer is built from them afterwards.
 
         blocks_of: for a strategy that puts the blocks of the model into different places.
         """
-        self.module, self.world = module, world
+        self.module, self.world, self.config = module, world, config
         self.model: nn.Module = module
         self.device = world.device
 

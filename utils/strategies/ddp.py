@@ -14,17 +14,30 @@ from utils.strategies.replicated import Replicated
 class DDP(Replicated):
     """DistributedDataParallel with a hook that sums; a process that is alone needs neither."""
 
+    _fills = False
+
     def setup(self, num_micro_batches: int) -> None:
         """Wrap the model. Collective: DDP sends rank 0's parameters to all ranks."""
         if self.world.world_size == 1:
             return
-        self.needs_every_grad = True
+        self.needs_every_grad = not self.config.find_unused_parameters
         self.model = DistributedDataParallel(
             self.module,
             device_ids=self.device_ids,
             gradient_as_bucket_view=True,
+            find_unused_parameters=self.config.find_unused_parameters,
             **{_SYNC_BUFFERS: False})  # see buffers.py
         self.model.register_comm_hook(None, _sum)
+
+    def require_all_grads(self) -> None:
+        """DDP does it, or fails; with find_unused_parameters it leaves out what no rank has used in a step."""
+        self._fills = self.config.find_unused_parameters
+
+    def finish(self) -> None:
+        """Zeros for the gradients that DDP left out."""
+        for param in self.module.parameters() if self._fills else ():
+            if param.requires_grad and param.grad is None:
+                param.grad = torch.zeros_like(param)
 
     @property
     def device_ids(self) -> list[int] | None:

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from utils.distributed.world import World
-from utils.strategies.base import BlocksOf, no_blocks
+from utils.settings.run_options import DeviceOptions
+from utils.strategies.base import DEFAULTS, BlocksOf, no_blocks
 from utils.strategies.replicated import Replicated
 
 GRID = 2.0**50  # grid units per 1.0
@@ -37,8 +38,9 @@ class Exact(Replicated):
     bytes_per_param = 8  # its int64 sum
     not_finite = "is not finite, or is larger than 2^12 / micro-batches (--strategy exact)"
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks):
-        super().__init__(module, world, blocks_of)
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
+                 config: DeviceOptions = DEFAULTS):
+        super().__init__(module, world, blocks_of, config)
         self._buckets: list[_Bucket] = []
         self._hooks: list[RemovableHandle] = []
         self._is_last, self._scale = False, torch.ones(())

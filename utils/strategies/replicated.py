@@ -8,15 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from utils.distributed.world import World
-from utils.strategies.base import AnyMicroBatch, BlocksOf, Strategy, no_blocks
+from utils.settings.run_options import DeviceOptions
+from utils.strategies.base import DEFAULTS, AnyMicroBatch, BlocksOf, Strategy, no_blocks
 from utils.strategies.buffers import Buffers
 
 
 class Replicated(Strategy):
     """All of a Strategy except setup and the sum over ranks, which a subclass adds in grad_sync and finish."""
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks):
-        super().__init__(module, world, blocks_of)
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
+                 config: DeviceOptions = DEFAULTS):
+        super().__init__(module, world, blocks_of, config)
         self._buffers = Buffers(module)
 
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from utils.strategies import STRATEGIES
+
 ROOT = Path(__file__).parents[3]
 ROOMS = ("engine", "models", "data", "utils")
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
@@ -129,3 +131,8 @@ def test_a_quotation_must_be_whole_lines_in_order():
 def test_an_anchor_must_be_a_heading():
     targets = ["../README.md#in-a-container", "../README.md#no-such-heading", "../README.md", "../NO.md"]
     assert [is_there(target, "docs/launching.md") for target in targets] == [True, False, True, False]
+
+
+def test_each_table_of_strategies_has_all():
+    tables = re.findall(r"(?:^\| `.*\n)+", PAGES["docs/strategies.md"], re.M)
+    assert tables and all(re.findall(r"^\| `([^`]+)`", table, re.M) == list(STRATEGIES) for table in tables)

@@ -168,7 +168,7 @@ def test_the_kinds_are_those_of_the_contract(task):
                                   "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best"}
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
-            "save_every", "keep",
+            "find_unused_parameters", "debug_distributed", "save_every", "keep",
         "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "output", "start_timeout", "step_timeout",
         "section_timeout", "max_nonfinite"}
 
