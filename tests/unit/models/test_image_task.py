@@ -18,7 +18,7 @@ from utils.numerics.seed import seed_micro_batch
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
-from utils.strategies.base import Strategy
+from utils.strategies.ddp import DDP
 
 
 def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_path, monkeypatch):
@@ -115,8 +115,8 @@ def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, techn
                               for index in indices])
         return replace(batch_of(task, indices), inputs={"images": images})
 
-    found = nonfinite_samples(model, [batch([0, 20, 40, 50])], lambda each: seeded_loss(task, model, each),
-                              lambda index: batch([index]), Strategy.largest)
+    found = nonfinite_samples(DDP(model, None), [batch([0, 20, 40, 50])], 1,
+                              lambda each: seeded_loss(task, model, each), lambda index: batch([index]))
     assert found == [20]
 
 
