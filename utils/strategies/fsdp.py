@@ -27,6 +27,8 @@ from utils.strategies.replicated import Replicated
 class FSDP(Replicated):
     """fully_shard by blocks; a process that is alone has nothing to share and keeps the plain model."""
 
+    is_sharded = True
+
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks):
         """Shard rank 0's parameters. Collective."""
         self.is_sharded = self.needs_every_grad = world.world_size > 1

@@ -107,7 +107,7 @@ def test_a_skipped_sample_leaves_no_trace_in_the_others(build, technique):
 
 
 @pytest.mark.parametrize("technique", [[], ["--mixup", "1"], ["--cutmix", "1"]])
-def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, technique):
+def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, technique, world):
     task, model = build(*technique, "--mean", "0", "0", "0", "--std", "1", "1", "1"), Flat(limit=0.3).train()
 
     def batch(indices):  # sample 20 is white, all others are nearly black
@@ -115,7 +115,7 @@ def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, techn
                               for index in indices])
         return replace(batch_of(task, indices), inputs={"images": images})
 
-    found = nonfinite_samples(DDP(model, None), [batch([0, 20, 40, 50])], 1,
+    found = nonfinite_samples(DDP(model, world), [batch([0, 20, 40, 50])], 1,
                               lambda each: seeded_loss(task, model, each), lambda index: batch([index]))
     assert found == [20]
 
