@@ -29,6 +29,16 @@ CASES = "mobilenet_v3_small", "text-classification", "masked-tokens"
 CHANGES = "ddp", "fsdp", "exact", "ddp"
 
 
+def task_of(name: str, world: World, folder: Path) -> Any:
+    """A task of check_world.py; its images are channels_last, as the program's are."""
+    task = TASKS[name](world, folder)
+    if name == "mobilenet_v3_small":
+        collate = task.collate
+        task.collate = lambda samples: replace(batch := collate(samples), inputs={
+            "images": batch.inputs["images"].float().contiguous(memory_format=torch.channels_last)})
+    return task
+
+
 def build(kind: str, task: Any, world: World) -> Strategy:
     torch.manual_seed(world.rank)  # rank 0's initial weights are the run's
     strategy = load_strategy(kind)(task.build_model(initial_weights=True), world, blocks_of)
@@ -40,7 +50,7 @@ def gradients(world: World, folder: Path) -> Any:
     """{case step: relative distance of fsdp's gradients and buffers to ddp's}; no rank has the same micro-batches."""
     found = {}
     for name in CASES:
-        task = TASKS[name](world, folder)
+        task = task_of(name, world, folder)
         plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
         strategies = [build(kind, task, world) for kind in ("fsdp", "ddp")]
         for strategy in strategies:
@@ -54,7 +64,7 @@ def parts_of_parameters(world: World, folder: Path) -> Any:
     """{case: share of the parameters that this rank keeps}"""
     found = {}
     for name in CASES:
-        params = list(build("fsdp", TASKS[name](world, folder), world).module.parameters())
+        params = list(build("fsdp", task_of(name, world, folder), world).module.parameters())
         own = [param.to_local() if hasattr(param, "to_local") else param for param in params]
         found[name] = sum(map(Tensor.numel, own)) / sum(map(Tensor.numel, params))
     return found
@@ -67,7 +77,7 @@ def changes_of_strategy(world: World, folder: Path) -> Any:
     """
     found = {}
     for name, optimizer in (("mobilenet_v3_small", "adamw"), ("mobilenet_v3_small", "sgd"), ("masked-tokens", "adamw")):
-        task, before, same, seen = TASKS[name](world, folder), None, [], []
+        task, before, same, seen = task_of(name, world, folder), None, [], []
         plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
         for number, kind in enumerate(CHANGES):
             strategy, optim = _load(kind, optimizer, task, before, world)
@@ -125,7 +135,7 @@ def evaluation(world: World, folder: Path) -> Any:
     """{case: whether fsdp's outputs and ddp's of the same weights are the same bits}; a training step comes before."""
     found = {}
     for name in CASES:
-        task, outputs = TASKS[name](world, folder), []
+        task, outputs = task_of(name, world, folder), []
         plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
         batch = task.collate([task.train_set[0, index] for index in range(world.rank, 16, world.world_size)])
         for kind in ("fsdp", "ddp"):
