@@ -46,6 +46,10 @@ class Batch:
         """The same batch in pinned memory (the DataLoader calls this)."""
         return self._map(Tensor.pin_memory)
 
+    def stand_in(self) -> Batch:
+        """The same samples with sample weight 0, for a rank that must compute when it has nothing to compute."""
+        return replace(self, sample_weight=torch.zeros_like(self.sample_weight), indices=(), bad=())
+
     @property
     def counted(self) -> tuple[int, ...]:
         """Those of `indices` that count: all but unreadable samples. For a batch on the host."""

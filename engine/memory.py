@@ -1,6 +1,7 @@
 """A device's memory: batch sizes that fit are found by trying, before training starts and where memory runs out later.
 
-An attempt takes part in no collective, so that a rank that runs out of memory keeps no other rank waiting.
+An attempt takes part in no collective, so that a rank that runs out of memory keeps no other rank waiting; where a
+forward is collective, none is made.
 """
 
 import socket
@@ -28,7 +29,7 @@ class Attempts:
     def __init__(self, start: "Start", strategy: Strategy, optimizer: torch.optim.Optimizer):
         self._task, self._precision, self._device = start.task, start.precision, start.world.device
         self._model, self._optimizer = strategy.module, optimizer
-        self.bytes_per_param = strategy.bytes_per_param
+        self.bytes_per_param, self.are_possible = strategy.bytes_per_param, not strategy.is_sharded
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
@@ -132,9 +133,10 @@ def _memory_error(lack: str, t: "Training") -> RankError:
         flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.eval_batch
     t.state.optimizer.zero_grad(set_to_none=True)
     t.attempts.bytes_per_param = 0  # the strategy holds its sums already
-    fit, _ = largest_fit(attempt, size // 2)
+    fit, _ = largest_fit(attempt, size // 2) if t.attempts.are_possible else (0, "")
     t.checkpoints.close()  # finish the save under way
     step = t.checkpoints.newest_step()
     saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
     return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
-                     f" ({lack}); {saved}; {way_out(flag, fit)}")
+                     f" ({lack}); {saved};"
+                     f" {way_out(flag, fit) if t.attempts.are_possible else f'use a smaller {flag}'}")

@@ -6,16 +6,18 @@ finite; this module finds out why, and owns --max-nonfinite.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.batch import Batch
 from engine.saving import save, wait_for_save
 from utils.errors import Exit, UserError, some
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir.checkpoint import Progress
+from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
 if TYPE_CHECKING:
@@ -53,7 +55,10 @@ def judge_last_step(t: "Training") -> None:
 
 
 def nonfinite_names(t: "Training", at: Progress) -> list[str]:
-    """This rank's samples that make the gradient of the step at `at` non-finite, found by computing the share again."""
+    """This rank's samples that make the gradient of the step at `at` non-finite, found by computing the share again.
+
+    Collective if forwards are.
+    """
     sampler, samples = t.feed.sampler, t.feed.samples
     normalizer = t.task.normalizer(sampler.indices(at.epoch, at.sample_offset))
     share = [sampler.micro_batch(at.epoch, at.sample_offset, index) for index in sampler.share]
@@ -63,36 +68,40 @@ def nonfinite_names(t: "Training", at: Progress) -> list[str]:
         with t.precision.autocast():
             return t.task.forward(t.strategy.module, batch.to(t.world.device)).loss_sum / normalizer
 
-    found = nonfinite_samples(t.strategy.module, map(samples.__getitem__, share), loss_of,
-                              lambda index: samples.collated(at.epoch, [index]), t.strategy.largest)
+    found = nonfinite_samples(t.strategy, map(samples.__getitem__, share), len(share), loss_of,
+                              lambda index: samples.collated(at.epoch, [index]))  # Collective if forwards are.
     is_all = len(found) == sum(len(wanted.indices) for wanted in share if not wanted.is_stand_in) > 0
     return ["all its samples"] if is_all else [f"sample {index} ({samples.name(index)})" for index in found]
 
 
-def nonfinite_samples(module: nn.Module, micro_batches: Iterable[Batch], loss_of: Callable[[Batch], Tensor],
-                      alone: Callable[[int], Batch], largest: float) -> list[int]:
-    """Indices of the samples in `micro_batches` that make the gradient non-finite.
+def nonfinite_samples(strategy: Strategy, micro_batches: Iterable[Batch], count: int,
+                      loss_of: Callable[[Batch], Tensor], alone: Callable[[int], Batch]) -> list[int]:
+    """Indices of the samples in `micro_batches`, of which there are `count`, that make the gradient non-finite.
 
-    loss_of: the loss of a batch as training computes it. alone: a batch of the one sample with that index. largest:
-    gradients beyond it count as non-finite. Where no sample's loss is non-finite by itself, all samples of the
-    micro-batch are named. Leaves gradients, buffers and the mode of `module` as they are.
+    loss_of: the loss of a batch as training computes it. alone: a batch of the one sample with that index. Where no
+    sample's loss is non-finite by itself, all samples of the micro-batch are named. Leaves gradients, buffers and the
+    mode of the module as they are. Collective if forwards are.
     """
+    module = strategy.module
     buffers, found, modes = Buffers(module), [], {part: part.training for part in module.modules()}
-    params = [param for param in module.parameters() if param.requires_grad]
+    batch: Batch | None = None
     buffers.begin()
-    for batch in micro_batches:
-        # the micro-batch as a whole
-        loss = loss_of(batch)
-        grads = torch.autograd.grad(loss, params, allow_unused=True)  # leaves .grad alone, and no hook sees it
+    for new in strategy.evenly(micro_batches, count):
+        # the micro-batch as a whole; the last one again while another rank has more
+        batch = new or batch.stand_in()
+        is_finite = strategy.is_finite(partial(loss_of, batch))
         buffers.restore()
-        if torch.isfinite(loss) and all(bool((grad.abs() <= largest).all()) for grad in grads if grad is not None):
-            continue
 
         # its samples, one by one
+        suspects = () if is_finite else batch.indices
+        by_themselves = []
         module.eval()  # BatchNorm would refuse one sample
         with torch.no_grad():
-            by_themselves = [index for index in batch.indices if not torch.isfinite(loss_of(alone(index)))]
+            for index in strategy.evenly(suspects, len(suspects)):
+                loss = loss_of(batch if index is None else alone(index))
+                if index is not None and not torch.isfinite(loss):
+                    by_themselves.append(index)
         for part, is_training in modes.items():
             part.training = is_training
-        found += by_themselves or batch.indices
+        found += by_themselves or suspects
     return found

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
@@ -21,7 +22,7 @@ from models.activations import checkpoint_activations
 from models.blocks import blocks_of, freeze, lr_factors
 from utils.distributed.agreement import Agreement
 from utils.distributed.world import World
-from utils.errors import counted
+from utils.errors import UserError, counted
 from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
@@ -30,6 +31,7 @@ from utils.rundir.coverage import Coverage
 from utils.rundir.room import warn_of_room
 from utils.rundir.throughput import Throughput
 from utils.settings.option import Interval
+from utils.settings.run_options import OptimOptions
 from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
@@ -66,7 +68,7 @@ def build_training(start: Start) -> Training:
     strategy = _build_strategy(start, is_new)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim))
-    averages = Averages(strategy.model_state(), optim.ema_decay)
+    averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
 
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)
@@ -133,6 +135,14 @@ def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
     return load_strategy(config.device.strategy)(model, world, blocks_of, config.device)  # may shard it
 
 
+def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:
+    """What --ema-decay averages. Raises UserError (64) if no process has it."""
+    if optim.ema_decay and strategy.is_sharded:
+        raise UserError(f"--ema-decay {optim.ema_decay}: the average needs all weights in each process, and this"
+                        " --strategy keeps a part of them in each; leave it out, or use --strategy ddp")
+    return strategy.model_state() if optim.ema_decay else {}
+
+
 def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:
     """The plan of this run; if its micro-batches do not fit into memory and may change, a finer one. Collective."""
     plan, world = resolve_plan(start, strategy), start.world
@@ -140,7 +150,8 @@ def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new
     is_free = is_auto and is_new and not strategy.is_invariant  # else bits depend on it
     start.watchdog.enter("looking for sizes that fit", start.config.faults.start_timeout)
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
-    if (fit := resolve_size(plan.sizes[1], attempts, is_free, world)) < plan.sizes[1]:  # Collective.
+    largest = plan.sizes[1]
+    if attempts.are_possible and (fit := resolve_size(largest, attempts, is_free, world)) < largest:  # Collective.
         plan = resolve_plan(start, strategy, fit)
     require_partners(start, strategy, plan)
     start.watchdog.enter("starting", math.inf)

@@ -313,7 +313,7 @@ def _looking(kind: str, world: World) -> dict[str, Any]:
     if world.rank == world.world_size - 1:  # no collective: the others do not take part
         batches = [replace(_shares(world)[0], indices=indices) for indices in ((6, 2), (7, 4))]
         named = nonfinite_samples(
-            strategy.module, batches, loss_of, lambda index: replace(batches[0], indices=(index,)), strategy.largest)
+            strategy, batches, len(batches), loss_of, lambda index: replace(batches[0], indices=(index,)))
     return {"named": named, "norms": [before, norm()]}
 
 
@@ -338,19 +338,19 @@ def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path)
         strategy = load_strategy(kind)(task.build_model(initial_weights=True).to(dtype), world)
         strategy.setup(M)
         for step, start in positions.items():
-            results[kind, step] = _step(task, strategy, plan, start, world)
+            results[kind, step] = step_of(task, strategy, plan, start, world)
             figures[step][f"{kind} sha256"] = _sha256(results[kind, step])
     for step in positions:
         file = folder / f"{name} {dtype} {step}.safetensors"
         if world.world_size == 1:
             save_file(results["ddp", step], file)
         if world.is_main:
-            figures[step]["ddp to one process"] = _distances(results["ddp", step], load_file(file))
-        figures[step]["ddp to exact"] = _distances(results["ddp", step], results["exact", step])
+            figures[step]["ddp to one process"] = distances(results["ddp", step], load_file(file))
+        figures[step]["ddp to exact"] = distances(results["ddp", step], results["exact", step])
     return figures
 
 
-def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -> dict[str, Tensor]:
+def step_of(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -> dict[str, Tensor]:
     """Summed gradients and buffers of one optimizer step at position `start`, as train_one_epoch computes them."""
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, seed=0, lengths=task.lengths)
     sampler.set_position(0, start)
@@ -361,12 +361,17 @@ def _step(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -
         (task.forward(strategy.model, batch).loss_sum / task.normalizer(sampler.indices(0, start))).backward()
     strategy.commit_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()
-    result = {f"gradient of {name}": weight.grad.contiguous().clone()
+    result = {f"gradient of {name}": whole(weight.grad).contiguous().clone()
               for name, weight in strategy.module.named_parameters()}
     result |= {f"buffer {name}": buffer.contiguous().clone() for name, buffer in strategy.module.named_buffers()}
     for weight in strategy.module.parameters():
         weight.grad = None
     return result
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor that may be sharded. Collective."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def planted_values_make_the_norm_non_finite(world: World, folder: Path) -> Any:
@@ -479,15 +484,15 @@ def _error_of(work: Callable[[], Any]) -> list[Any]:
         return [type(error).__name__, str(error), int(getattr(error, "code", -1))]
 
 
-def _distances(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
+def distances(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, float]:
     """Relative L2 distance of all gradients together, and of all buffers together."""
-    distances = {}
+    found = {}
     for kind in ("gradient", "buffer"):
         names = [name for name in one if name.startswith(kind)]
         squares = [(float((one[name] - other[name]).double().square().sum()),
                     float(other[name].double().square().sum())) for name in names]
-        distances[kind] = (sum(difference for difference, _ in squares) / sum(size for _, size in squares)) ** 0.5
-    return distances
+        found[kind] = (sum(difference for difference, _ in squares) / sum(size for _, size in squares)) ** 0.5
+    return found
 
 
 def _sha256(tensors: dict[str, Tensor]) -> str:
@@ -518,4 +523,5 @@ def work() -> int:
     return 0
 
 
-exit_after(work)
+if __name__ == "__main__":
+    exit_after(work)

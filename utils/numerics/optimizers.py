@@ -4,10 +4,11 @@ A schedule is a pure function of (settings, step), so checkpoints hold no schedu
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from utils.settings.run_options import OptimOptions
 
@@ -28,7 +29,8 @@ def build_optimizer(
     groups = [{"params": params, "weight_decay": 0.0 if has_no_decay else config.weight_decay, "lr_factor": factor}
               for (has_no_decay, factor), params in sorted(alike.items())]
     if config.optimizer == "sgd":
-        optimizer = torch.optim.SGD(
+        is_sharded = any(hasattr(param, "to_local") for param in model.parameters())  # a DTensor
+        optimizer = (_ShardedSGD if is_sharded else torch.optim.SGD)(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
         for param in (param for param in model.parameters() if config.momentum and param.requires_grad):
             # torch 2.15 would leave uninitialised memory here if the first step is skipped; zeros are the same start.
@@ -41,6 +43,29 @@ def build_optimizer(
 
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class _ShardedSGD(torch.optim.SGD):
+    """SGD on this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
+
+    def step(self, closure: None = None) -> None:
+        params, state = [group["params"] for group in self.param_groups], self.state
+        self.state = defaultdict(dict)
+        for group in self.param_groups:
+            group["params"] = [self._part(param, state) for param in group["params"]]
+        try:
+            super().step()  # in place, momentum too
+        finally:
+            self.state = state
+            for group, whole in zip(self.param_groups, params, strict=True):
+                group["params"] = whole
+
+    def _part(self, param: nn.Parameter, state: Mapping[nn.Parameter, dict[str, Tensor]]) -> Tensor:
+        part = param.detach().to_local()
+        if param.grad is not None:
+            part.grad = param.grad.to_local()
+            self.state[part] = {name: value.to_local() for name, value in state[param].items()}
+        return part
 
 
 def require_skippable(optimizer: torch.optim.Optimizer) -> None:

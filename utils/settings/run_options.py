@@ -177,9 +177,10 @@ class DeviceOptions:
     tf32: Literal["auto", "always", "never"] = option(
         "auto", "CUDA: float32 matrix products and convolutions in TF32 (3 decimal digits); auto = with bf16 or fp16",
         TOLERATED, rare=True)
-    strategy: Literal["ddp", "exact", "dp", "dp-classic", "model-parallel"] = option(
-        "ddp", "exact = the same bits on any number of processes; dp, dp-classic = one process with several"
-        " devices; model-parallel = a model split over several devices (docs/strategies.md)", TOLERATED)
+    strategy: Literal["ddp", "exact", "fsdp", "dp", "dp-classic", "model-parallel"] = option(
+        "ddp", "exact = the same bits on any number of processes; fsdp = each process keeps a part of the model; dp,"
+        " dp-classic = one process with several devices; model-parallel = a model split over several devices"
+        " (docs/strategies.md)", TOLERATED)
     devices_per_process: int | Auto = option(
         "auto", "devices of a process with --strategy dp, dp-classic and model-parallel; auto = the node's, shared out",
         OPERATIONAL, at_least=1, rare=True)

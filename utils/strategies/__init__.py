@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "ddp": "utils.strategies.ddp:DDP",
     "exact": "utils.strategies.exact:Exact",
+    "fsdp": "utils.strategies.fsdp:FSDP",
     "dp": "utils.strategies.dp:DP",
     "dp-classic": "utils.strategies.dp_classic:DPClassic",
     "model-parallel": "utils.strategies.model_parallel:ModelParallel",

@@ -1,6 +1,6 @@
 """The contract of a strategy: how the ranks that compute one step share it. A strategy knows no task.
 
-Those that exist: ddp.py, exact.py. What they have in common: replicated.py, buffers.py.
+Those that exist: __init__.py. What they have in common: replicated.py, buffers.py.
 
 The order of calls: Strategy(module, world), build_optimizer(module, ...), load_model_state and load_optimizer_state if
 the run continues, setup, a warm-up step, require_all_grads; then per step: accumulate, clip_grad_norm_, commit_buffers.
@@ -9,7 +9,7 @@ the run continues, setup, a warm-up step, require_all_grads; then per step: accu
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,11 @@ class MicroBatch(Protocol):
     def index(self) -> int:
         """0 to num_micro_batches - 1."""
 
+    def stand_in(self) -> Self:
+        """The same samples, of which none counts."""
 
-AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch)
+
+AnyMicroBatch, Item = TypeVar("AnyMicroBatch", bound=MicroBatch), TypeVar("Item")
 
 
 class Block(Protocol):
@@ -61,6 +64,7 @@ class Strategy(ABC):
     min_devices = max_devices = 1  # of a process; require_possible
     is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
+    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/memory.py, training.py
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/memory.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
@@ -97,8 +101,23 @@ class Strategy(ABC):
         """Yield this rank's micro-batches of one step; the caller runs forward and backward on each. Collective.
 
         count: how many micro-batches this rank has, maybe 0. scale: scalar, the power of two that losses are multiplied
-        by. After the loop every param.grad is the sum over all micro-batches of all ranks, times scale, and has the
-        strides of its parameter: fused optimizers read memory in order.
+        by. Where a forward is collective, a stand-in follows if another rank has one more. After the loop every
+        param.grad is the sum over all micro-batches of all ranks, times scale (this rank's part of it, if the
+        parameter is sharded), and has the strides of its parameter: fused optimizers read memory in order.
+        """
+
+    @abstractmethod
+    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
+        """This rank's `count` items; where a forward is collective, None until every rank has had as many. All ranks.
+
+        For work with a forward for each item, of which ranks have different numbers; for None, too.
+        """
+
+    @abstractmethod
+    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
+        """Whether the scalar that loss_of returns and its gradient on this rank are finite. All ranks or none.
+
+        Values beyond `largest` are not. It leaves the gradients of the step as they are.
         """
 
     @abstractmethod

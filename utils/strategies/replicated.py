@@ -1,6 +1,6 @@
-"""What strategies share that keep all parameters and all optimizer state on every rank."""
+"""What strategies share; those that keep all parameters and all optimizer state on every rank need little else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from utils.distributed.world import World
 from utils.settings.run_options import DeviceOptions
-from utils.strategies.base import DEFAULTS, AnyMicroBatch, BlocksOf, Strategy, no_blocks
+from utils.strategies.base import DEFAULTS, AnyMicroBatch, BlocksOf, Item, Strategy, no_blocks
 from utils.strategies.buffers import Buffers
 
 
@@ -44,6 +44,18 @@ class Replicated(Strategy):
             self._buffers.restore()
         self.finish()
 
+    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
+        """The items: ranks need not do equally much."""
+        return iter(items)
+
+    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
+        """Without communication, and no hook sees the gradient."""
+        loss = loss_of()
+        params = [param for param in self.module.parameters() if param.requires_grad]
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        return bool(torch.isfinite(loss)) and all(
+            bool((grad.abs() <= self.largest).all()) for grad in grads if grad is not None)
+
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Without communication: every rank has the whole gradient."""
         params = [param for param in self.module.parameters() if param.grad is not None]
@@ -65,13 +77,17 @@ class Replicated(Strategy):
 
     def model_state(self) -> dict[str, Tensor]:
         """The module's own tensors, not copies."""
+        return self.own_state()
+
+    def own_state(self) -> dict[str, Tensor]:
+        """What this rank has of the model's state: the module's own tensors."""
         names: dict[int, str] = {}
         state = self.module.state_dict(keep_vars=True)
         return {name: tensor.detach() for name, tensor in state.items() if names.setdefault(id(tensor), name) == name}
 
     def load_model_state(self, state: dict[str, Tensor]) -> None:
         """Copy into the module's tensors."""
-        own = self.model_state()
+        own = self.own_state()
         wrong = sorted(set(own) ^ set(state)) or [name for name in own if own[name].shape != state[name].shape]
         if wrong:
             raise KeyError(f"{len(wrong)} tensors differ, for example {wrong[0]}")
@@ -85,9 +101,16 @@ class Replicated(Strategy):
     def load_optimizer_state(self, optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Any]]) -> None:
         """By name: the order of parameters may differ."""
         indices = {name: index for index, name in _names_by_index(optimizer).items()}
-        full = optimizer.state_dict()
-        full["state"] = {indices[name]: values for name, values in state.items()}
+        params, full = dict(self.module.named_parameters()), optimizer.state_dict()
+        full["state"] = {
+            indices[name]: {key: self.placed(value, params[name]) if isinstance(value, Tensor) else value
+                            for key, value in values.items()}
+            for name, values in state.items()}
         optimizer.load_state_dict(full)
+
+    def placed(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """`tensor` with the strides of `like`, if it has its shape: fused optimizers read memory in order."""
+        return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor) if tensor.shape == like.shape else tensor
 
 
 def _names_by_index(optimizer: torch.optim.Optimizer) -> dict[int, str]:

@@ -13,9 +13,11 @@ from engine.nonfinite import nonfinite_samples
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint import Progress
 from utils.strategies.base import Strategy
+from utils.strategies.ddp import DDP
 from utils.strategies.exact import Exact
 
 SHARES = ((7, 3, 12, 5), (20, 1, 9, 4), (8, 2))  # a rank's micro-batches, by the indices of their samples
+ALONE = SimpleNamespace(device=torch.device("cpu"), world_size=1)
 PLANTED = [float("nan"), float("inf"), -float("inf")]
 
 
@@ -59,7 +61,9 @@ def batch_of(indices, planted):
 def named(net, planted, largest=Strategy.largest, loss_of=None, shares=SHARES):
     loss_of = loss_of or (lambda batch: net(batch.inputs["x"]).square().sum())
     micro_batches = [batch_of(share, planted) for share in shares]
-    return nonfinite_samples(net, micro_batches, loss_of, lambda index: batch_of([index], planted), largest)
+    strategy = DDP(net, ALONE)
+    strategy.largest = largest
+    return nonfinite_samples(strategy, micro_batches, len(shares), loss_of, lambda index: batch_of([index], planted))
 
 
 @pytest.fixture(params=[True, False], ids=["BatchNorm", "no BatchNorm"])

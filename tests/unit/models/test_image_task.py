@@ -18,7 +18,7 @@ from utils.numerics.seed import seed_micro_batch
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
-from utils.strategies.base import Strategy
+from utils.strategies.ddp import DDP
 
 
 def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_path, monkeypatch):
@@ -107,7 +107,7 @@ def test_a_skipped_sample_leaves_no_trace_in_the_others(build, technique):
 
 
 @pytest.mark.parametrize("technique", [[], ["--mixup", "1"], ["--cutmix", "1"]])
-def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, technique):
+def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, technique, world):
     task, model = build(*technique, "--mean", "0", "0", "0", "--std", "1", "1", "1"), Flat(limit=0.3).train()
 
     def batch(indices):  # sample 20 is white, all others are nearly black
@@ -115,8 +115,8 @@ def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, techn
                               for index in indices])
         return replace(batch_of(task, indices), inputs={"images": images})
 
-    found = nonfinite_samples(model, [batch([0, 20, 40, 50])], lambda each: seeded_loss(task, model, each),
-                              lambda index: batch([index]), Strategy.largest)
+    found = nonfinite_samples(DDP(model, world), [batch([0, 20, 40, 50])], 1,
+                              lambda each: seeded_loss(task, model, each), lambda index: batch([index]))
     assert found == [20]
 
 

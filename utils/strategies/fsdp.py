@@ -1,0 +1,158 @@
+"""Fully sharded data parallel: every rank keeps a part of each parameter, its gradient and its optimizer state.
+
+A block's parameters are gathered where it computes, forward and backward, and freed afterwards: no device holds the
+whole model. A forward is therefore collective: all ranks go forward equally often, with stand-ins that count nothing.
+Gradients are summed after each micro-batch, so that none is kept in full. Source: torch.distributed.fsdp.fully_shard
+(Zhao et al., 2023), which averages over ranks; here it sums, as losses are divided by the whole batch's normalizer.
+
+Precision is autocast's, as under every strategy: float32 is what is kept, gathered and summed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from utils.distributed.world import World
+from utils.settings.run_options import DeviceOptions
+from utils.strategies.base import DEFAULTS, AnyMicroBatch, Block, BlocksOf, Item, no_blocks
+from utils.strategies.replicated import Replicated
+
+
+class FSDP(Replicated):
+    """fully_shard by blocks; a process that is alone has nothing to share and keeps the plain model."""
+
+    is_sharded = True
+
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
+                 config: DeviceOptions = DEFAULTS):
+        """Shard rank 0's parameters. Collective."""
+        self.is_sharded = self.needs_every_grad = world.world_size > 1
+        self._most = 1  # micro-batches of a rank in one step
+        if self.is_sharded:
+            with torch.no_grad():
+                for param in module.parameters():
+                    world.broadcast(param)
+            shard(module, blocks_of(module), world)
+        super().__init__(module, world, blocks_of, config)
+
+    def setup(self, num_micro_batches: int) -> None:
+        """The model is sharded already; only the number of forwards is new."""
+        self._most = -(-num_micro_batches // self.world.world_size)
+
+    def accumulate(
+        self, micro_batches: Iterable[AnyMicroBatch], count: int, scale: Tensor
+    ) -> Iterator[AnyMicroBatch]:
+        """Yield a stand-in after the micro-batches where another rank has one more. Collective."""
+        return super().accumulate(self._with_stand_in(micro_batches, count), count, scale)
+
+    def _with_stand_in(self, micro_batches: Iterable[AnyMicroBatch], count: int) -> Iterator[AnyMicroBatch]:
+        for micro_batch in micro_batches:
+            yield micro_batch
+        # shares differ by one at most; in the warm-up all counts are 1: all ranks have a stand-in, or none
+        if self.is_sharded and count == self._most - 1:
+            yield micro_batch.stand_in()
+
+    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
+        """The items, then None until every rank has had as many. Collective."""
+        most = max(self.world.gather(count))
+        yield from items
+        yield from [None] * (most - count)
+
+    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
+        """Whether this rank's loss and its gradient, before it is summed over ranks, are finite. Collective."""
+        if not self.is_sharded:
+            return super().is_finite(loss_of)
+        params = [param for param in self.module.parameters() if param.requires_grad]
+        grads, found = [param.grad for param in params], []
+
+        def watch(part: nn.Module, args: Any) -> None:
+            for param in part.parameters():  # gathered: FSDP's own hook comes first
+                if param.requires_grad and not isinstance(param, DTensor):
+                    handle = param.register_hook(lambda grad: found.append((grad.abs() <= self.largest).all()))
+                    stack.callback(handle.remove)
+
+        with ExitStack() as stack:
+            for part in self.module.modules():
+                if isinstance(part, FSDPModule):
+                    stack.callback(part.register_forward_pre_hook(watch).remove)
+            for param in params:
+                param.grad = None
+            (loss := loss_of()).backward()
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad
+        return bool(torch.isfinite(loss)) and all(map(bool, found))
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """The norm of all parts together. Collective."""
+        params = [param for param in self.module.parameters() if param.grad is not None]
+        norm = torch.nn.utils.get_total_norm([param.grad for param in params])
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
+        if max_norm:
+            torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
+        return norm
+
+    def model_state(self) -> dict[str, Tensor]:
+        """Rank 0: full tensors in host memory, gathered one at a time; other ranks: nothing. Collective."""
+        return self._whole(super().model_state())
+
+    def load_model_state(self, state: dict[str, Tensor]) -> None:
+        """Keep this rank's parts."""
+        own = self.own_state()
+        super().load_model_state({name: self.placed(tensor, own[name]) if name in own else tensor
+                                  for name, tensor in state.items()})
+
+    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
+        """As model_state. Collective."""
+        return self._whole(super().optimizer_state(optimizer))
+
+    def placed(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """This rank's part of `tensor`, as `like` is sharded."""
+        if isinstance(like, DTensor) and tensor.shape == like.shape:
+            full = tensor.to(like.device).contiguous()
+            tensor = distribute_tensor(full, like.device_mesh, like.placements, src_data_rank=None)  # sends nothing
+        return super().placed(tensor, like)
+
+    def _whole(self, nest: dict[str, Any]) -> dict[str, Any]:
+        whole = {}
+        for name, value in nest.items():
+            if isinstance(value, dict):
+                value = self._whole(value)
+            elif isinstance(value, DTensor):
+                value = value.full_tensor()
+                value = value.cpu() if self.world.is_main else None
+            if self.world.is_main:
+                whole[name] = value
+        return whole
+
+
+def shard(module: nn.Module, blocks: Sequence[Block], world: World) -> None:
+    """Shard each composed part of the blocks as one group, and what is left with the root: single layers, tied weights.
+
+    Every group sums over ranks. fully_shard takes no channels_last.
+    """
+    module.to(memory_format=torch.contiguous_format)
+    mesh = init_device_mesh(world.device.type, (world.world_size,))
+    uses = _uses(module)
+    for part in (part for block in blocks for part in block.parts):
+        own = _uses(part)
+        is_composed = any(True for _ in part.children())
+        if part is not module and own and is_composed and all(uses[key] == count for key, count in own.items()):
+            fully_shard(part, mesh=mesh, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)  # the root too: between steps nothing is gathered
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo has no other
+
+
+def _uses(module: nn.Module) -> Counter[int]:
+    """How often each parameter occurs in `module`: a tied one more than once."""
+    return Counter(id(param) for _, param in module.named_parameters(remove_duplicate=False))
