@@ -117,11 +117,13 @@ class World:
         dist.broadcast(tensor, src=0, group=self.cpu_group if tensor.device.type == "cpu" else None)
         return tensor
 
-    def broadcast_nest(self, nest: Any) -> Any:
+    def broadcast_nest(self, nest: Any, in_host_memory: bool = False) -> Any:
         """Rank 0's nest (utils/distributed/nest.py) on every rank, its tensors on this rank's device. Collective.
 
-        Tensors are sent one by one: besides the nest itself no rank holds more than one of them.
+        in_host_memory: there instead. Tensors are sent one by one: besides the nest itself no rank holds more than one
+        of them.
         """
+        device = torch.device("cpu") if in_host_memory else self.device
         tensors: list[Tensor] = []
         data = bytearray(json.dumps(take_apart(nest, tensors)).encode()) if self.is_main else bytearray()
         size = int(self.broadcast(torch.tensor([len(data)])))
@@ -129,7 +131,7 @@ class World:
         description, waiting = json.loads(self.broadcast(sent).numpy().tobytes()), iter(tensors)
 
         def received(dtype: torch.dtype, shape: list[int], strides: list[int]) -> Tensor:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             if self.is_main:
                 tensor.copy_(next(waiting))
             if tensor.numel():  # as bytes in the order of memory: any type, any strides

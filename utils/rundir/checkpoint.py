@@ -177,7 +177,7 @@ class Checkpoints:
         """
         self._model_bytes = sum(weight.nbytes for weight in state.strategy.module.parameters())
         self._num_bytes = STATES * self._model_bytes + sum(value.nbytes for value in state.averages.values.values())
-        found = self._read(self._folder.newest_valid)
+        found = self._read(self._folder.newest_valid, state.strategy)
         if found is None:
             return False
         with _of_this_model(found):
@@ -191,7 +191,7 @@ class Checkpoints:
         Returns its position, and whether it is the average of the weights (--ema-decay). Changes nothing on disk.
         Raises UserError (66) if there is none.
         """
-        found = self._read(self._folder.best, with_state=False)
+        found = self._read(self._folder.best, strategy, with_state=False)
         with _of_this_model(found):
             strategy.load_model_state(found["weights"])
         return Progress(**found["trainer"]["progress"]), _exports_averages(found["trainer"])
@@ -215,8 +215,13 @@ class Checkpoints:
             "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),
         }, trainer["best"].get("step"))
 
-    def _read(self, choose: Callable[[], str | None], with_state: bool = True) -> dict[str, Any] | None:
-        """What the checkpoint that rank 0 chooses and reads holds; None if it chooses none. Collective."""
+    def _read(
+        self, choose: Callable[[], str | None], strategy: Strategy, with_state: bool = True
+    ) -> dict[str, Any] | None:
+        """What the checkpoint that rank 0 chooses and reads holds; None if it chooses none. Collective.
+
+        In host memory, if a device has no room for all.
+        """
         found = None
 
         def read() -> None:
@@ -232,7 +237,7 @@ class Checkpoints:
 
         size = self._world.on_rank_zero(self._folder.num_bytes)
         self._world.on_rank_zero(read, num_bytes=size)
-        return self._world.broadcast_nest(found)
+        return self._world.broadcast_nest(found, strategy.is_sharded)
 
 
 def _exports_averages(trainer: dict[str, Any]) -> bool:

@@ -64,7 +64,8 @@ class Strategy(ABC):
     min_devices = max_devices = 1  # of a process; require_possible
     is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
-    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/memory.py, training.py
+    # No device has all weights, and a forward of `module` is collective: memory.py, training.py, rundir/checkpoint.py.
+    is_sharded = False
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/memory.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
