@@ -63,10 +63,12 @@ def evaluate_only(start: Start) -> Exit:
     """--eval-only: one JSON line with the figures on standard output; writes nothing but --output. Collective."""
     # the weights
     config, world, run, task = start.config, start.world, start.run, start.task
-    model = task.build_model(initial_weights=not run.is_there).to(world.device)  # Collective.
+    model = task.build_model(initial_weights=not run.is_there)  # Collective.
+    kind = load_strategy(config.device.strategy)
+    model = model if kind.is_split else model.to(world.device)
     if config.device.compile:
         model.compile()
-    strategy = load_strategy(config.device.strategy)(model, world, blocks_of, config.device)
+    strategy = kind(model, world, blocks_of, config.device)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
     if run.is_there:
         progress, is_average = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.

@@ -22,9 +22,10 @@ FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a sett
 def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> BatchPlan:
     """The plan of this run; its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
 
-    auto: the smallest multiple of the number of processes that keeps micro-batches within AUTO_LIMIT samples; cut finer
-    later if there are more processes. Where strategy.is_invariant, auto ignores the number of processes, and ranks may
-    have no work. fit: samples that fit into the device's memory, where those of the plan before did not.
+    auto: the smallest multiple of the number of processes (of devices, if each computes micro-batches of its own) that
+    keeps micro-batches within AUTO_LIMIT samples; cut finer later if there are more processes. Where
+    strategy.is_invariant, auto ignores the number of processes, and ranks may have no work. fit: samples that fit into
+    the device's memory, where those of the plan before did not.
     """
     config, run, world, num_samples = start.config.batch, start.run, start.world, len(start.task.train_set)
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
@@ -34,7 +35,8 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
         if strategy.is_invariant:
             size = max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))
             return -(-batch // min(INVARIANT_LIMIT, size))
-        return world.world_size * -(-batch // ((fit or AUTO_LIMIT) * world.world_size))
+        lanes = world.world_size * strategy.lanes
+        return lanes * -(-batch // ((fit or AUTO_LIMIT) * lanes))
 
     # resolve
     if fit:

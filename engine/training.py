@@ -129,10 +129,12 @@ def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
     """The strategy with its model: some blocks may be frozen, or compute their activations again. Collective."""
     config, world = start.config, start.world
     with seeded(derive_seed(config.run.seed, "initial weights")):
-        model = start.task.build_model(initial_weights).to(world.device)  # Collective.
+        model = start.task.build_model(initial_weights)  # Collective.
+    kind = load_strategy(config.device.strategy)
+    model = model if kind.is_split else model.to(world.device)
     freeze(model, config.optim.freeze)
     checkpoint_activations(model, config.device)
-    return load_strategy(config.device.strategy)(model, world, blocks_of, config.device)  # may shard it
+    return kind(model, world, blocks_of, config.device)  # may shard it
 
 
 def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:

@@ -26,8 +26,8 @@ def warm_up(t: "Training") -> None:
     module = t.strategy.module
     if t.strategy.needs_every_grad and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"
-                        " DistributedDataParallel needs every layer's gradient on every rank: use"
-                        " --find-unused-parameters, --strategy exact, one process, or a layerdrop of 0")
+                        f" --strategy {t.config.device.strategy} needs every layer's gradient on every rank: use"
+                        " --strategy exact, --strategy ddp --find-unused-parameters, one process, or a layerdrop of 0")
     while True:
         # a step that changes nothing
         module.train()

@@ -237,7 +237,7 @@ class Checkpoints:
 
         size = self._world.on_rank_zero(self._folder.num_bytes)
         self._world.on_rank_zero(read, num_bytes=size)
-        return self._world.broadcast_nest(found, strategy.is_sharded)
+        return self._world.broadcast_nest(found, strategy.is_split)
 
 
 def _exports_averages(trainer: dict[str, Any]) -> bool:

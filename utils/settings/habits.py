@@ -122,7 +122,10 @@ HABITS = (
     ("ddp-timeout dist-timeout", "--start-timeout, --step-timeout and --section-timeout"),
     ("sync-bn sync-batchnorm dist-bn",
      "not needed: BatchNorm's statistics are those of a micro-batch, on any number of processes"),
-    ("fsdp deepspeed", "not available: every process holds the whole model"),
+    ("fsdp", "--strategy fsdp"), ("find-unused", "--find-unused-parameters"),
+    ("data-parallel dp", "--strategy dp: one process with several devices; --strategy ddp is faster"),
+    ("model-parallel split-model", "--strategy model-parallel"),
+    ("deepspeed", "not available; --strategy fsdp shards weights, gradients and the optimizer's state, too"),
 
     # records
     ("print-freq p log-interval log-freq logging-steps log-every-n-steps", "--log-every"),

@@ -64,21 +64,26 @@ class Strategy(ABC):
     min_devices = max_devices = 1  # of a process; require_possible
     is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
-    # No device has all weights, and a forward of `module` is collective: memory.py, training.py, rundir/checkpoint.py.
-    is_sharded = False
+    is_split = False  # no device has all weights: the strategy takes the model in host memory; rundir/checkpoint.py
+    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/memory.py, training.py
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/memory.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
                  config: DeviceOptions = DEFAULTS):
-        """module: on the device; its parameters may be sharded here: the optimizer is built from them afterwards.
+        """module: in host memory if is_split, else on the device. The optimizer is built afterwards.
 
         blocks_of: for a strategy that puts the blocks of the model into different places.
         """
         self.module, self.world, self.config = module, world, config
         self.model: nn.Module = module
         self.device = world.device
+
+    @property
+    def lanes(self) -> int:
+        """How many micro-batches a process computes at a time."""
+        return 1
 
     @abstractmethod
     def setup(self, num_micro_batches: int) -> None:

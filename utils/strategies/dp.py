@@ -25,6 +25,11 @@ class DP(Replicated):
 
     max_processes, max_devices = 1, sys.maxsize
 
+    @property
+    def lanes(self) -> int:
+        """One on each device."""
+        return len(self.world.devices)
+
     def setup(self, num_micro_batches: int) -> None:
         """Make the replicas."""
         self._replicas = make_replicas(self.module, self.world.devices)

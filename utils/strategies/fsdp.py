@@ -28,7 +28,7 @@ from utils.strategies.replicated import Replicated
 class FSDP(Replicated):
     """fully_shard by blocks; a process that is alone has nothing to share and keeps the plain model."""
 
-    is_sharded = True
+    is_split = is_sharded = True
 
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
                  config: DeviceOptions = DEFAULTS):
@@ -40,6 +40,7 @@ class FSDP(Replicated):
                 for param in module.parameters():
                     world.broadcast(param)
             shard(module, blocks_of(module), world)
+        module.to(world.device)  # what is not sharded
         super().__init__(module, world, blocks_of, config)
 
     def setup(self, num_micro_batches: int) -> None:

@@ -24,6 +24,7 @@ class ModelParallel(DDP):
     """DDP over a model on several devices; what it takes and gives is on the first."""
 
     min_devices, max_devices = 2, sys.maxsize
+    is_split = True
 
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
                  config: DeviceOptions = DEFAULTS):
@@ -52,24 +53,23 @@ def split(module: nn.Module, blocks: Sequence[Block], devices: Sequence[torch.de
                         f" {100 * max(sizes) // sum(sizes)} % of its bytes, so {counted(len(devices), 'device')} cannot"
                         f" share it; use --devices-per-process {len(used)}")
 
-    # what is to be where; all parameters of a layer are in one place, also if one is tied to another block's
+    # where each layer computes: all its parameters are in one place, also if one is tied to another block's
     place_of = {id(param): place for block, place in reversed([*zip(blocks, places, strict=True)])
                 for param in block.params.values()}
+    layers = dict.fromkeys(module.modules(), devices[0])
     for block, place in zip(blocks, places, strict=True):
         for part in block.parts:
             part.register_forward_pre_hook(_moving_to(place), prepend=True, with_kwargs=True)
-            for layer in part.modules():
-                for name, buffer in layer.named_buffers(recurse=False):
-                    setattr(layer, name, buffer.to(place))
-    for layer in module.modules():
+            layers |= dict.fromkeys(part.modules(), place)
+    for layer, place in layers.items():
         if own := list(layer.parameters(recurse=False)):
             place = min((place_of[id(param)] for param in own), key=devices.index)
-            for param in own:
-                param.data = param.data.to(place)
-            for name, buffer in layer.named_buffers(recurse=False):
-                setattr(layer, name, buffer.to(place))
             if layer is not module:
                 layer.register_forward_pre_hook(_moving_to(place), prepend=True, with_kwargs=True)
+        for param in own:
+            param.data = param.data.to(place)
+        for name, buffer in layer.named_buffers(recurse=False):
+            setattr(layer, name, buffer.to(place))
 
 
 def _moving_to(place: torch.device) -> Callable[..., Any]:

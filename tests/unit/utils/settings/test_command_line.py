@@ -122,7 +122,7 @@ def test_an_unknown_task_exits_64_with_a_suggestion(capsys):
     "--lr fast", "--lr -1", "--lr nan", "--lr inf", "--epochs 0", "--epochs 1.5", "--global-batch-size 0",
     "--micro-batch-size 0", "--micro-batch-size small", "--mean 1 2", "--mean nan 0 0", "--std 1 0 1",
     "--val-fraction 1", "--label-smoothing 1", "--momentum 1", "--betas 1.5 0.9", "--split dev",
-    "--precision int8", "--strategy fsdp", "--eval-every 0", "--eval-every never", "--save-every 5weeks",
+    "--precision int8", "--strategy deepspeed", "--eval-every 0", "--eval-every never", "--save-every 5weeks",
     "--save-every 0", "--save-every None", "--stop-after soon", "--keep 0", "--threads 0", "--workers -1",
     "--max-steps 0", "--seed -1", "--log-every 0", "--eval-batch-size 0", "--image-size 0", "--warmup-steps -1",
     "--min-lr -1", "--weight-decay -1", "--max-grad-norm -1", "--nproc-per-node 0", "--start-timeout 0",
