@@ -108,8 +108,9 @@ def train_one_epoch(t: Training) -> None:
             with precision.autocast():
                 output = t.task.forward(strategy.model, micro_batch.to(strategy.device))
             # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
-            losses[micro_batch.index] += output.loss_sum.detach().double() / batch.normalizer
-            (output.loss_sum.to(device) / batch.normalizer * precision.scale).backward()
+            loss_sum = output.loss_sum.to(device)
+            losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
+            (loss_sum / batch.normalizer * precision.scale).backward()
 
         # update; a gradient that is not finite changes nothing
         t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later

@@ -31,11 +31,13 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in strategy.module.modules())
 
+    most = max(1, batch // (world.world_size * (1 + has_batch_norm)))  # BatchNorm needs two samples
+    lanes = world.world_size * min(strategy.lanes, most)
+
     def derive() -> int:
         if strategy.is_invariant:
             size = max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))
             return -(-batch // min(INVARIANT_LIMIT, size))
-        lanes = world.world_size * strategy.lanes
         return lanes * -(-batch // ((fit or AUTO_LIMIT) * lanes))
 
     # resolve
@@ -46,14 +48,18 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     if "micro_batches" in run.kept:
         run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # an earlier version began the run
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
-    if size == "auto" and world.world_size > count and not strategy.is_invariant:
-        count = run.kept["micro_batches"] = count * -(-world.world_size // count)
-        run.note(f"{world.world_size} processes need more: a global batch is now cut into {count} micro-batches; the"
-                 " run is not bit-exact from here on")
+    if size == "auto" and lanes > count and not strategy.is_invariant:
+        count = run.kept["micro_batches"] = count * -(-lanes // count)
+        who = "processes" if strategy.lanes == 1 else "devices"
+        run.note(f"{lanes} {who} need more: a global batch is now cut into {count} micro-batches; the run is not"
+                 " bit-exact from here on")
 
     # check
     plan = BatchPlan(num_samples, config.global_batch_size, count)
     plan.check(min(world.world_size, count) if strategy.is_invariant else world.world_size, has_batch_norm)
+    if world.world_size == 1 and strategy.lanes > count:
+        run.note(f"a global batch has {counted(count, 'micro-batch')}, and there are {strategy.lanes} devices, so some"
+                 " compute nothing; a smaller --micro-batch-size in a new run gives each work")
     if world.world_size > count:
         sizes = plan.sizes_for(world.world_size, has_batch_norm)
         idle = some(str(rank) for rank in range(count, world.world_size))

@@ -138,10 +138,10 @@ def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
 
 
 def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:
-    """What --ema-decay averages. Raises UserError (64) if no process has it."""
+    """What --ema-decay averages. Raises UserError (64) for a strategy without averages."""
     if optim.ema_decay and strategy.is_sharded:
-        raise UserError(f"--ema-decay {optim.ema_decay}: the average needs all weights in each process, and this"
-                        " --strategy keeps a part of them in each; leave it out, or use --strategy ddp")
+        raise UserError(f"--ema-decay {optim.ema_decay}: this --strategy keeps no averages; use --strategy ddp, or"
+                        " leave it out (the averages of a run that had them are lost then)")
     return strategy.model_state() if optim.ema_decay else {}
 
 

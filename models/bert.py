@@ -248,7 +248,7 @@ class SparsePrediction:
         return logits if logits.ndim == 2 else logits.flatten(0, 1)[positions]
 
     def _select(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0].flatten(0, 1)[self._positions], *args[1:])
+        return (args[0].flatten(0, 1)[self._positions.to(args[0].device)], *args[1:])
 
 
 def save_model_folder(

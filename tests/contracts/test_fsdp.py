@@ -69,13 +69,13 @@ def test_a_bad_sample_is_named_and_both_ranks_end_with_80(words_of, run_dir, run
     ended = run_torchrun(2, *words, script="tests/faults/train_with_nan.py", env={"NAN_SAMPLES": "7"})
     assert ended.code == Exit.DIVERGED, ended.text
     assert "is not finite; it comes from rank" in ended.err and ", sample 7 (" in ended.err, ended.text
-    assert ended.text.count("exitcode  : 80") in (0, 1, 2) and "timed out" not in ended.text
+    assert "timed out" not in ended.text  # both ranks ended by themselves
 
 
 def test_fsdp_refuses_an_average_before_training(words_of, run_dir, run_torchrun):
     result = run_torchrun(2, *words_of("image-classification"), "--run-dir", run_dir, "--ema-decay", "0.9")
     assert result.code == Exit.USAGE, result.text
-    assert "--ema-decay 0.9: the average needs all weights in each process" in result.err
+    assert "--ema-decay 0.9: this --strategy keeps no averages" in result.err
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def of_each(strategy):
             for task in TASKS]
 
 
-ESSENTIAL = [("model-parallel", "masked-lm")]
+ESSENTIAL = [("dp", "text-classification"), ("model-parallel", "masked-lm")]
 
 
 @pytest.mark.needs("two devices")
@@ -121,8 +121,10 @@ def test_a_split_model_is_shared_by_two_processes(accelerator, runs, run_dir, ta
      ["1 process on this node, but 4 sim devices; each process needs 5 of its own: --devices-per-process 4"]),
     (16, None, ["--strategy", "model-parallel"], ["blocks, the largest with", "use --devices-per-process "]),
     (4, None, ["--devices-per-process", "2"], ["with --strategy ddp a process has one device", "dp or dp-classic"]),
-    (4, None, ["--strategy", "dp-classic", "--task", "masked-lm"], ["use --strategy dp"]),
-], ids=["processes", "one-device", "too-few", "too-fine", "ddp", "tokens"])
+    (4, None, ["--strategy", "dp-classic", "--task", "masked-lm"], ["a layer of this model takes a whole one"]),
+    (4, None, ["--strategy", "dp-classic", "--checkpoint-activations"], ["cannot compute activations again"]),
+    (4, None, ["--strategy", "dp", "--find-unused-parameters"], ["--strategy dp has none; leave it out"]),
+], ids=["processes", "one-device", "too-few", "too-fine", "ddp", "tokens", "again", "switch"])
 def test_what_cannot_be_is_refused_before_training(accelerator, runs, run_dir, devices, processes, words, parts):
     task = "masked-lm" if "masked-lm" in words else "image-classification"
     result = accelerator.simulating(devices=devices).run(

@@ -95,6 +95,32 @@ def changes_of_strategy(world: World, folder: Path) -> Any:
     return found
 
 
+def steps_of_the_optimizer(world: World, folder: Path) -> Any:
+    """{optimizer: [whether a void step of fsdp changes nothing, how far a step of the same gradient is from ddp's]}
+
+    The distance is relative to that from the weights of before; the moments are not zero.
+    """
+    found = {}
+    for optimizer in ("adamw", "sgd"):
+        task = task_of("mobilenet_v3_small", world, folder)
+        plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
+        strategy, optim = _load("ddp", optimizer, task, None, world)
+        _train(task, strategy, optim, plan, 0, world)
+        state, ends = _saved(strategy, optim, world), {}
+        grads = step_of(task, strategy, plan, plan.starts[1 % len(plan.starts)], world)
+        for kind in ("ddp", "fsdp"):
+            strategy, optim = _load(kind, optimizer, task, state, world)
+            for name, param in strategy.module.named_parameters():
+                param.grad = strategy.placed(grads[f"gradient of {name}"], param.detach())
+            Precision("fp32", world.device).void_step(optim)
+            is_void = _is_same(_saved(strategy, optim, world)["weights"], state["weights"])
+            optim.step()
+            ends[kind] = torch.cat([tensor.flatten() for tensor in _saved(strategy, optim, world)["weights"].values()])
+        before = torch.cat([tensor.flatten() for tensor in state["weights"].values()])
+        found[optimizer] = [is_void, float((ends["fsdp"] - ends["ddp"]).norm() / (ends["ddp"] - before).norm())]
+    return found
+
+
 def _load(kind: str, optimizer: str, task: Any, state: Any, world: World) -> tuple[Strategy, torch.optim.Optimizer]:
     torch.manual_seed(7)
     strategy = load_strategy(kind)(task.build_model(initial_weights=True).float(), world, blocks_of)
@@ -213,8 +239,8 @@ def _norm(strategy: Strategy, shares: list[Batch]) -> float:
     return float(strategy.clip_grad_norm_(0.0))
 
 
-CHECKS = (gradients, parts_of_parameters, changes_of_strategy, evaluation, looking_for_what_is_not_finite,
-          a_gradient_that_is_infinite_in_one_part)
+CHECKS = (gradients, parts_of_parameters, changes_of_strategy, steps_of_the_optimizer, evaluation,
+          looking_for_what_is_not_finite, a_gradient_that_is_infinite_in_one_part)
 
 
 def work() -> int:

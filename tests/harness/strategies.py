@@ -5,4 +5,3 @@ from utils.strategies import STRATEGIES, load_strategy
 ACROSS = [  # one device, and the whole model, for each of several processes
     name for name, kind in ((name, load_strategy(name)) for name in STRATEGIES)
     if kind.max_devices == 1 and kind.max_processes > 1 and not kind.is_sharded]
-SEVERAL_DEVICES = [name for name in STRATEGIES if load_strategy(name).max_devices > 1]  # of a process

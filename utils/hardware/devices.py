@@ -58,7 +58,8 @@ def find_device(name: str, num_processes: int = 1, per_process: int | str = 1) -
     each = 1 if per_process == "auto" else int(per_process)
     if kind != "cpu" and (count := torch.accelerator.device_count()) < num_processes * each:
         own = f"{each} of its own" if each > 1 else "its own"
-        way_out = f"start {count // each}" if count >= each else f"--devices-per-process {count}"
+        fits = count >= each or count < num_processes
+        way_out = f"start {count // each or count}" if fits else f"--devices-per-process {count // num_processes}"
         raise UserError(
             f"--device {name}: {counted(num_processes, 'process')} on this node, but {counted(count, f'{kind} device')}"
             f"; each process needs {own}: {way_out}, or use --device cpu")

@@ -36,12 +36,15 @@ def devices_per_process(config: DeviceOptions) -> int | str:
 
 
 def require_possible(config: DeviceOptions, world: "World") -> None:
-    """Raise UserError (64) if there are too many processes, or too few devices, for the strategy."""
+    """Raise UserError (64) for too many processes, too few devices, and a switch that the strategy lacks."""
     strategy, name = load_strategy(config.strategy), f"--strategy {config.strategy}"
     if world.world_size > strategy.max_processes:
         raise UserError(f"{name} computes in {counted(strategy.max_processes, 'process')}, and there are"
                         f" {world.world_size}; start it as python train.py, or use --strategy ddp")
     if len(world.devices) < strategy.min_devices:
+        way_out = "start fewer processes" if world.world_size > 1 else "choose --devices-per-process"
         raise UserError(f"{name} needs {counted(strategy.min_devices, 'device')} in each process, and"
-                        f" {world.device.type} gives {len(world.devices)}; start fewer processes, choose"
-                        " --devices-per-process, or use --strategy ddp")
+                        f" {world.device.type} gives {len(world.devices)}; {way_out}, or use --strategy ddp")
+    if config.find_unused_parameters and not strategy.finds_unused:
+        raise UserError(f"--find-unused-parameters is a switch of DistributedDataParallel, and {name} has none; leave"
+                        " it out, or use --strategy ddp")

@@ -14,7 +14,7 @@ from utils.strategies.replicated import Replicated
 class DDP(Replicated):
     """DistributedDataParallel with a hook that sums; a process that is alone needs neither."""
 
-    _fills = False
+    finds_unused, _fills = True, False
 
     def setup(self, num_micro_batches: int) -> None:
         """Wrap the model. Collective: DDP sends rank 0's parameters to all ranks."""

@@ -27,10 +27,13 @@ class DPClassic(Replicated):
     max_processes, max_devices = 1, sys.maxsize
 
     def setup(self, num_micro_batches: int) -> None:
-        """Make the replicas. Raises UserError (64) for a model whose output layer takes tokens of the whole batch."""
+        """Make the replicas. Raises UserError (64) for what cannot be split, or computed again."""
         if any(part._forward_pre_hooks for part in self.module.modules()):
-            raise UserError("--strategy dp-classic splits a micro-batch by its samples, and the output layer of this"
-                            " model takes the predicted tokens of a whole one; use --strategy dp")
+            raise UserError("--strategy dp-classic splits a micro-batch by its samples, and a layer of this model takes"
+                            " a whole one (in masked-lm the output layer); use --strategy dp")
+        if self.config.checkpoint_activations:  # the weights of a forward are gone by then
+            raise UserError("--strategy dp-classic cannot compute activations again; leave --checkpoint-activations"
+                            " out, or use --strategy dp")
         self.model = Classic(self.module, self.world.devices)
 
 

@@ -47,8 +47,9 @@ def split(module: nn.Module, blocks: Sequence[Block], devices: Sequence[torch.de
     # a device for each block
     sizes = [sum(param.nbytes for param in block.params.values()) for block in blocks]
     middles = [sum(sizes[:index]) + size / 2 for index, size in enumerate(sizes)]
-    places = [devices[int(middle * len(devices) / sum(sizes))] for middle in middles]
-    if len(used := set(places)) < len(devices):
+    numbers = [int(middle * len(devices) / sum(sizes)) for middle in middles]
+    places = [devices[number] for number in numbers]
+    if len(used := set(numbers)) < len(devices):
         raise UserError(f"--strategy model-parallel: the model has {counted(len(blocks), 'block')}, the largest with"
                         f" {100 * max(sizes) // sum(sizes)} % of its bytes, so {counted(len(devices), 'device')} cannot"
                         f" share it; use --devices-per-process {len(used)}")

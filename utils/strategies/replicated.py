@@ -62,7 +62,7 @@ class Replicated(Strategy):
         norm = torch.nn.utils.get_total_norm([param.grad for param in params])
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
-        return norm
+        return norm.to(self.world.device)
 
     def commit_buffers(self, is_finite: Tensor) -> None:
         """Send the buffers that the next forward reads; the others are sent before an evaluation. Collective."""
@@ -110,7 +110,9 @@ class Replicated(Strategy):
 
     def placed(self, tensor: Tensor, like: Tensor) -> Tensor:
         """`tensor` with the strides of `like`, if it has its shape: fused optimizers read memory in order."""
-        return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor) if tensor.shape == like.shape else tensor
+        if tensor.shape != like.shape or tensor.stride() == like.stride():
+            return tensor
+        return torch.empty_like(like, dtype=tensor.dtype).copy_(tensor)
 
 
 def _names_by_index(optimizer: torch.optim.Optimizer) -> dict[int, str]:
