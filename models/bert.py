@@ -248,6 +248,8 @@ class SparsePrediction:
         return logits if logits.ndim == 2 else logits.flatten(0, 1)[positions]
 
     def _select(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if self._positions is None:  # the model was not called by logits()
+            return args
         return (args[0].flatten(0, 1)[self._positions.to(args[0].device)], *args[1:])
 
 

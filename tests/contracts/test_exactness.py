@@ -76,7 +76,7 @@ class Contract:
         return run
 
 
-@pytest.fixture(scope="module", params=but_in_faults("text-classification", *REGRESSION))  # masked-lm stands for both
+@pytest.fixture(scope="module", params=but_in_faults("image-classification", "text-classification", *REGRESSION))
 def task(request):
     return request.param
 

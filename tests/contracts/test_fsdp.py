@@ -11,8 +11,7 @@ from tests.contracts.test_exactness import COMMON, WORDS
 from tests.harness.run_directory import outcome, records, status, trained_steps, weights_sha256
 from utils.errors import Exit
 
-TASKS = ["masked-lm", *(
-    pytest.param(task, marks=pytest.mark.slow) for task in ("image-classification", "text-classification"))]
+TASKS = ["image-classification", "text-classification", "masked-lm"]
 STEPS = 3  # one epoch
 
 
@@ -28,6 +27,7 @@ def words_of(photos, texts):
     return words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_fsdp_stopped_and_killed_ends_as_if_uninterrupted(task, words_of, run_dir, run_torchrun, start_torchrun):
     words, straight = words_of(task), run_dir.parent / "straight"

@@ -82,7 +82,7 @@ def of_each(strategy):
             for task in TASKS]
 
 
-ESSENTIAL = [("dp", "text-classification"), ("model-parallel", "masked-lm")]
+ESSENTIAL = [("dp", "text-classification")]
 
 
 @pytest.mark.needs("two devices")

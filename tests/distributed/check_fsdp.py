@@ -5,6 +5,7 @@ Rank 0 writes FOLDER/fsdp-W.json, a list by rank; test_fsdp.py reads it.
 
 import json
 import sys
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,7 @@ def steps_of_the_optimizer(world: World, folder: Path) -> Any:
         state, ends = _saved(strategy, optim, world), {}
         grads = step_of(task, strategy, plan, plan.starts[1 % len(plan.starts)], world)
         for kind in ("ddp", "fsdp"):
-            strategy, optim = _load(kind, optimizer, task, state, world)
+            strategy, optim = _load(kind, optimizer, task, deepcopy(state), world)  # whose tensors it may keep
             for name, param in strategy.module.named_parameters():
                 param.grad = strategy.placed(grads[f"gradient of {name}"], param.detach())
             Precision("fp32", world.device).void_step(optim)

@@ -21,7 +21,7 @@ NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), n
 
 
 def resolved(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
-    strategy = SimpleNamespace(module=model, is_invariant=is_invariant)
+    strategy = SimpleNamespace(module=model, is_invariant=is_invariant, lanes=1)
     return resolve_plan(start_of(run, BatchOptions(**options), num_samples, world_size), strategy, fit)
 
 
