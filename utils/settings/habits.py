@@ -176,4 +176,4 @@ def _has_all(said: str, task: str) -> bool:
         kind = known.get(name.replace("-", "_"))
         return kind is not None and (not choice or get_origin(kind) is not Literal or choice in get_args(kind))
 
-    return all(has(*found) for found in re.findall(r"--([a-z-]+)(?: ([a-z0-9]+))?", said))
+    return all(has(*found) for found in re.findall(r"--([a-z-]+)(?: ([a-z0-9][a-z0-9-]*))?", said))

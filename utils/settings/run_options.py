@@ -179,8 +179,7 @@ class DeviceOptions:
         TOLERATED, rare=True)
     strategy: Literal["ddp", "exact", "fsdp", "dp", "dp-classic", "model-parallel"] = option(
         "ddp", "exact = the same bits on any number of processes; fsdp = each process keeps a part of the model; dp,"
-        " dp-classic = one process with several devices; model-parallel = a model split over several devices"
-        " (docs/strategies.md)", TOLERATED)
+        " dp-classic, model-parallel = several devices of one process (docs/strategies.md)", TOLERATED)
     devices_per_process: int | Auto = option(
         "auto", "devices of a process with --strategy dp, dp-classic and model-parallel; auto = the node's, shared out",
         OPERATIONAL, at_least=1, rare=True)
