@@ -114,6 +114,9 @@ def with_more_channels(model: nn.Module, weights: dict[str, Tensor]) -> dict[str
 def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes: bool) -> bool:
     """Load `weights`, the head only if the classes are the same. Returns whether the model keeps its new head.
 
+    A new head starts near 0, with a standard deviation of 0.01 (as MobileNetV2's), so that its first gradients do not
+    spoil the features: EfficientNet's own start for 10 classes is +-0.3, and its first loss 6.
+
     Raises UserError (64) if the rest does not fit.
     """
     # names of today
@@ -136,4 +139,9 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes
             f"the weights do not fit --model: {counted(len(wrong), 'tensor')} missing, unknown or of another shape, for"
             f" example {wrong[0]}; use weights of the same architecture")
     model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})
+    for name, param in model.named_parameters():
+        if name in new_head and param.ndim > 1:
+            nn.init.normal_(param, std=0.01)
+        elif name in new_head and name.endswith("bias"):
+            nn.init.zeros_(param)
     return bool(new_head)

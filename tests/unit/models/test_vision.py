@@ -76,6 +76,14 @@ def test_weights_of_other_classes_keep_the_backbone_and_get_a_new_head(ending, w
     assert model.classifier[1].weight.shape[0] == 3
 
 
+@pytest.mark.parametrize("name", ["mobilenet_v3_small", "efficientnet_b0", "squeezenet1_1"])
+def test_a_new_head_on_old_weights_starts_near_0(name, world, tmp_path):
+    torch.save(weights_of(name, 5), tmp_path / "weights.pth")
+    model = built(world, model=name, weights=str(tmp_path / "weights.pth"))
+    weight, bias = [param for key, param in model.named_parameters() if key.startswith("classifier.")][-2:]
+    assert weight.shape[0] == len(CLASSES) and 0.008 < weight.std() < 0.012 and not bias.any()
+
+
 @pytest.mark.parametrize("wrapped", [
     lambda weights: weights, lambda weights: {"model": weights, "epoch": 3},
     lambda weights: {"state_dict": {f"module.{name}": weight for name, weight in weights.items()}},
