@@ -88,7 +88,7 @@ defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates be
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 benchmark: .venv/ready              ## cost of --strategy exact, of all safety and of a start, as ratios within one run
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.strategies
+	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.exact
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
 		-m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup

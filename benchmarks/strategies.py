@@ -1,99 +1,76 @@
-"""`make benchmark`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
+"""`python -m benchmarks.strategies`: each strategy trains the same model: samples/s, memory, time to an accuracy.
 
-The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...); the ratios
-are medians over rounds.
+Runs of train.py on the built-in digits, one at a time and in turn (A B C A B C ...). Two devices in all, each with a
+core: two processes, or one process with two devices. On the CPU a device is no more than a name.
+Where there is an accelerator, --device cuda takes its devices.
 """
 
+import argparse
+import json
 import os
-import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import median
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn import functional as F
 
-from models.vision import build_classifier
-from utils.distributed.world import World
-from utils.numerics.optimizers import build_optimizer
-from utils.numerics.precision import Precision, hardware_precision
-from utils.settings.run_options import OptimOptions
-from utils.strategies.ddp import DDP
-from utils.strategies.exact import Exact
-from utils.strategies.replicated import Replicated
+from benchmarks.accuracy import ROOT
 
-ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
+ROWS = [  # strategy, processes, devices of each
+    ("ddp", 1, 1), ("ddp", 2, 1), ("exact", 2, 1), ("fsdp", 2, 1), ("dp", 1, 2), ("dp-classic", 1, 2),
+    ("model-parallel", 1, 2)]
+FLOOR, GOAL = ROWS[1], 0.95  # what the others are compared with; top1
 
 
-class Alone(Replicated):
-    """The floor: every rank keeps its own gradients."""
-
-    def setup(self, num_micro_batches: int) -> None:
-        """Nothing to prepare."""
-
-    grad_sync = DDP.grad_sync
-
-
-@dataclass(frozen=True)
-class Indexed:
-    """A MicroBatch without samples: all that a strategy must know."""
-
-    index: int
-
-
-def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor,
-              micro_batches: int) -> float:
-    """Seconds of one optimizer step with `micro_batches` per rank, until all ranks are done. Collective.
-
-    images: [MICRO_BATCH, 3, SIDE, SIDE], the same in every micro-batch.
-    """
-    world = strategy.world
-    dist.barrier()
-    began = time.perf_counter()
-    share = [Indexed(world.rank + i * world.world_size) for i in range(micro_batches)]
-    for _ in strategy.accumulate(share, len(share), precision.scale):
-        with precision.autocast():
-            logits = strategy.model(images).float()
-        F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()
-    is_finite = precision.step(optimizer, 0, strategy.clip_grad_norm_(0))
-    strategy.commit_buffers(is_finite)
-    optimizer.zero_grad(set_to_none=True)
-    dist.barrier()
-    return time.perf_counter() - began
+def main(device: str, rounds: int) -> None:
+    """Train and print the table."""
+    found: dict[tuple, list[tuple[float, float, float]]] = {row: [] for row in ROWS}
+    for number in range(rounds):
+        for row in ROWS:
+            found[row].append(_measure(*row, device))
+            print(f"round {number + 1} of {rounds}: {row}: {found[row][-1]}", file=sys.stderr, flush=True)
+    print(f"resnet18, 32 px, {device}, {rounds} rounds, torch {torch.__version__}\n")
+    print("| strategy | processes x devices | samples/s | to `ddp` on 2 | memory | time to"
+          f" {100 * GOAL:.0f} % |\n|---|---|---|---|---|---|")
+    for row, runs in found.items():
+        speed, memory, seconds = (median(values) for values in zip(*runs, strict=True))
+        ratios = [mine[0] / theirs[0] for mine, theirs in zip(runs, found[FLOOR], strict=True)]
+        print(f"| `{row[0]}` | {row[1]} x {row[2]} | {speed:.0f} | {median(ratios):.2f} ({min(ratios):.2f} to"
+              f" {max(ratios):.2f}) | {memory:.0f} MiB | {seconds:.0f} s |")
 
 
-def main() -> None:
-    """Print a table on rank 0. Run under torchrun. Arguments: a device as in --device, micro-batches per rank."""
-    torch.set_num_threads(1)
-    micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
-        precision = Precision(hardware_precision(world.device), world.device)
-        images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
-        contenders: dict[str, tuple[Replicated, torch.optim.Optimizer]] = {}
-        for name, kind in {"alone": Alone, "ddp": DDP, "exact": Exact}.items():
-            model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
-            strategy = kind(model, world)
-            strategy.setup(micro_batches * world.world_size)
-            contenders[name] = (strategy, build_optimizer(model, OptimOptions(lr=0.01)))
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for i in range(ROUNDS + 2):
-            for name, (strategy, optimizer) in contenders.items():
-                seconds = time_step(strategy, optimizer, precision, images, micro_batches)
-                if i >= 2:
-                    times[name].append(seconds)
-        medians = {name: statistics.median(values) for name, values in times.items()}
-        if world.is_main:
-            print(f"resnet18 {SIDE} px, {precision.name}, {world.world_size} processes with {micro_batches}"
-                  f" micro-batches of {MICRO_BATCH}, {ROUNDS} rounds, torch {torch.__version__}")
-            for name, median in medians.items():
-                ratios = [mine / theirs for mine, theirs in zip(times[name], times["ddp"], strict=True)]
-                print(f"{name:<6} {1000 * median:8.1f} ms  {statistics.median(ratios):.3f} x ddp"
-                      f" (rounds: {min(ratios):.3f} to {max(ratios):.3f})")
-    sys.stdout.flush()
-    os._exit(0)
+def _measure(strategy: str, processes: int, devices: int, device: str) -> tuple[float, float, float]:
+    """Samples/s, the peak memory in MiB of a device (on the CPU of a process), and seconds from the launch to GOAL."""
+    threads = 2 // processes  # the cores are the same for all
+    words = ["train.py", "--strategy", strategy, "--device", device, "--threads", str(threads), "--workers", "0"]
+    if devices > 1:
+        words += ["--devices-per-process", str(devices)]
+    start = [sys.executable] if processes == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={processes}"]
+    with tempfile.TemporaryDirectory() as run:
+        began = time.time()
+        process = subprocess.Popen([*start, *words, "--run-dir", run], cwd=ROOT, stdout=subprocess.DEVNULL,
+                                   env=os.environ | {"OMP_NUM_THREADS": str(threads)})
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"{' '.join(words)}: exit code {process.returncode}")
+        records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
+    train = [record for record in records if record["split"] == "train"][1:]  # the first step warms up
+    reached = next((record for record in records if record.get("top1", 0) >= GOAL), None)
+    seconds = datetime.fromisoformat(reached["time"]).timestamp() - began if reached else float("inf")
+    memory = max(record.get("memory", usage.ru_maxrss / 1024) for record in train)  # of the largest process below
+    return median(record["samples_per_s"] for record in train), memory, seconds
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.strategies")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    main(arguments.device, arguments.rounds)

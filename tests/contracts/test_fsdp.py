@@ -7,21 +7,21 @@ import json
 
 import pytest
 
+from models.tasks import TASKS
 from tests.contracts.test_exactness import COMMON, WORDS
 from tests.harness.run_directory import outcome, records, status, trained_steps, weights_sha256
 from utils.errors import Exit
 
-TASKS = ["image-classification", "text-classification", "masked-lm"]
 STEPS = 3  # one epoch
 
 
 @pytest.fixture
-def words_of(photos, texts):
+def words_of(photos, texts, photo_tables, text_tables):
     """words_of(task, strategy): a run of one epoch, in fp32."""
-    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts}
+    data = {"image-classification": photos, "image-regression": photo_tables, "text-regression": text_tables}
 
     def words(task, strategy="fsdp"):
-        return ["--task", task, "--strategy", strategy, "--data", data[task], *WORDS[task], *COMMON,
+        return ["--task", task, "--strategy", strategy, "--data", data.get(task, texts), *WORDS[task], *COMMON,
                 "--epochs", "1", "--precision", "fp32", "--workers", "0"]
 
     return words
@@ -47,7 +47,7 @@ def test_fsdp_stopped_and_killed_ends_as_if_uninterrupted(task, words_of, run_di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["image-classification", "text-classification", "masked-lm"])
+@pytest.mark.parametrize("task", TASKS)
 def test_a_run_goes_on_under_another_strategy_and_evaluates_alike(task, words_of, run_dir, run_torchrun):
     """ddp -> fsdp on 4 with uneven shares -> exact -> ddp; --eval-only gives the digits that the run has on record."""
     for step, (strategy, processes) in enumerate((("ddp", 2), ("fsdp", 4), ("exact", 2)), 1):
@@ -72,10 +72,12 @@ def test_a_bad_sample_is_named_and_both_ranks_end_with_80(words_of, run_dir, run
     assert "timed out" not in ended.text  # both ranks ended by themselves
 
 
-def test_fsdp_refuses_an_average_before_training(words_of, run_dir, run_torchrun):
-    result = run_torchrun(2, *words_of("image-classification"), "--run-dir", run_dir, "--ema-decay", "0.9")
-    assert result.code == Exit.USAGE, result.text
-    assert "--ema-decay 0.9: this --strategy keeps no averages" in result.err
+@pytest.mark.parametrize("words, said", [
+    (["--ema-decay", "0.9"], "--ema-decay 0.9: this --strategy keeps no averages"),
+    (["--compile"], "--compile does not work with --strategy fsdp")])
+def test_what_fsdp_cannot_do_is_refused_before_training(words_of, run_dir, run_torchrun, words, said):
+    result = run_torchrun(2, *words_of("image-classification"), "--run-dir", run_dir, *words)
+    assert (result.code, result.err.count(said)) == (Exit.USAGE, 1), result.text
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.device.runs import STEPS, TASKS
+from tests.device.runs import OBJECTIVES, STEPS, TASKS
 from tests.harness.run_directory import newest_checkpoint, outcome, trained_steps
 from utils.errors import Exit
 
@@ -77,18 +77,17 @@ def test_no_device_of_a_split_model_holds_more_than_its_share_and_a_block(step, 
     assert max(found["held"].values()) <= sum(found["held"].values()) / number + found["largest"]
 
 
-def of_each(strategy):
-    return [pytest.param(strategy, task, marks=() if (strategy, task) in ESSENTIAL else pytest.mark.slow)
-            for task in TASKS]
-
-
+LEARNT = [*TASKS, *OBJECTIVES]
+EACH = [(strategy, what) for strategy in ("dp", "model-parallel", "dp-classic") for what in LEARNT
+        if (strategy, what) != ("dp-classic", "masked-lm")]  # which is refused
 ESSENTIAL = [("dp", "text-classification")]
 
 
 @pytest.mark.needs("two devices")
-@pytest.mark.parametrize("strategy, task", [*of_each("dp"), *of_each("model-parallel")])
-def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(accelerator, live, runs, run_dir, strategy, task):
-    words = [*runs.words(task, strategy), "--ema-decay", "0.9", "--deterministic", "--devices-per-process", "2"]
+@pytest.mark.parametrize("strategy, what", [
+    pytest.param(*each, marks=() if each in ESSENTIAL else pytest.mark.slow) for each in EACH])
+def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(accelerator, live, runs, run_dir, strategy, what):
+    words = [*runs.words(what, strategy), "--ema-decay", "0.9", "--deterministic", "--devices-per-process", "2"]
     whole = run_dir.parent / "whole"
     result = accelerator.run(None, *words, "--run-dir", whole)
     assert result.returncode == 0 and f" on 2 x {accelerator.name} in 1 process;" in result.out, result.text
@@ -104,13 +103,30 @@ def test_a_killed_run_ends_with_the_weights_of_one_that_was_not(accelerator, liv
 
 @pytest.mark.slow
 @simulated_alone
-@pytest.mark.parametrize("task", TASKS)
-def test_a_split_model_is_shared_by_two_processes(accelerator, runs, run_dir, task):
-    words = [*runs.words(task, "model-parallel"), "--run-dir", run_dir]
-    result = accelerator.run(2, *words, "--stop-after", 4)
-    assert result.code == Exit.STOPPED and f" on 4 x {accelerator.name} in 2 processes;" in result.out, result.text
-    result = accelerator.run(2, *words)
-    assert result.returncode == 0 and trained_steps(run_dir) == STEPS, result.text
+@pytest.mark.parametrize("what", LEARNT)
+def test_a_split_model_is_shared_by_two_processes_also_after_a_kill(accelerator, live, runs, run_dir, what):
+    words, whole = runs.words(what, "model-parallel"), run_dir.parent / "whole"
+    result = accelerator.run(2, *words, "--run-dir", whole)
+    assert result.returncode == 0 and f" on 4 x {accelerator.name} in 2 processes;" in result.out, result.text
+    launch = live(accelerator, 2, *words, "--run-dir", run_dir)
+    launch.wait_for(lambda: trained_steps(run_dir) >= 3 and newest_checkpoint(run_dir), "a checkpoint")
+    launch.kill_rank(1)
+    assert launch.wait().code == Exit.LOST_PEERS
+    result = accelerator.run(2, *words, "--run-dir", run_dir)
+    assert result.returncode == 0 and "resumed at step" in result.out, result.text
+    assert trained_steps(run_dir) == STEPS and outcome(run_dir) == outcome(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("two devices")
+@pytest.mark.parametrize("strategy, what", EACH)
+def test_an_evaluation_gives_the_digits_of_ddp(accelerator, runs, strategy, what):
+    run, found = runs.on_device(1, what), []
+    for words in (["ddp"], [strategy, "--devices-per-process", "2"]):
+        result = accelerator.run(None, "--eval-only", "--run-dir", run, "--strategy", *words)
+        assert result.returncode == 0, result.text
+        found.append({key: value for key, value in json.loads(result.out).items() if key != "time"})
+    assert found[0] == found[1]
 
 
 @simulated_alone

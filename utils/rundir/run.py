@@ -223,10 +223,12 @@ def _acquire(config: Config, path: Path, lock: RunLock, launches: list[str | Non
 def _note_changes(config: Config, kept: dict[str, Any], last: Mapping[str, Any], facts: Mapping[str, Any],
                   note: Callable[[str], None]) -> None:
     """Tell what may round differently since the start before, whose facts are `last`."""
-    strategy, before, now = config.device.strategy, last.get("processes"), facts["processes"]
-    if kept and not load_strategy(strategy).is_invariant and before not in (None, now):
-        note(f"{before} processes before, {now} now: with --strategy {strategy} sums are rounded differently from here"
-             " on; a new run with --strategy exact avoids this")
+    strategy = config.device.strategy
+    for name in ("processes", "devices_per_process"):
+        before, now = last.get(name), facts[name]
+        if kept and not load_strategy(strategy).is_invariant and before not in (None, now):
+            note(f"{before} {name.replace('_', ' ')} before, {now} now: with --strategy {strategy} sums are rounded"
+                 " differently from here on; a new run with --strategy exact avoids this")
     if kept.setdefault("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
         note(f"warning: the program changed since {run_path(config)} was created; results may differ from here on; for"
              " the same bits, continue with the program that began the run")
@@ -235,8 +237,8 @@ def _note_changes(config: Config, kept: dict[str, Any], last: Mapping[str, Any],
 def _facts(last: Mapping[str, Any], world: World, launches: list[str | None]) -> dict[str, Any]:
     """What status.json says of this start. last: what it said of the start before."""
     return {"start": last.get("start", 0) + 1, "launch": sorted({*filter(None, launches), *slurm_starts()[-1:]}),
-            "processes": world.world_size, "cores_per_process": world.cores, "code": code_digest(),
-            "version": utils.__version__}
+            "processes": world.world_size, "devices_per_process": len(world.devices),
+            "cores_per_process": world.cores, "code": code_digest(), "version": utils.__version__}
 
 
 def _describe(config: Config, path: Path, processes: int) -> None:

@@ -36,7 +36,7 @@ def devices_per_process(config: DeviceOptions) -> int | str:
 
 
 def require_possible(config: DeviceOptions, world: "World") -> None:
-    """Raise UserError (64) for too many processes, too few devices, and a switch that the strategy lacks."""
+    """Raise UserError (64) for too many processes, too few devices, and what the strategy lacks."""
     strategy, name = load_strategy(config.strategy), f"--strategy {config.strategy}"
     if world.world_size > strategy.max_processes:
         raise UserError(f"{name} computes in {counted(strategy.max_processes, 'process')}, and there are"
@@ -48,3 +48,5 @@ def require_possible(config: DeviceOptions, world: "World") -> None:
     if config.find_unused_parameters and not strategy.finds_unused:
         raise UserError(f"--find-unused-parameters is a switch of DistributedDataParallel, and {name} has none; leave"
                         " it out, or use --strategy ddp")
+    if config.compile and strategy.is_sharded and world.world_size > 1:  # torch 2.15's inductor fails on image models
+        raise UserError(f"--compile does not work with {name}; leave it out, or use --strategy ddp")

@@ -51,15 +51,15 @@ def test_data_are_compared_by_fingerprint_and_not_by_path(world):
     assert refused.value.code == Exit.OTHER_RUN
 
 
-def test_another_number_of_processes_is_noted_under_ddp_alone(world):
-    notes = []
-    for strategy in ("ddp", "exact"):
-        words = (f"--run-dir={strategy}", f"--strategy={strategy}")
-        start(world, *words)
-        file = Path(strategy, "status.json")
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"processes": 3}))
-        notes.append(start(world, *words))
-    assert (len(notes[0]), notes[0][0][:25], notes[1]) == (1, "3 processes before, 1 now", [])
+@pytest.mark.parametrize("what", ["processes", "devices_per_process"])
+@pytest.mark.parametrize("strategy, is_noted", [("ddp", True), ("exact", False)])
+def test_another_number_of_processes_or_devices_is_noted_unless_exact(world, what, strategy, is_noted):
+    words = ("--run-dir=run", f"--strategy={strategy}")
+    start(world, *words)
+    file = Path("run", "status.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {what: 3}))
+    found = [note.partition(":")[0] for note in start(world, *words)]
+    assert found == [f"3 {what.replace('_', ' ')} before, 1 now"] * is_noted
 
 
 def test_a_program_that_changed_is_warned_of_once(world):

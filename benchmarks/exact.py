@@ -1,0 +1,99 @@
+"""`make benchmark`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
+
+The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...); the ratios
+are medians over rounds.
+"""
+
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.vision import build_classifier
+from utils.distributed.world import World
+from utils.numerics.optimizers import build_optimizer
+from utils.numerics.precision import Precision, hardware_precision
+from utils.settings.run_options import OptimOptions
+from utils.strategies.ddp import DDP
+from utils.strategies.exact import Exact
+from utils.strategies.replicated import Replicated
+
+ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
+
+
+class Alone(Replicated):
+    """The floor: every rank keeps its own gradients."""
+
+    def setup(self, num_micro_batches: int) -> None:
+        """Nothing to prepare."""
+
+    grad_sync = DDP.grad_sync
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A MicroBatch without samples: all that a strategy must know."""
+
+    index: int
+
+
+def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor,
+              micro_batches: int) -> float:
+    """Seconds of one optimizer step with `micro_batches` per rank, until all ranks are done. Collective.
+
+    images: [MICRO_BATCH, 3, SIDE, SIDE], the same in every micro-batch.
+    """
+    world = strategy.world
+    dist.barrier()
+    began = time.perf_counter()
+    share = [Indexed(world.rank + i * world.world_size) for i in range(micro_batches)]
+    for _ in strategy.accumulate(share, len(share), precision.scale):
+        with precision.autocast():
+            logits = strategy.model(images).float()
+        F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()
+    is_finite = precision.step(optimizer, 0, strategy.clip_grad_norm_(0))
+    strategy.commit_buffers(is_finite)
+    optimizer.zero_grad(set_to_none=True)
+    dist.barrier()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print a table on rank 0. Run under torchrun. Arguments: a device as in --device, micro-batches per rank."""
+    torch.set_num_threads(1)
+    micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
+        precision = Precision(hardware_precision(world.device), world.device)
+        images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
+        contenders: dict[str, tuple[Replicated, torch.optim.Optimizer]] = {}
+        for name, kind in {"alone": Alone, "ddp": DDP, "exact": Exact}.items():
+            model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
+            strategy = kind(model, world)
+            strategy.setup(micro_batches * world.world_size)
+            contenders[name] = (strategy, build_optimizer(model, OptimOptions(lr=0.01)))
+        times: dict[str, list[float]] = {name: [] for name in contenders}
+        for i in range(ROUNDS + 2):
+            for name, (strategy, optimizer) in contenders.items():
+                seconds = time_step(strategy, optimizer, precision, images, micro_batches)
+                if i >= 2:
+                    times[name].append(seconds)
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        if world.is_main:
+            print(f"resnet18 {SIDE} px, {precision.name}, {world.world_size} processes with {micro_batches}"
+                  f" micro-batches of {MICRO_BATCH}, {ROUNDS} rounds, torch {torch.__version__}")
+            for name, median in medians.items():
+                ratios = [mine / theirs for mine, theirs in zip(times[name], times["ddp"], strict=True)]
+                print(f"{name:<6} {1000 * median:8.1f} ms  {statistics.median(ratios):.3f} x ddp"
+                      f" (rounds: {min(ratios):.3f} to {max(ratios):.3f})")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
