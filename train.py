@@ -63,7 +63,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.
             training = build_training(start)  # Collective.
-            with closing(training.log), closing(training.checkpoints):
+            with closing(training.log), closing(training.checkpoints), closing(training.profile):
                 return naming_a_size_that_fits(train, training)  # Collective.
 
 

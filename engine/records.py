@@ -37,6 +37,7 @@ def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm:
     """
     step = t.state.progress.step
     t.throughput.step(batch.num_samples, batch.num_tokens)
+    t.profile.step()
     t.log.advance(step)
     t.state.coverage.add((sample for each in batch.taken for sample in each.counted), batch.epoch)
     if t.config.record.ledger:

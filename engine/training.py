@@ -17,6 +17,7 @@ from engine.feed import Feed
 from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
 from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
+from engine.profile import Profile
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import blocks_of, freeze, lr_factors
@@ -54,6 +55,7 @@ class Training(Start):
     bad_samples: BadSamples
     attempts: Attempts
     throughput: Throughput
+    profile: Profile
     total_steps: int  # of the run
     last_step: int  # of this start: total_steps, or earlier by --stop-after
 
@@ -115,7 +117,8 @@ def build_training(start: Start) -> Training:
         **vars(start), log=log, strategy=strategy, state=state,
         schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
         checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, throughput=throughput,
-        total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
+        profile=Profile(config.record.profile, run.path / "profile", world, log.note), total_steps=total_steps,
+        last_step=min(total_steps, done.step + stop.steps))
 
 
 def _place(world: World) -> str:

@@ -213,6 +213,9 @@ class RecordOptions:
         OPERATIONAL, at_least=1, rare=True)
     ledger: bool = option(
         False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL, rare=True)
+    profile: int = option(
+        0, "record this many optimizer steps of this start with torch.profiler, in RUN/profile; 0 = off", OPERATIONAL,
+        at_least=0, kept=False, rare=True)
     best: str = option(
         "auto", "metric of the evaluation that decides which model is best, such as macro_f1; auto = top1, map (several"
         " labels) or loss", TOLERATED, changes_bits=False)
