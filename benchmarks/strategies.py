@@ -2,7 +2,7 @@
 
 Runs of train.py on the built-in digits, one at a time and in turn (A B C A B C ...). Two devices in all, each with a
 core: two processes, or one process with two devices. On the CPU a device is no more than a name.
-Where there is an accelerator, --device cuda takes its devices.
+--device takes those of an accelerator.
 """
 
 import argparse

@@ -117,7 +117,7 @@ def test_config_yaml_holds_the_settings_that_are_kept(task, world):
 def test_config_yaml_says_nothing_about_one_launch(task):
     not_kept = {name for name, known in facts(CONFIGS[task]()).items() if not known.kept}
     assert not_kept == {"run_dir", "config", "fresh", "eval_only", "split", "output", "nproc_per_node",
-                        "stop_after"}
+                        "stop_after", "profile"}
 
 
 @pytest.mark.parametrize("task", CONFIGS)
