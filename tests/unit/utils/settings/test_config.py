@@ -168,9 +168,9 @@ def test_the_kinds_are_those_of_the_contract(task):
                                   "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best"}
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
-            "find_unused_parameters", "debug_distributed", "save_every", "keep",
-        "eval_every", "log_every", "stop_after", "bad_samples", "ledger", "output", "start_timeout", "step_timeout",
-        "section_timeout", "max_nonfinite"}
+        "find_unused_parameters", "debug_distributed", "save_every", "keep", "eval_every", "log_every", "stop_after",
+        "bad_samples", "ledger", "profile", "output", "start_timeout", "step_timeout", "section_timeout",
+        "max_nonfinite"}
 
 
 @pytest.mark.parametrize("words, name", [
