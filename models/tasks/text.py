@@ -29,7 +29,7 @@ class TextTask:
     unit = "txt"
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
-    pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.01}  # ... and not
+    pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not
 
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig | MaskedLMConfig, run: Run, world: World,
                  label_columns: tuple[str, ...], label_kind: str, split_long: bool):

@@ -36,7 +36,7 @@ class LabelledTextTask(TextTask):
     """--task text-classification and text-regression: see models/tasks/base.py. Collective."""
 
     head = AutoModelForSequenceClassification
-    scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}  # usual values; `make defaults` compares them
+    scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}
 
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
         super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)

@@ -141,8 +141,9 @@ def test_exact_with_all_augmentation_has_the_same_bits_and_survives_a_kill(
     assert "resumed at step" in finished.out and outcome(run_dir) == expected
 
 
+@pytest.mark.slow
 @of_ddp
-@pytest.mark.parametrize(("processes", "workers"), [(1, 2), pytest.param(3, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("processes", "workers"), [(1, 2), (3, 0)])
 def test_ddp_stopped_in_mid_epoch_and_continued_ends_as_if_uninterrupted(ddp, run_dir, processes, workers):
     stopped = ddp.launch(processes, run_dir, "--stop-after", 4, "--workers", workers)
     assert (stopped.code, status(run_dir)["step"], status(run_dir)["state"]) == (

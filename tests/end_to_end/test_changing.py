@@ -92,6 +92,7 @@ def test_the_metric_is_on_record_and_is_what_eval_only_prints(train, changed, se
     assert json.loads(evaluated.stdout)["calibration_error"] == record["calibration_error"]
 
 
+@pytest.mark.slow
 def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_dir):
     generator, table = np.random.default_rng(0), run_dir.parent / "table"
     table.mkdir()
