@@ -33,7 +33,7 @@ soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills,
 	$(BIN)/python -m tests.harness.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
 
 device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one
-	$(BIN)/python -m pytest tests/device --device sim
+	$(BIN)/python -m pytest tests/device --device sim $(WORKERS)
 
 # For a machine with a GPU and without a network or .venv, whose Python has torch, torchvision, transformers,
 # tensorboard and pytest: `make gpu-wheels` elsewhere makes wheels/, which goes along with the tree.

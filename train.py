@@ -84,7 +84,7 @@ def train(t: Training) -> Exit:
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.
         t.log.note(f"stopped at step {t.state.progress.step} ({reason}) and saved; the same command continues the run"
-                   f" ({t.checkpoints.cost()})")
+                   f" ({t.checkpoints.cost()}; {t.clock.words()})")
         t.run.status("stopped", Exit.STOPPED, reason)
         return Exit.STOPPED
     wait_for_save(t)  # Collective.
@@ -96,7 +96,7 @@ def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample on; returns early on an agreed stop. Collective."""
     strategy, precision, optimizer, device = t.strategy, t.precision, t.state.optimizer, t.world.device
     strategy.module.train()
-    t.throughput.restart()
+    t.clock.restart()
     for batch in t.feed.rest_of_epoch(t.state.progress):  # one global batch = one optimizer step
         step = t.state.progress.step
         set_lr(optimizer, t.schedule(step))

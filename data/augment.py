@@ -39,8 +39,8 @@ class PhotoTrain:
 
     def __call__(self, image: EncodedImage) -> Tensor:
         box = _random_box(image.height, image.width, self.crop_scale)
-        resized = _resized(image, box, (self.size, self.size), self.interpolation)
-        return _maybe_mirrored(resized) if self.flip else resized
+        pixels = resized(image, box, (self.size, self.size), self.interpolation)
+        return _maybe_mirrored(pixels) if self.flip else pixels
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class CentreCrop:
 
         # resize its shorter side, then cut out the centre
         target = int(self.resize_size * h / min(h, w)), int(self.resize_size * w / min(h, w))
-        resized = _resized(image, box, target, self.interpolation, RESERVE)
+        pixels = resized(image, box, target, self.interpolation, RESERVE)
         top, left = round((target[0] - self.size) / 2), round((target[1] - self.size) / 2)
-        return resized[top:top + self.size, left:left + self.size].contiguous()
+        return pixels[top:top + self.size, left:left + self.size].contiguous()
 
 
 Crop = PhotoTrain | SmallTrain | CentreCrop
@@ -198,7 +198,7 @@ def _random_box(height: int, width: int, least: float) -> Box:
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _resized(
+def resized(
     image: EncodedImage, box: Box, size: tuple[int, int], interpolation: str, reserve: float = 1
 ) -> Tensor:
     """The box, resized to uint8 [*size, 3]; decoded at `reserve` times that size or more, if the image has it."""

@@ -15,7 +15,7 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +33,7 @@ ORIENTATION = 0x0112  # EXIF tag
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
 warnings.filterwarnings("ignore", module=r"PIL\.")
+warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # that of a cache; nobody writes to it
 
 # Damaged files were seen, or reported, to raise these inside Pillow and simplejpeg.
 _DECODING_ERRORS = (
@@ -98,6 +99,22 @@ class EncodedImage:
             # strict also refuses files that libjpeg only warns about (stray bytes before a marker, common in photos
             # from the web). Pillow reads those, and refuses truncated files.
             return _decode_with_pillow(Image.open(io.BytesIO(self._data), formats=FORMATS))
+
+
+class PackedImage(EncodedImage):
+    """An image of a cache: it has the height and width of the file it was made from, and maybe fewer pixels.
+
+    So a random box is the same place in both. data: [bytes] uint8, a JPEG or raw pixels. shown, stored: height and
+    width of the file and of `data`.
+    """
+
+    def __init__(self, data: np.ndarray, shown: Sequence[int], stored: Sequence[int], is_raw: bool):
+        (self.height, self.width), self._stored, self._orientation = shown, tuple(stored), 1
+        self._data, self._decoded = (b"", data.reshape(*stored, 3)) if is_raw else (data.tobytes(), None)
+
+    def pixels(self, at_least: float = 1.0) -> Tensor:
+        """As of a file; at_least: of the file's size."""
+        return super().pixels(at_least * self.height / self._stored[0])
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:

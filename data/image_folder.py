@@ -7,7 +7,7 @@ Legend: H, W height and width in pixels.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,8 +39,9 @@ class Sample(NamedTuple):
 class ImageFolder(Dataset):
     """A SampleSet. Augmentation is a pure function of (seed, epoch, index). Never raises on a bad image."""
 
-    def __init__(self, index: ImageIndex, transform: Transform, seed: int):
-        self.index, self.transform, self.seed = index, transform, seed
+    def __init__(self, index: ImageIndex, transform: Transform, seed: int,
+                 read: Callable[[str], EncodedImage] = EncodedImage):
+        self.index, self.transform, self.seed, self._read = index, transform, seed, read
 
     def __len__(self) -> int:
         return len(self.index)
@@ -50,7 +51,7 @@ class ImageFolder(Dataset):
         label, images, first = label_at(self.index.labels, index), [], None
         for path in self.index.paths(index):
             try:
-                encoded = EncodedImage(path)
+                encoded = self._read(path)
                 first = first or encoded
                 with seeded(derive_seed(self.seed, "augmentation", epoch, index)):  # the same crop of each image
                     images.append(self.transform(encoded.stretched(first.height, first.width)))

@@ -65,18 +65,19 @@ def evaluate_and_save(t: Training) -> None:
     save(t, awaits_evaluation=True)  # Collective.
     # Collective. Nothing is lost, whatever ends the evaluation; and it forks while no thread writes.
     wait_for_save(t)
-    found = evaluate(t)  # Collective.
-    t.strategy.module.train()
-    if found is None:
-        return
-    values, averaged = found
-    of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
-    t.log.evaluation(position(t.state.progress, t.feed.plan.num_samples) | values | of_average)
-    if t.state.progress.sample_offset == 0:
-        note_coverage(t, values["evaluated"])  # Collective.
-    best = update_best(t, values, averaged)  # Collective.
-    if best:
-        show_mistakes(t, best)
+    with t.clock.on("evaluation"):
+        found = evaluate(t)  # Collective.
+        t.strategy.module.train()
+        if found is None:
+            return
+        values, averaged = found
+        of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
+        t.log.evaluation(position(t.state.progress, t.feed.plan.num_samples) | values | of_average)
+        if t.state.progress.sample_offset == 0:
+            note_coverage(t, values["evaluated"])  # Collective.
+        best = update_best(t, values, averaged)  # Collective.
+        if best:
+            show_mistakes(t, best)
     save(t, best)  # Collective.
 
 

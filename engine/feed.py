@@ -15,14 +15,14 @@ from data.sampler import ElasticDistributedSampler
 from engine.start import Start
 from utils.distributed.deadlines import MARGIN_S
 from utils.rundir.checkpoint import Progress
-from utils.rundir.throughput import Throughput
+from utils.rundir.clock import Clock
 
 
 class Feed:
     """See above. Made once the position is known; goes on to the end of the run."""
 
     def __init__(self, start: Start, loader: DataLoader, progress: Progress, bad_samples: BadSamples,
-                 throughput: Throughput):
+                 clock: Clock):
         self.samples: MicroBatchDataset = loader.dataset
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
@@ -36,7 +36,7 @@ class Feed:
         self._next_s = limits.start_timeout if start.config.device.compile else limits.step_timeout
 
         # The iterator is made now: it forks, which is better done while no thread writes a checkpoint.
-        items = throughput.waiting(iter(loader) if self.sampler.share else ())
+        items = clock.waiting(iter(loader) if self.sampler.share else ())
         self._items = self._watchdog.watch(items, "training", self._limit_s, self._next_s, self.samples.reading)
 
     def rest_of_epoch(self, progress: Progress) -> Iterator[GlobalBatch]:

@@ -27,9 +27,11 @@ from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import say
 from utils.rundir.checkpoint import Progress
+from utils.rundir.clock import SHARES
 from utils.rundir.run import Run
 
-TIMING = ("samples_per_s", "tokens_per_s", "data_wait", "memory", "time")  # the rest are pure functions of the position
+# the rest of the fields are pure functions of the position
+TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
 _TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch",
          "samples": "progress/samples", **{name: f"perf/{name}" for name in TIMING}}
@@ -68,7 +70,7 @@ class SilentLog:
     """The log of the other ranks: the methods of Log, doing nothing."""
 
     def note(self, text: str) -> None: pass
-    def explain(self, start: Start, total_steps: int) -> None: pass
+    def explain(self, start: Start, total_steps: int, is_even: bool) -> None: pass
     def train(self, record: Mapping[str, Any]) -> None: pass
     def evaluation(self, record: Mapping[str, Any]) -> None: pass
     def epoch(self, record: Mapping[str, Any]) -> None: pass
@@ -106,11 +108,14 @@ class Log:
         else:
             say(text, self._stream)
 
-    def explain(self, start: Start, total_steps: int) -> None:
-        """From here on say in words what the records mean; those that are there have been explained."""
+    def explain(self, start: Start, total_steps: int, is_even: bool) -> None:
+        """From here on say in words what the records mean; those that are there have been explained.
+
+        is_even: whether all ranks have equally many micro-batches.
+        """
         records = map(json.loads, (start.run.path / "metrics.jsonl").read_text().splitlines())
         explained = (record for record in records if record["split"] != "epoch")
-        self._notes, first = notes_of(start, total_steps, explained)
+        self._notes, first = notes_of(start, total_steps, is_even, explained)
         for text in first:
             self.note(text)
 
@@ -151,8 +156,8 @@ class Log:
             self.note(text)
 
     def epoch(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, and `trained`: the different samples that reached a backward in the epoch."""
-        self._write("epoch", record, {"trained": "progress/trained"})
+        """record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES."""
+        self._write("epoch", record, {"trained": "progress/trained", **{name: f"time/{name}" for name in SHARES}})
 
     def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None:
         """A picture ([H, W, 3] uint8) or a text in Markdown for TensorBoard; nothing if make() gives None."""

@@ -1,7 +1,7 @@
 """What the records of a run mean in plain words, said once each, when it first applies.
 
 A pure function of the records in their order: a resumed run goes through those of the starts before it, and says
-nothing twice. (data_wait is a timing, so its note is a function of the records, not of the position.)
+nothing twice. (The notes about timings are functions of the records, not of the position.)
 """
 
 import math
@@ -17,7 +17,9 @@ from models.objectives import Classes
 from utils.settings.config import settings
 
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
-WAIT, NUM_WAITS = 0.2, 5  # share of the time spent waiting for data, mean of this many train records
+NUM_TIMINGS = 5  # train records whose timings are looked at together
+WAIT = 0.2  # share of the time spent waiting for data, mean of these
+SLOW = 1.25  # times the median rank's own time for a step, mean of these
 LOSS_ROSE = 1.05  # times the lowest validation loss
 TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations before
 
@@ -30,6 +32,7 @@ class Circumstances:
     majority: float | None  # share of the evaluation set that is of the most frequent class of train; None = no classes
     workers: int  # data loading processes per process
     cores: int  # per process
+    is_even: bool  # all ranks have equally many micro-batches
     chosen: Mapping[str, Any] = field(default_factory=dict)  # the settings by name
 
 
@@ -41,14 +44,14 @@ class Notes:
         self._said: set[str] = set()
         self._evaluations: list[dict[str, Any]] = []  # with the mean training loss since the one before
         self._losses: list[float] = []  # of the train records since the last evaluation
-        self._waits: list[float] = []  # data_wait of the last train records
+        self._timings: list[Mapping[str, Any]] = []  # the last train records
 
     def add(self, record: Mapping[str, Any]) -> list[str]:
         """What to say now. record: as in metrics.jsonl, with `split`."""
         if record["split"] == "train":
             self._losses.append(_number(record["loss"]))
-            self._waits = [*self._waits, record["data_wait"]][-NUM_WAITS:]
-            found = {"data_wait": self._data_wait()}
+            self._timings = [*self._timings, record][-NUM_TIMINGS:]
+            found = {"data_wait": self._data_wait(), "slow_rank": self._slow_rank()}
         else:
             train_loss = float(np.mean(self._losses)) if self._losses else math.nan
             self._evaluations.append({**record, "loss": _number(record.get("loss")), "train_loss": train_loss})
@@ -60,7 +63,8 @@ class Notes:
         return list(new.values())
 
     def _data_wait(self) -> str:
-        if len(self._waits) < NUM_WAITS or (wait := sum(self._waits) / NUM_WAITS) <= WAIT:
+        wait = sum(each["data_wait"] for each in self._timings) / NUM_TIMINGS
+        if len(self._timings) < NUM_TIMINGS or wait <= WAIT:
             return ""
         workers, cores = self._about.workers, self._about.cores
         need = workers_needed(wait, workers)
@@ -70,6 +74,18 @@ class Notes:
         if need > most:
             return f"{share}: --workers {most} would shorten it, and {need}, on as many more cores, would end it"
         return f"{share}: --workers {need} would end it"
+
+    def _slow_rank(self) -> str:
+        ranks = {each.get("slowest_rank") for each in self._timings}
+        if not self._about.is_even or len(self._timings) < NUM_TIMINGS or len(ranks) > 1 or ranks == {None}:
+            return ""
+        slow_s, usual_s = (sum(each[name] for each in self._timings) / NUM_TIMINGS
+                           for name in ("slowest_step_s", "step_s"))
+        if slow_s <= SLOW * usual_s:
+            return ""
+        return (f"rank {ranks.pop()} is slow, and the others wait for it: a step takes it {slow_s:.3g} s, and the"
+                f" median rank {usual_s:.3g} s; look at what else runs there, and at its device and its data"
+                " (--profile N writes what each rank does)")
 
     def _never_predicted(self) -> str:
         last = self._evaluations[-2:]
@@ -134,7 +150,9 @@ def imbalance(counts: Sequence[int], classes: Sequence[str], chosen: Mapping[str
             f" RUN/eval/classes.json{way_out}")
 
 
-def notes_of(start: Start, total_steps: int, records: Iterable[Mapping[str, Any]]) -> tuple[Notes, list[str]]:
+def notes_of(
+    start: Start, total_steps: int, is_even: bool, records: Iterable[Mapping[str, Any]]
+) -> tuple[Notes, list[str]]:
     """The notes of a run that has these records, and what to say at its start."""
     # the data
     task, world, chosen = start.task, start.world, settings(start.config)
@@ -145,7 +163,8 @@ def notes_of(start: Start, total_steps: int, records: Iterable[Mapping[str, Any]
         first = imbalance(counts.tolist(), task.classes, chosen)
 
     # the records; a run that has some has said what there is to say about the data
-    notes = Notes(Circumstances(total_steps, majority, num_workers(chosen["workers"], world), world.cores, chosen))
+    workers = num_workers(chosen["workers"], world)
+    notes = Notes(Circumstances(total_steps, majority, workers, world.cores, is_even, chosen))
     for record in records:
         notes.add(record)
         first = ""

@@ -36,7 +36,7 @@ def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm:
     losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar.
     """
     step = t.state.progress.step
-    t.throughput.step(batch.num_samples, batch.num_tokens)
+    t.clock.step(batch.num_samples, batch.num_tokens)
     t.profile.step()
     t.log.advance(step)
     t.state.coverage.add((sample for each in batch.taken for sample in each.counted), batch.epoch)
@@ -55,17 +55,21 @@ def _record_samples(t: "Training", batch: GlobalBatch) -> None:
 def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """One train record: figures of the step over all ranks, which depend on the position alone; timings. Collective."""
     losses, grad_norm = Arriving(losses, grad_norm).wait()  # one wait for the device
-    table = torch.cat([losses, torch.tensor([t.throughput.wait_s / t.world.world_size], dtype=torch.float64)])
+    times = torch.zeros(t.world.world_size, 3, dtype=torch.float64)
+    times[t.world.rank] = torch.tensor(t.clock.times(), dtype=torch.float64)
     # One rank owns each row, and the others hold zeros: the losses are added in the order of the micro-batches.
-    *by_index, wait_s = t.world.all_reduce_sum(table).tolist()  # Collective.
+    sums = t.world.all_reduce_sum(torch.cat([losses, times.flatten()]))  # Collective.
+    by_index, by_rank = sums[:len(losses)].tolist(), sums[len(losses):].view_as(times).tolist()
     figures = {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
-    t.log.train(position(t.state.progress, t.feed.plan.num_samples) | figures | t.throughput.record(wait_s))
+    timings = t.clock.record(by_rank)
+    with t.clock.on("logging"):
+        t.log.train(position(t.state.progress, t.feed.plan.num_samples) | figures | timings)
 
 
 def close_epoch(t: "Training") -> None:
     """The record of a finished epoch: how many different samples reached a backward in it. Collective."""
     if (count := t.state.coverage.count(t.world)) is not None:  # Collective.
-        t.log.epoch(position(t.state.progress, t.feed.plan.num_samples) | {"trained": count})
+        t.log.epoch(position(t.state.progress, t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
 
 
 def note_coverage(t: "Training", evaluated: int | None) -> None:
@@ -99,6 +103,7 @@ def close_run(t: "Training") -> None:
                          for name, value in (compared | t.task.baselines()).items())
     t.bad_samples.report(t.log.note)
     t.log.note(t.checkpoints.cost())
+    t.log.note(t.clock.words())
     progress = t.state.progress
     if progress.step < t.total_steps:
         t.log.note(f"stopped early at step {progress.step} of {t.total_steps}: {progress.without_gain} evaluations"

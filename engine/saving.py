@@ -28,11 +28,12 @@ def save(t: "Training", best: Mapping[str, Any] | None = None, awaits_evaluation
             t.run.replace_folder("eval", partial(write_evaluation, t.task, step, best))
 
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)
-    t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.
-    t.throughput.restart()
+    with t.clock.on("checkpoints"):
+        t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.
 
 
 def wait_for_save(t: "Training") -> None:
     """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if that failed."""
     t.watchdog.enter("waiting for the save", t.checkpoints.limit_s, drains=False)
-    t.checkpoints.flush()  # Collective.
+    with t.clock.on("checkpoints"):
+        t.checkpoints.flush()  # Collective.

@@ -28,9 +28,9 @@ from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
+from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
 from utils.rundir.room import warn_of_room
-from utils.rundir.throughput import Throughput
 from utils.settings.option import Interval
 from utils.settings.run_options import OptimOptions
 from utils.strategies import load_strategy
@@ -54,7 +54,7 @@ class Training(Start):
     flags: Agreement
     bad_samples: BadSamples
     attempts: Attempts
-    throughput: Throughput
+    clock: Clock
     profile: Profile
     total_steps: int  # of the run
     last_step: int  # of this start: total_steps, or earlier by --stop-after
@@ -89,7 +89,7 @@ def build_training(start: Start) -> Training:
     strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
 
     # data
-    throughput = Throughput(world.device)
+    clock = Clock(world.device, strategy.communication)
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
     flags = Agreement(world, watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped)
@@ -98,7 +98,7 @@ def build_training(start: Start) -> Training:
     item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
     warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
-    feed = Feed(start, loader, state.progress, bad_samples, throughput)
+    feed = Feed(start, loader, state.progress, bad_samples, clock)
     evaluation = Evaluation(start, strategy, eval_batch, bad_samples, flags)
 
     # length, log
@@ -112,11 +112,11 @@ def build_training(start: Start) -> Training:
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
              f" {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
-    log.explain(start, total_steps)
+    log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
     return Training(
         **vars(start), log=log, strategy=strategy, state=state,
         schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
-        checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, throughput=throughput,
+        checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, clock=clock,
         profile=Profile(config.record.profile, run.path / "profile", world, log.note), total_steps=total_steps,
         last_step=min(total_steps, done.step + stop.steps))
 

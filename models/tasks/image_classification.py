@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from data import demo
 from data.augment import build_transforms
 from data.batch import Batch
+from data.image_cache import CacheSpec, open_cache
+from data.image_decode import EncodedImage
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import FolderIndex, build_index
 from data.image_table import build_table_index, is_table
@@ -71,10 +73,16 @@ class ImageTask:
         self.base_lr = PRETRAINED_LR if is_pretrained else SCRATCH_LR
 
         # data sets
+        read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
+        if encoding != "none":
+            spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side)
+            read = open_cache(index, spec, config.run.split, world, run.note).read  # Collective.
+        elif side != "auto":
+            raise UserError(f"--cache-size {side} is about --cache, which is off; give --cache jpeg or raw, too")
         train_transform, eval_transform = build_transforms(
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
-        self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed)
-        self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed)
+        self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed, read)
+        self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed, read)
         model = None
         if config.run.eval_only and not run.is_there and is_folder(config.model.model, world):  # Collective.
             model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.

@@ -102,7 +102,7 @@ def compare(safe: Training, bare: Training, watchdog: Watchdog, world: World) ->
         for name, found in times.items():
             t = bare if name == "without" else safe
             loader = build_loader(safe.task.train_set, safe.task.collate, safe.feed.sampler, 0, world)
-            t = replace(t, feed=Feed(t, loader, t.state.progress, t.bad_samples, t.throughput))
+            t = replace(t, feed=Feed(t, loader, t.state.progress, t.bad_samples, t.clock))
             is_safe = name != "without"
             safe.strategy.clip_grad_norm_ = norm if is_safe else lambda limit: torch.zeros(())
             watchdog._peers._store = store if is_safe else None  # no signs of life either

@@ -6,6 +6,7 @@ are compared before, and the error names the node that lacks one.
 
 import json
 import socket
+import time
 from collections.abc import Sequence
 
 import torch
@@ -89,6 +90,43 @@ def seed_further(devices: Sequence[torch.device]) -> None:
     """Seed all but the first of a process's devices, each for a stream of its own, by the seed that the CPU has."""
     for number, device in enumerate(devices[1:], 1):
         seed_device(device, torch.initial_seed() ^ number)
+
+
+class Stopwatch:
+    """Adds up the time between start() and stop() in the device's work; the host does not wait for an accelerator."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._began: float | torch.Event | None = None
+        self._laps: list[tuple[float, float] | tuple[torch.Event, torch.Event]] = []
+
+    def start(self) -> None:
+        """From here on; a start that no stop has followed is forgotten."""
+        self._began = self._now()
+
+    def stop(self) -> None:
+        """Up to here; nothing without a start."""
+        if self._began is not None:
+            self._laps.append((self._began, self._now()))
+        self._began = None
+
+    def take(self) -> float:
+        """Seconds since the last call. The host must have waited for the device's work up to the last stop."""
+        laps, self._laps = self._laps, []
+        if self._device.type == "cpu":
+            return sum(end - began for began, end in laps)
+        return sum(began.elapsed_time(end) for began, end in laps) / 1000
+
+    def clear(self) -> None:
+        """Forget the time since the last take()."""
+        self._laps = []
+
+    def _now(self) -> float | torch.Event:
+        if self._device.type == "cpu":
+            return time.perf_counter()
+        event = torch.Event(self._device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self._device))
+        return event
 
 
 class Arriving:

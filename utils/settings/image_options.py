@@ -11,8 +11,8 @@ class ImageOptions:
     """Images"""
 
     image_size: int | Auto = option(
-        "auto", "side of the square that the model sees, in pixels; auto = what the weights were evaluated with; from"
-        " scratch 224, or less for smaller images", at_least=1, fixed=True)
+        "auto", "side of the model's square input, in pixels; auto = what the weights were evaluated with, else 224, or"
+        " less for smaller images", at_least=1, fixed=True)
     augmentation: Literal["auto", "photo", "small", "shift", "none"] = option(
         "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
         " auto = photo above 64 pixels, else small")
@@ -21,6 +21,11 @@ class ImageOptions:
         rare=True)
     std: tuple[float, float, float] | Auto = option(
         "auto", "channel standard deviations, in 0..1; auto = as for --mean", above=0, fixed=True, rare=True)
+    cache: Literal["none", "jpeg", "raw"] = option(
+        "none", "pack the images, smaller, into one file, once; raw loads fastest, jpeg takes a tenth of the room")
+    cache_size: int | Auto = option(
+        "auto", "--cache resizes an image whose shorter side is longer, to this, in pixels; auto = what evaluation"
+        " resizes it to", at_least=1, rare=True)
     interpolation: Literal["auto", "bilinear", "bicubic"] = option(
         "auto", "how images are resized (with antialiasing); auto = as the weights were evaluated, else bilinear",
         fixed=True, rare=True)

@@ -207,7 +207,7 @@ class RecordOptions:
     eval_every: int | Literal["epoch"] = option(
         "epoch", "optimizer steps between evaluations; epoch = at the end of each epoch", OPERATIONAL, at_least=1)
     save_every: Interval = option(
-        Interval("1000"), "optimizer steps between checkpoints, or a duration (5min)", OPERATIONAL)
+        Interval("1000"), "steps between checkpoints, or a duration (5min)", OPERATIONAL)
     keep: int = option(
         3, "how many of the newest checkpoints to keep, besides the best one; never fewer than two valid ones",
         OPERATIONAL, at_least=1, rare=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.distributed.world import World
+from utils.hardware.devices import Stopwatch
 from utils.settings.run_options import DeviceOptions
 
 
@@ -80,6 +81,8 @@ class Strategy(ABC):
         self.module, self.world, self.config = module, world, config
         self.model: nn.Module = module
         self.device = world.device
+        # what a step waits for other ranks, apart from work at the same time; None = cannot be told
+        self.communication: Stopwatch | None = Stopwatch(world.device)
 
     @property
     def lanes(self) -> int:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.hardware.devices import Stopwatch
 from utils.strategies.replicated import Replicated
 
 
@@ -27,14 +28,15 @@ class DDP(Replicated):
             gradient_as_bucket_view=True,
             find_unused_parameters=self.config.find_unused_parameters,
             **{_SYNC_BUFFERS: False})  # see buffers.py
-        self.model.register_comm_hook(None, _sum)
+        self.model.register_comm_hook(self.communication, _sum)
 
     def require_all_grads(self) -> None:
         """DDP does it, or fails; with find_unused_parameters it leaves out what no rank has used in a step."""
         self._fills = self.config.find_unused_parameters
 
     def finish(self) -> None:
-        """Zeros for the gradients that DDP left out."""
+        """DDP has waited for the sums, at the end of the backward pass; zeros for the gradients that it left out."""
+        self.communication.stop()
         for param in self.module.parameters() if self._fills else ():
             if param.requires_grad and param.grad is None:
                 param.grad = torch.zeros_like(param)
@@ -54,8 +56,9 @@ _OPTIONS = signature(DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
 
 
-def _sum(state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _sum(communication: Stopwatch, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Sum a bucket over ranks; DDP calls it in the last backward. Collective."""
+    communication.start()  # the last bucket's start counts: before, the backward pass still computes
     # DDP's own hook divides by the world size: a mean of means, wrong if shares are uneven. Our losses are already
     # divided by the normalizer of the whole global batch.
     future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()

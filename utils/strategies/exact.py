@@ -80,6 +80,9 @@ class Exact(Replicated):
         """Wait for the sums and convert them to gradients. Collective."""
         self._send(only_full=False)  # a bucket with a parameter that got no gradient is still here
         for bucket in self._buckets:
+            self.communication.start()
+            bucket.work.wait()
+            self.communication.stop()
             bucket.finish(self._scale)
 
     def _add(self, bucket: "_Bucket", index: int, param: nn.Parameter) -> None:
@@ -132,8 +135,7 @@ class _Bucket:
         self.work = dist.all_reduce(self._sums, async_op=True)
 
     def finish(self, scale: Tensor) -> None:
-        """Wait for the sums over ranks, write them into the gradients, and prepare for the next step."""
-        self.work.wait()
+        """Write the sums over ranks into the gradients, and prepare for the next step."""
         factor, guard = scale / GRID, torch.where(self._sums[-1] > 0, torch.inf, 0.0)
         self.used |= self._added
         for index in sorted(self.used):

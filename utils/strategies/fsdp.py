@@ -42,6 +42,7 @@ class FSDP(Replicated):
             shard(module, blocks_of(module), world)
         module.to(world.device)  # what is not sharded
         super().__init__(module, world, blocks_of, config)
+        self.communication = None  # it happens inside of forward and backward
 
     def setup(self, num_micro_batches: int) -> None:
         """The model is sharded already; only the number of forwards is new."""

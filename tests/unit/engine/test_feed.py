@@ -11,7 +11,7 @@ from data.plan import cut
 from data.sampler import ElasticDistributedSampler
 from engine.feed import Feed
 from utils.rundir.checkpoint import Progress
-from utils.rundir.throughput import Throughput
+from utils.rundir.clock import Clock
 from utils.settings.run_options import FaultOptions
 
 PLAN = cut(50, 16, 4)  # of an epoch: 16, 16, 9 and 9 samples, in four micro-batches each
@@ -54,7 +54,7 @@ def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
     config = SimpleNamespace(faults=FaultOptions(start_timeout=300, step_timeout=100),
                              run=SimpleNamespace(epochs=epochs), device=SimpleNamespace(compile=is_compiled))
     start = SimpleNamespace(task=task, watchdog=watchdog, config=config)
-    return Feed(start, loader, progress, BadSamples("stop", None), Throughput(torch.device("cpu"))), watchdog
+    return Feed(start, loader, progress, BadSamples("stop", None), Clock(torch.device("cpu"), None)), watchdog
 
 
 def numbers_of(batch):

@@ -12,7 +12,7 @@ from models.objectives import Classes
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings
 from utils.settings.run_options import ClassLossOptions
 
-ABOUT = Circumstances(total_steps=100, majority=0.5, workers=1, cores=8)
+ABOUT = Circumstances(total_steps=100, majority=0.5, workers=1, cores=8, is_even=True)
 
 
 def train(loss=1.0, wait=0.05, step=1):
@@ -72,9 +72,24 @@ def test_four_records_are_too_few_to_speak_of_waiting():
     (64, "--workers 10 would end it"), (4, "--workers 3 would shorten it, and 10, on as many more cores, would end it"),
     (2, "no core is free for more --workers")])
 def test_the_workers_are_capped_by_the_cores(cores, words):
-    about = Circumstances(total_steps=100, majority=None, workers=1, cores=cores)
+    about = replace(ABOUT, majority=None, cores=cores)
     [found] = said(*[train(wait=0.9)] * 5, about=about)
     assert words in found
+
+
+def slow(rank=3, by=1.3):
+    return train() | {"step_s": 0.2, "slowest_step_s": 0.2 * by, "slowest_rank": rank}
+
+
+@pytest.mark.parametrize("records, is_even, applies", [
+    ([slow()] * 5, True, True), ([slow(0)] * 5, True, True), ([slow()] * 4, True, False),
+    ([slow(by=1.2)] * 5, True, False), ([*[slow()] * 4, slow(2)], True, False),
+    ([slow()] * 5, False, False),  # with unequal shares the largest takes longest
+    ([train()] * 5, True, False)])
+def test_a_rank_that_is_slow_again_and_again_is_named(records, is_even, applies):
+    found = said(*records, about=replace(ABOUT, is_even=is_even))
+    rank = records[0].get("slowest_rank")
+    assert [text.partition(":")[0] for text in found] == [f"rank {rank} is slow, and the others wait for it"] * applies
 
 
 @pytest.mark.parametrize("wait, workers, expected", [
@@ -97,7 +112,7 @@ def test_a_note_is_said_once_and_not_again_after_a_resume():
 def test_nothing_is_said_of_a_language_model_that_learns():
     evaluations = [{"split": "val", "step": step, "epoch": step / 10, "loss": 5 - step / 20, "perplexity": 9.0}
                    for step in range(10, 60, 10)]
-    assert said(*evaluations, about=Circumstances(100, None, 1, 8)) == []
+    assert said(*evaluations, about=replace(ABOUT, majority=None)) == []
 
 
 @pytest.mark.parametrize("counts, applies", [([10, 100], True), ([11, 100], False), ([0, 10], True), ([5, 5], False)])
@@ -144,4 +159,4 @@ def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
     objective.class_counts = objective.eval_counts = counts
     task = SimpleNamespace(objective=objective, classes=("rare", "frequent"))
     start = SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
-    assert len(notes_of(start, 100, records)[1]) == (not records)
+    assert len(notes_of(start, 100, True, records)[1]) == (not records)

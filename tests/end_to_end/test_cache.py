@@ -1,0 +1,37 @@
+"""--cache: the same training from packed images, on any number of processes, and they are packed once."""
+
+import re
+
+import pytest
+
+from tests.conftest import COUNTS
+from tests.harness.run_directory import records, weights_sha256
+from utils.errors import Exit
+
+WORDS = ["--model", "mobilenet_v3_small", "--image-size", 32, "--global-batch-size", 24, "--micro-batch-size", 4,
+         "--epochs", 2, "--threads", 1, "--strategy", "exact", "--bad-samples", "skip"]
+NUM = sum(sum(counts) for counts in COUNTS.values())
+
+
+def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_dir, run_torchrun, run_train):
+    """Also with an image that cannot be read, after a stop, and on other numbers of processes."""
+    sorted(own_photos.glob("train/*/*.png"))[0].write_bytes(b"")
+    environment = {"LOCKSTEP_CACHE": str(run_dir.parent / "cache")}
+    words = [*WORDS, "--data", own_photos, "--run-dir"]
+    assert run_train(*words, run_dir / "none", env=environment).returncode == 0
+    begun = run_torchrun(2, *words, run_dir / "raw", "--cache", "raw", "--stop-after", 2, env=environment)
+    assert begun.code == Exit.STOPPED and f"packing {NUM} images" in begun.out, begun.text
+    resumed = run_train(*words, run_dir / "raw", "--cache", "raw", env=environment)
+    assert resumed.returncode == 0 and "packing" not in resumed.out, resumed.text
+    assert weights_sha256(run_dir / "raw") == weights_sha256(run_dir / "none")
+    assert records(run_dir / "raw") == records(run_dir / "none")
+    listed = [(run_dir / name / "bad_samples.txt").read_text() for name in ("raw", "none")]
+    assert listed[0] == listed[1] != ""
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--cache", "disk"], "--cache disk: must be none, jpeg or raw"),
+    (["--cache-size", "20"], "--cache-size 20 is about --cache, which is off")])
+def test_settings_without_a_cache_are_refused(photos, run_train, words, message):
+    result = run_train("--data", photos, *words)
+    assert result.returncode == Exit.USAGE and message in re.sub(r"\s+", " ", result.text), result.text

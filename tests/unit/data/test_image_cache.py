@@ -1,0 +1,183 @@
+"""--cache: packed images are those of the files, are packed once, go on after a kill, and follow what changes."""
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.augment import CentreCrop, PhotoTrain
+from data.image_cache import CHUNK, CacheSpec, ImageCache, make_cache
+from data.image_decode import EncodedImage, UnreadableImage
+from tests.conftest import ROOT
+from utils.errors import Exit, UserError
+from utils.numerics.seed import seeded
+
+WHOLE, SMALL = 4096, 48  # shorter sides: no image of these tests is resized, all photos are
+
+
+def picture(height, width, seed=0) -> Image.Image:
+    """Smooth, as photos are: JPEG does not change it much."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 4, 3)).astype(np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.BICUBIC)
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    """Photos, one of them turned by EXIF, a GIF, and a file that is no image, the third."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    picture(80, 100).save(folder / "a.jpg", quality=95)
+    picture(60, 90, 1).save(folder / "b.jpg", quality=95, exif=turned)
+    (folder / "c.jpg").write_bytes(b"no image")
+    picture(70, 70, 2).save(folder / "d.gif")
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def packed(files, tmp_path, encoding="raw", short_side=WHOLE, note=None) -> ImageCache:
+    spec, folder = CacheSpec(encoding, short_side), tmp_path / f"{encoding}-{short_side}"
+    make_cache(files, spec, folder, 1, note or (lambda text: None))
+    return ImageCache(folder, spec)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_raw_images_that_need_no_resizing_give_the_samples_of_the_files(files, tmp_path):
+    cache = packed(files, tmp_path)
+    for path in (files[0], files[1], files[3]):
+        assert torch.equal(cache.read(path).pixels(), EncodedImage(path).pixels())
+        for transform in (PhotoTrain(24), CentreCrop(24, "bilinear", 28)):
+            samples = []
+            for image in (cache.read(path), EncodedImage(path)):
+                with seeded(3):
+                    samples.append(transform(image))
+            assert torch.equal(*samples) or path.endswith("jpg")
+            assert (samples[0].float() - samples[1].float()).abs().mean() < 2  # at half their size
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_images_are_stored_smaller_and_a_box_is_the_same_place_in_both(files, tmp_path, encoding):
+    cache = packed(files, tmp_path, encoding, SMALL)
+    for path in (files[0], files[1], files[3]):
+        stored, whole = cache.read(path), EncodedImage(path)
+        assert (stored.height, stored.width) == (whole.height, whole.width)
+        assert min(stored.pixels().shape[:2]) == SMALL
+        for transform in (PhotoTrain(24), CentreCrop(24, "bilinear", 28)):
+            samples = []
+            for image in (stored, whole):
+                with seeded(3):
+                    samples.append(transform(image).float())
+            assert (samples[0] - samples[1]).abs().mean() < 6, path  # of another box: 30 and more
+
+
+@pytest.mark.parametrize("encoding", ["raw", "jpeg"])
+def test_an_unreadable_image_has_the_reason_of_its_file(files, tmp_path, encoding):
+    cache = packed(files, tmp_path, encoding)
+    with pytest.raises(UnreadableImage) as of_file:
+        EncodedImage(files[2])
+    with pytest.raises(UnreadableImage, match=str(of_file.value)):
+        cache.read(files[2])
+
+
+def test_images_are_packed_once_and_anew_when_a_file_changes(files, tmp_path):
+    said = []
+    for _ in range(2):
+        packed(files, tmp_path, note=said.append)
+    assert [text for text in said if "once" in text] == [f"--cache raw: packing 4 images into {tmp_path}, once"]
+    picture(33, 44, 5).save(files[2])
+    assert packed(files, tmp_path, note=said.append).read(files[2]).pixels().shape == (33, 44, 3)
+    assert len([text for text in said if "once" in text]) == 2
+
+
+PACK = """
+import os, signal, sys
+from pathlib import Path
+from data.image_cache import CacheSpec, make_cache
+def note(text):
+    if text.startswith(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
+make_cache(sys.argv[3:], CacheSpec("jpeg", 48), Path(sys.argv[1]), 2, note)
+"""
+
+
+@pytest.fixture
+def many(tmp_path) -> list[str]:
+    """Files of two chunks and a half."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(5 * CHUNK // 2):
+        picture(20, 30, number).save(folder / f"{number:03d}.png")
+    return sorted(str(path) for path in folder.iterdir())
+
+
+def pack_and_die(many, folder, number):
+    """Pack, and be killed once `number` images are packed."""
+    words = [str(folder), f"--cache jpeg: {number} of ", *many]
+    died = subprocess.run([sys.executable, "-c", PACK, *words], cwd=ROOT, capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL and not folder.exists(), died.stderr
+
+
+def test_after_a_kill_only_the_rest_is_packed_and_the_cache_is_the_same(many, tmp_path):
+    folder, spec, said = tmp_path / "killed", CacheSpec("jpeg", SMALL), []
+    pack_and_die(many, folder, CHUNK)
+    with (tmp_path / ".killed.partial/images").open("ab") as file:  # what was written last had no row yet
+        file.write(b"half of an image")
+    with (tmp_path / ".killed.partial/index").open("ab") as file:
+        file.write(b"half of a row")
+    make_cache(many, spec, folder, 1, said.append)
+    make_cache(many, spec, tmp_path / "undisturbed", 1, print)
+    assert said[0].endswith(f"packing {len(many) - CHUNK} images into {tmp_path}, once; {CHUNK} are done")
+    assert contents(folder) == contents(tmp_path / "undisturbed")
+
+
+def test_after_a_kill_an_image_that_has_changed_is_packed_anew(many, tmp_path):
+    folder, spec, said = tmp_path / "killed", CacheSpec("jpeg", SMALL), []
+    pack_and_die(many, folder, 2 * CHUNK)
+    picture(10, 11).save(many[5])
+    make_cache(many, spec, folder, 1, said.append)
+    assert said[0].endswith("; 5 are done")
+    assert ImageCache(folder, spec).read(many[5]).pixels().shape == (10, 11, 3)
+    make_cache(many, spec, tmp_path / "undisturbed", 1, print)
+    assert contents(folder) == contents(tmp_path / "undisturbed")
+
+
+def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "free")(200_000)  # 160 images of 20 x 30
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(UserError, match=r"160 images take about 0\.000298 GB, and .* has 0\.0002 GB free") as refused:
+        make_cache(many, CacheSpec("raw", SMALL), tmp_path / "raw", 1, print)
+    assert refused.value.code == Exit.IO and "--cache jpeg" in str(refused.value)
+    assert not (tmp_path / ".raw.partial/images").read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_named(files, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*/file/\.cache\.partial: Not a directory") as refused:
+        make_cache(files, CacheSpec("raw", SMALL), tmp_path / "file/cache", 1, print)
+    assert refused.value.code == Exit.IO
+
+
+def test_a_damaged_cache_is_made_anew_by_the_next_start(files, tmp_path):
+    packed(files, tmp_path)
+    folder = tmp_path / f"raw-{WHOLE}"
+    os.truncate(folder / "images", 10)
+    with pytest.raises(UserError, match="is damaged"):
+        ImageCache(folder, CacheSpec("raw", WHOLE))
+    assert torch.equal(packed(files, tmp_path).read(files[0]).pixels(), EncodedImage(files[0]).pixels())
+
+
+def test_a_stored_jpeg_is_a_jpeg(files, tmp_path):
+    cache = packed(files, tmp_path, "jpeg", SMALL)
+    begin, end = cache._rows[0, :2]
+    assert Image.open(io.BytesIO(cache._images[begin:end].tobytes())).format == "JPEG"

@@ -1,0 +1,109 @@
+"""utils/rundir/clock.py: the timing fields of a train record, and the shares of a start's time."""
+
+import time
+
+import pytest
+import torch
+
+from utils.hardware.devices import Stopwatch
+from utils.rundir.clock import SHARES, Clock
+
+CPU = torch.device("cpu")
+ALONE = [[1.0, 0.0, 0.0]]
+
+
+@pytest.fixture
+def pass_time(monkeypatch):
+    """A clock that shows what it is told to: pass_time(seconds)."""
+    now = [1000.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, now[0] + seconds)
+
+
+def test_tokens_per_second_are_recorded_where_there_are_tokens_only():
+    images, texts = Clock(CPU, None), Clock(CPU, None)
+    images.step(samples=4)
+    texts.step(samples=4, tokens=12)
+    assert ["tokens_per_s" in images.record(ALONE), "tokens_per_s" in texts.record(ALONE)] == [False, True]
+
+
+def test_tokens_and_samples_are_counted_over_the_same_time():
+    clock = Clock(CPU, None)
+    for samples, tokens in ((4, 40), (2, 2)):
+        clock.step(samples, tokens)
+    fields = clock.record(ALONE)
+    assert fields["tokens_per_s"] / fields["samples_per_s"] == pytest.approx(7)
+
+
+def test_tokens_are_counted_anew_after_a_record():
+    clock = Clock(CPU, None)
+    clock.step(samples=1, tokens=5)
+    clock.record(ALONE)
+    clock.step(samples=1)
+    assert "tokens_per_s" not in clock.record(ALONE)
+
+
+def test_the_slowest_rank_is_the_one_that_waits_least_for_others(pass_time):
+    """Two steps in 10 s on four ranks. Data that it waits for are a rank's own time."""
+    clock = Clock(CPU, Stopwatch(CPU))
+    for _ in range(2):
+        pass_time(5)
+        clock.step(samples=8)
+    fields = clock.record([[10, 0, 6], [10, 4, 0], [10, 2, 3], [10, 0, 3]])
+    assert fields == {"samples_per_s": 1.6, "step_s": 3.5, "slowest_step_s": 5, "slowest_rank": 1, "data_wait": 0.15,
+                      "communication": 0.3}
+
+
+def test_what_is_no_step_is_left_out_of_the_speed_and_counted_once(pass_time):
+    """The save is inside of the evaluation."""
+    clock = Clock(CPU, None)
+    pass_time(1)
+    clock.step(samples=1)
+    clock.record(ALONE)
+    before = clock.shares()
+    with clock.on("evaluation"):
+        pass_time(20)
+        with clock.on("checkpoints"):
+            pass_time(10)
+    pass_time(4)
+    clock.step(samples=8)
+    assert clock.record([[4, 1, 0]]) == {"samples_per_s": 2, "data_wait": 0.25}
+    shares, total = clock.shares(), 30 / (clock.shares()["evaluation"] + clock.shares()["checkpoints"])
+    assert shares["evaluation"] == pytest.approx(2 * shares["checkpoints"]) and before["evaluation"] == 0
+    assert shares["data_wait"] * total == pytest.approx(1)
+    assert list(shares) == list(SHARES) and sum(shares.values()) == pytest.approx(1)
+
+
+def test_starting_lasts_until_the_first_step_is_done_and_includes_the_import_of_torch(pass_time):
+    clock = Clock(CPU, None)  # this process is a second old, or older: it has imported torch
+    pass_time(7)
+    clock.step(samples=1)
+    before = clock.shares()["starting"]
+    pass_time(1000)
+    after = clock.shares()["starting"]
+    assert before == pytest.approx(1) and 1000 * after / (1 - after) > 8
+
+
+def test_what_the_warm_up_waited_for_is_not_in_the_first_record(pass_time):
+    stopwatch = Stopwatch(CPU)
+    clock = Clock(CPU, stopwatch)
+    for seconds in (3, 2):  # the warm-up, the first step
+        if seconds == 2:
+            clock.restart()
+        stopwatch.start()
+        pass_time(seconds)
+        stopwatch.stop()
+    clock.step(samples=1)
+    assert clock.times() == [2, 0, 2]
+
+
+def test_waits_of_an_epoch_without_a_record_are_kept_for_the_next_one(pass_time):
+    stopwatch = Stopwatch(CPU)
+    clock = Clock(CPU, stopwatch)
+    for _ in range(2):
+        clock.restart()
+        stopwatch.start()
+        pass_time(2)
+        stopwatch.stop()
+        clock.step(samples=1)
+    assert clock.times() == [4, 0, 4]
