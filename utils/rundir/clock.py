@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, device: torch.device, communication: Stopwatch | None):
         self._device, self._communication = device, communication
-        self._began, self._mark = _process_began(), time.perf_counter()
+        self._began, self._mark = process_began(), time.perf_counter()
         self._spent: Counter[str] = Counter()  # seconds of this start, by SHARES
         self._steps, self._samples, self._tokens = 0, 0, 0  # since the last record
         self._elapsed_s, self._wait_s = 0.0, 0.0
@@ -106,7 +106,7 @@ class Clock:
         return f"{timedelta(seconds=total_s)} in all: {shown}; {self._spent['starting']:.1f} s until the first step"
 
 
-def _process_began() -> float:
+def process_began() -> float:
     """When this process began, as perf_counter tells it: the import of torch counts, too."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])  # since boot; proc(5), starttime
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

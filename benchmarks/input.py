@@ -1,0 +1,82 @@
+"""`python -m benchmarks.input`: training images per second and core, from the file to the model's square.
+
+Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
+500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import timm.data
+import torch
+from PIL import Image
+from torchvision import transforms
+
+from benchmarks.gpu_rows import photo
+from benchmarks.in_turn import in_turn, report
+from data.augment import PhotoTrain
+from data.image_cache import CacheSpec, ImageCache, make_cache
+from data.image_decode import EncodedImage
+from utils.numerics.seed import seeded
+
+SIDE = 224  # px
+SIZES = {"500 x 375": (500, 375, 128), "4000 x 3000": (4000, 3000, 12)}  # width, height, images of a turn
+REFERENCE = "torchvision's reference"
+
+
+def main(rounds: int, folder: Path | None) -> None:
+    """Measure and report. folder: of JPEGs; None makes some."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, (width, height, count) in SIZES.items() if folder is None else ():
+            compare(name, write_photos(Path(temporary) / name, width, height, count), Path(temporary), rounds)
+        if folder:
+            compare(folder.name, sorted(map(str, folder.rglob("*.jp*g"))), Path(temporary), rounds)
+
+
+def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> None:
+    """Report images/s of each pipeline over the same files, in the same order."""
+    ours, sources = PhotoTrain(SIDE), {"ours": EncodedImage}
+    for encoding in ("jpeg", "raw"):
+        spec, folder = CacheSpec(encoding, 256), temporary / f"{what} {encoding}"
+        make_cache(paths, spec, folder, 1, lambda text: None)
+        sources[f"ours, --cache {encoding}"] = ImageCache(folder, spec).read
+    # references/classification: RandomResizedCrop and flip, then PILToTensor (uint8 to the device, as ours)
+    reference = transforms.Compose([
+        transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+    # timm.data.create_loader(use_prefetcher=True): the same, as a NumPy array
+    of_timm = timm.data.create_transform(SIDE, is_training=True, use_prefetcher=True, color_jitter=None)
+
+    def rate(load: Callable[[str], object]) -> Callable[[], float]:
+        def measure() -> float:
+            with seeded(0):  # the same boxes in every round
+                began = time.perf_counter()
+                for path in paths:
+                    load(path)
+                return len(paths) / (time.perf_counter() - began)
+        return measure
+
+    report(f"input, {what}", "images/s and core", in_turn({
+        REFERENCE: rate(lambda path: reference(Image.open(path).convert("RGB"))),
+        "timm": rate(lambda path: of_timm(Image.open(path).convert("RGB"))),
+        **{name: rate(lambda path, read=read: ours(read(path))) for name, read in sources.items()},
+    }, rounds), REFERENCE)
+
+
+def write_photos(folder: Path, width: int, height: int, count: int) -> list[str]:
+    """JPEGs of noise; their paths."""
+    folder.mkdir()
+    for number in range(count):
+        photo(number, width, height).save(folder / f"{number:03}.jpg", quality=90)
+    return sorted(map(str, folder.iterdir()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.input")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="JPEGs of yours instead of made ones")
+    arguments = parser.parse_args()
+    main(arguments.rounds, arguments.folder)

@@ -1,0 +1,151 @@
+"""What others would train with, by their own libraries and at their best flags: a process that prints its speed.
+
+    python -m benchmarks.peers torchvision --data DIR --model resnet18 --batch 64 --steps 6 --precision fp32
+    python -m benchmarks.peers trainer --data DIR --model FOLDER --batch 32 --steps 20 --precision bf16
+
+It prints {"samples_per_s": ..., "first_step_s": ...}: over the steps after the first two, and seconds from the start of
+the process to the end of the first step.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from utils.rundir.clock import process_began
+
+SKIPPED = 2  # steps that warm up
+
+
+class Steps:
+    """The time of each step."""
+
+    def __init__(self, batch: int):
+        self._batch, self._ends = batch, []
+
+    def done(self) -> None:
+        """A step is done."""
+        self._ends.append(time.perf_counter())
+
+    def print(self) -> None:
+        """The result."""
+        number, taken_s = len(self._ends) - SKIPPED, self._ends[-1] - self._ends[SKIPPED - 1]
+        print(json.dumps({"samples_per_s": number * self._batch / taken_s,
+                          "first_step_s": self._ends[0] - process_began()}))
+
+
+def torchvision_reference(options: argparse.Namespace) -> None:
+    """references/classification/train.py: SGD with momentum, contiguous float32; --amp is for CUDA alone."""
+    from torchvision import models
+    loader = image_loader(options)
+    model = models.get_model(options.model, num_classes=len(loader.dataset.classes))
+    train_images(options, model, loader, torch.contiguous_format)
+
+
+def bare(options: argparse.Namespace) -> None:
+    """A plain loop with the right flags: channels_last, autocast."""
+    from torchvision import models
+    loader = image_loader(options)
+    model = models.get_model(options.model, num_classes=len(loader.dataset.classes))
+    train_images(options, model, loader, torch.channels_last)
+
+
+def timm_loop(options: argparse.Namespace) -> None:
+    """timm's train.py (which is in no package): its model, loader and options, with --channels-last --amp."""
+    import timm
+    from timm.data import create_dataset, create_loader
+    data = create_dataset("", root=str(options.data), split="train", is_training=True)
+    loader = create_loader(data, (3, 224, 224), options.batch, is_training=True, use_prefetcher=False, num_workers=1,
+                           device=torch.device("cpu"), color_jitter=None)
+    model = timm.create_model(options.model, num_classes=len(data.reader.class_to_idx))
+    train_images(options, model, loader, torch.channels_last)
+
+
+def image_loader(options: argparse.Namespace) -> torch.utils.data.DataLoader:
+    """torchvision's ImageFolder with the reference's transforms."""
+    from torchvision import datasets, transforms
+    prepare = transforms.Compose([
+        transforms.RandomResizedCrop(224), transforms.RandomHorizontalFlip(), transforms.PILToTensor(),
+        transforms.ConvertImageDtype(torch.float), transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))])
+    return torch.utils.data.DataLoader(datasets.ImageFolder(options.data / "train", prepare), options.batch,
+                                       shuffle=True, drop_last=True, num_workers=1, persistent_workers=True)
+
+
+def train_images(options: argparse.Namespace, model: nn.Module, loader: Iterator, memory: torch.memory_format) -> None:
+    """The loop that the three share."""
+    model.to(memory_format=memory).train()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
+    steps, number = Steps(options.batch), 0
+    while True:
+        for images, labels in loader:
+            with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+                logits = model(images.to(memory_format=memory))
+            F.cross_entropy(logits.float(), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            steps.done()
+            number += 1
+            if number == options.steps:
+                return steps.print()
+
+
+def trainer(options: argparse.Namespace) -> None:
+    """transformers.Trainer, batches of similar lengths; --task masked-lm: texts joined to blocks, as in run_mlm.py."""
+    from transformers import (
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        DataCollatorForLanguageModeling,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+    tokenizer, is_masked = AutoTokenizer.from_pretrained(options.model), options.task == "masked-lm"
+    if is_masked:
+        ids = tokenizer((options.data / "train.txt").read_text(), add_special_tokens=False)["input_ids"]
+        width = options.length - 2
+        rows = [{"input_ids": [tokenizer.cls_token_id, *ids[at:at + width], tokenizer.sep_token_id]}
+                for at in range(0, len(ids) - width, width)]
+        model, collate = AutoModelForMaskedLM.from_pretrained(options.model), DataCollatorForLanguageModeling(tokenizer)
+    else:
+        lines = [line.split("\t") for line in (options.data / "train.tsv").read_text().splitlines()]
+        at, label = lines[0].index("text"), lines[0].index("label")
+        rows = [{**tokenizer(line[at], truncation=True, max_length=options.length), "labels": int(line[label])}
+                for line in lines[1:]]
+        model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2)
+        collate = DataCollatorWithPadding(tokenizer)
+    steps = Steps(options.batch)
+
+    class Timer(TrainerCallback):
+        def on_step_end(self, *args: object, **kwargs: object) -> None:
+            steps.done()
+
+    arguments = TrainingArguments(
+        output_dir=str(options.scratch), per_device_train_batch_size=options.batch, max_steps=options.steps,
+        use_cpu=True, bf16=options.precision == "bf16", report_to="none", save_strategy="no", logging_strategy="no",
+        disable_tqdm=True, train_sampling_strategy="random" if is_masked else "group_by_length")
+    Trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Timer()]).train()
+    steps.print()
+
+
+PEERS = {"torchvision": torchvision_reference, "bare": bare, "timm": timm_loop, "trainer": trainer}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
+    parser.add_argument("peer", choices=PEERS)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--task", default="")
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--length", type=int, default=128, help="tokens of a text at most")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
+    parser.add_argument("--scratch", type=Path, default=Path("/tmp/trainer"))
+    arguments = parser.parse_args()
+    PEERS[arguments.peer](arguments)

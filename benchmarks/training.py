@@ -1,0 +1,122 @@
+"""`python -m benchmarks.training`: training speed of train.py's defaults beside what people would use instead.
+
+Each contender is a process of its own, as a user starts it; they take turns. Rows: resnet18 and resnet50 from JPEGs of
+500 x 375 at 224 px; sst2, a pretrained MiniLM on sentences; mlm, its masked tokens. All have the same cores, batch and
+precision: bf16 where the hardware computes in it.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.accuracy import ROOT, minilm_folder
+from benchmarks.gpu_rows import Sizes, write_images
+from benchmarks.in_turn import in_turn, report
+from benchmarks.peers import SKIPPED
+from utils.hardware.cores import available_cores
+from utils.numerics.precision import hardware_precision
+
+ROWS = ("resnet18", "resnet50", "sst2", "mlm")
+IMAGE_BATCH, TEXT_BATCH = 32, 32
+IMAGE_STEPS, TEXT_STEPS = 6, 40
+
+
+def main(rows: list[str], rounds: int, data: Path | None) -> None:
+    """Measure and report the rows. data: a folder with sst2 and wikitext2, for the rows of texts."""
+    precision = hardware_precision(torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as temporary:
+        for row in rows:
+            if row.startswith("resnet"):
+                compare_images(row, Path(temporary), precision, rounds)
+            elif data is None:
+                print(f"{row} is left out: it needs --data DIR")
+            elif row == "sst2":
+                compare_sentences(data / "sst2", precision, rounds)
+            else:
+                compare_masked(data / "wikitext2", precision, rounds)
+
+
+def compare_images(model: str, temporary: Path, precision: str, rounds: int) -> None:
+    """A ResNet of 100 classes from JPEGs."""
+    folder = temporary / "images"
+    if not folder.exists():
+        write_images(folder, Sizes(classes=100), IMAGE_BATCH * (IMAGE_STEPS + 4), is_jpeg=True)
+    words = ["--data", folder, "--model", model]
+    report(f"training, {model} at 224 px, batch {IMAGE_BATCH}, {precision}", "images/s", in_turn({
+        "ours": ours(*words, steps=IMAGE_STEPS, batch=IMAGE_BATCH),
+        **{f"{name}, {kind}": peer(name, *words, "--batch", IMAGE_BATCH, "--steps", IMAGE_STEPS, "--precision", kind)
+           for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}}, rounds),
+        f"bare, {precision}")
+
+
+def compare_sentences(data: Path, precision: str, rounds: int) -> None:
+    """MiniLM on SST-2; ours also on two processes with half of the threads each."""
+    model, texts = minilm_folder(), ["--task", "text-classification"]
+    report(f"training, MiniLM on SST-2, batch {TEXT_BATCH}, {precision}", "samples/s", in_turn({
+        "ours": ours(*texts, "--data", data, "--model", model, steps=TEXT_STEPS, batch=TEXT_BATCH),
+        "ours, 2 processes": ours(*texts, "--data", data, "--model", model, steps=TEXT_STEPS, batch=TEXT_BATCH,
+                                  processes=2),
+        "Trainer": peer("trainer", "--data", data, "--model", model, "--batch", TEXT_BATCH, "--steps", TEXT_STEPS,
+                        "--precision", precision)}, rounds), "Trainer")
+
+
+def compare_masked(data: Path, precision: str, rounds: int) -> None:
+    """MiniLM on masked tokens of WikiText-2, 128 at a time."""
+    words = ["--task", "masked-lm", "--data", data, "--model", minilm_folder()]
+    report(f"training, masked tokens with MiniLM, batch {TEXT_BATCH}, {precision}", "samples of 128 tokens/s", in_turn({
+        "ours": ours(*words, steps=TEXT_STEPS // 2, batch=TEXT_BATCH),
+        "Trainer": peer("trainer", *words, "--batch", TEXT_BATCH, "--steps", TEXT_STEPS // 2, "--precision", precision),
+    }, rounds), "Trainer")
+
+
+def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable[[], float]:
+    """Samples per second of train.py's steps after the first two."""
+    start = [sys.executable] if processes == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={processes}"]
+
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as run:
+            output([*start, "train.py", *words, "--run-dir", run, "--max-steps", steps, "--log-every", 1,
+                    "--global-batch-size", batch, "--eval-every", 10**6, "--save-every", 10**6, "--device", "cpu"],
+                   available_cores() // processes)
+            records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
+            train = [record for record in records if record["split"] == "train"][SKIPPED:]
+        return sum(batch for _ in train) / sum(batch / record["samples_per_s"] for record in train)
+
+    return measure
+
+
+def peer(*words: object) -> Callable[[], float]:
+    """Samples per second of a process of benchmarks/peers.py."""
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as scratch:
+            text = output([sys.executable, "-m", "benchmarks.peers", *words, "--scratch", scratch], available_cores())
+        return json.loads(text.splitlines()[-1])["samples_per_s"]
+
+    return measure
+
+
+def output(words: list[object], threads: int) -> str:
+    """What a command prints. Exits if it fails."""
+    done = subprocess.run(list(map(str, words)), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
+                          capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
+    arguments = parser.parse_args()
+    main(arguments.rows.split(","), arguments.rounds, arguments.data)
