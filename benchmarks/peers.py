@@ -40,7 +40,7 @@ class Steps:
 
 
 def torchvision_reference(options: argparse.Namespace) -> None:
-    """references/classification/train.py: SGD with momentum, contiguous float32; --amp is for CUDA alone."""
+    """references/classification/train.py: SGD with momentum, contiguous float32; --amp is not for the CPU."""
     from torchvision import models
     loader = image_loader(options)
     model = models.get_model(options.model, num_classes=len(loader.dataset.classes))
