@@ -40,7 +40,7 @@ from utils.rundir.room import GB
 VERSION = 1
 QUALITY = 90
 CHUNK = 64  # images that a process packs at a time
-TRIED = 256  # images that tell how much room is needed
+TRIED = 64  # images that tell how much room is needed
 # A row of the index, int64: begin and end in `images`; H and W as shown, and as stored (0: it cannot be read);
 # the file's bytes and st_mtime_ns (-1: there is none).
 COLUMNS = 8
@@ -86,7 +86,10 @@ class ImageCache:
 
     def read(self, path: str) -> PackedImage:
         """The image of one of make_cache's paths. Raises UnreadableImage."""
-        number = self._keys[np.searchsorted(self._keys[:, 0], _key(path)), 1]
+        place = int(np.searchsorted(self._keys[:, 0], key := _key(path)))
+        if place == len(self._keys) or self._keys[place, 0] != key:
+            raise KeyError(f"{path} is not in the cache")
+        number = self._keys[place, 1]
         begin, end, height, width, *stored, _, _ = self._rows[number].tolist()
         data = self._images[begin:end]
         if not all(stored):

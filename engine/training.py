@@ -108,7 +108,8 @@ def build_training(start: Start) -> Training:
     watchdog.stop_after(stop.seconds)
     log = open_log(run, task, done, total_steps, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
-             f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)};"
+             f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
+             f"{', compiled' if config.device.compile else ''};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
              f" {optim.lr:g};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")

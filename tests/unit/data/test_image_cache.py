@@ -177,6 +177,13 @@ def test_a_damaged_cache_is_made_anew_by_the_next_start(files, tmp_path):
     assert torch.equal(packed(files, tmp_path).read(files[0]).pixels(), EncodedImage(files[0]).pixels())
 
 
+def test_a_path_that_was_not_packed_is_an_error_not_another_image(files, tmp_path):
+    cache = packed(files, tmp_path)
+    for name in "abcdefgh":
+        with pytest.raises(KeyError):
+            cache.read(str(tmp_path / name))
+
+
 def test_a_stored_jpeg_is_a_jpeg(files, tmp_path):
     cache = packed(files, tmp_path, "jpeg", SMALL)
     begin, end = cache._rows[0, :2]
