@@ -12,8 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
-import torch
-
 from utils.hardware.cores import available_cores
 
 RESULTS = Path(__file__).with_name("results.jsonl")
@@ -59,7 +57,7 @@ def hardware() -> str:
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that are compared."""
-    found = {"python": platform.python_version(), "torch": torch.__version__}
+    found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = version(name)
