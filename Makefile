@@ -21,7 +21,7 @@ test: .venv/ready-dev lint          ## everything that must hold; under 20 minut
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, all contracts, demos, README, docs/changing.md
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
-		$(addprefix tests/end_to_end/test_,demo.py changing.py readme.py starts.py)
+		$(addprefix tests/end_to_end/test_,demo.py changing.py readme.py starts.py timings.py)
 
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py

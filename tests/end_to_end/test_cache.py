@@ -1,9 +1,5 @@
 """--cache: the same training from packed images, on any number of processes, and they are packed once."""
 
-import re
-
-import pytest
-
 from tests.conftest import COUNTS
 from tests.harness.run_directory import records, weights_sha256
 from utils.errors import Exit
@@ -29,9 +25,6 @@ def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_di
     assert listed[0] == listed[1] != ""
 
 
-@pytest.mark.parametrize("words, message", [
-    (["--cache", "disk"], "--cache disk: must be none, jpeg or raw"),
-    (["--cache-size", "20"], "--cache-size 20 is about --cache, which is off")])
-def test_settings_without_a_cache_are_refused(photos, run_train, words, message):
-    result = run_train("--data", photos, *words)
-    assert result.returncode == Exit.USAGE and message in re.sub(r"\s+", " ", result.text), result.text
+def test_a_size_without_a_cache_is_refused(photos, run_train):
+    result = run_train("--data", photos, "--cache-size", 20)
+    assert result.returncode == Exit.USAGE and "--cache-size 20 is about --cache, which is off" in result.text

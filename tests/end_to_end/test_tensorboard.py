@@ -57,7 +57,7 @@ def test_a_chart_shows_the_records_over_optimizer_steps(ask, demo_run, split, na
 
 def test_every_tag_is_grouped_by_concern(ask):
     [tags] = json.loads(ask("scalars/tags")).values()
-    assert {tag.partition("/")[0] for tag in tags} == {"train", "val", "optim", "perf", "progress"}
+    assert {tag.partition("/")[0] for tag in tags} == {"train", "val", "optim", "perf", "progress", "time"}
 
 
 def test_every_evaluation_has_a_confusion_picture(ask, demo_run):
