@@ -43,7 +43,7 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
     for encoding in ("jpeg", "raw"):
         spec, folder = CacheSpec(encoding, 256), temporary / f"{what} {encoding}"
         make_cache(paths, spec, folder, 1, lambda text: None)
-        sources[f"ours, --cache {encoding}"] = ImageCache(folder, spec).read
+        sources[f"ours, --cache {encoding}"] = ImageCache(folder).read
     # references/classification: RandomResizedCrop and flip, then PILToTensor (uint8 to the device, as ours)
     reference = transforms.Compose([
         transforms.RandomResizedCrop(SIDE), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])

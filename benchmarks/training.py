@@ -29,7 +29,7 @@ IMAGE_STEPS, TEXT_STEPS = 6, 40
 
 
 def main(rows: list[str], rounds: int, data: Path | None) -> None:
-    """Measure and report the rows. data: a folder with sst2 and wikitext2, for the rows of texts."""
+    """Measure and report the rows. data: a folder with sst2 and wikitext2, which two of them read."""
     precision = hardware_precision(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:

@@ -2,12 +2,12 @@
 
     spec = CacheSpec("jpeg", short_side=256)
     make_cache(paths, spec, folder, workers=8, note=print)     # on one process of a node, once
-    ImageCache(folder, spec).read(path).pixels()               # in any process; all map the same file
+    ImageCache(folder).read(path).pixels()                     # in any process; all map the same file
 
 An image whose shorter side is longer than `short_side` is resized to that. "raw" stores uint8 pixels, "jpeg" JPEGs of
-quality 90. In `images` one follows the other; a row of `index` says where; `keys` finds the row of a path. The index
-grows after the images, so what a kill leaves is continued. An image that cannot be read has the reason in the place of
-its pixels.
+quality 90. In `images` one follows the other; a row of `index` says where; `order` has the rows by the keys of their
+paths. The index grows after the images, so what a kill leaves is continued. An image that cannot be read has the reason
+in the place of its pixels.
 
 Legend: N images, H, W height and width in pixels.
 """
@@ -35,16 +35,16 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.files import cache_path, one_at_a_time, sync
 from utils.hardware.cores import available_cores
-from utils.rundir.room import GB
 
 VERSION = 1
 QUALITY = 90
 CHUNK = 64  # images that a process packs at a time
 TRIED = 64  # images that tell how much room is needed
-# A row of the index, int64: begin and end in `images`; H and W as shown, and as stored (0: it cannot be read);
-# the file's bytes and st_mtime_ns (-1: there is none).
-COLUMNS = 8
-STAMP = slice(6, 8)
+GB = 1e9
+# A row of the index, int64: begin and end in `images`; H and W as shown, and as stored (0: it cannot be read); what the
+# file was: the key of its path, its size in bytes, and its st_mtime_ns (-1 if there was no file).
+COLUMNS = 9
+STAMP = slice(6, 9)
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,28 @@ def open_cache(
         make_cache(paths, spec, folder, available_cores(), note)
 
     world.on_rank_zero(make, per_node=True)  # Collective.
-    return world.everywhere(lambda: ImageCache(folder, spec))  # Collective.
+    return world.everywhere(lambda: ImageCache(folder))  # Collective.
 
 
 class ImageCache:
     """The packed images of a folder, mapped into memory. Raises UserError (74) if there are none."""
 
-    def __init__(self, folder: Path, spec: CacheSpec):
-        found = _opened(folder)
+    def __init__(self, folder: Path):
+        found = open_arrays(folder)
         if found is None:
             raise UserError(f"--cache: {folder} is not there, or is damaged; remove it, and the next start makes it"
                             " anew", Exit.IO)
-        self._rows, self._images, self._keys, self._is_raw = *found, spec.encoding == "raw"
+        about, arrays = found
+        self._rows, self._images, order = (arrays[name] for name in ("index", "images", "order"))
+        self._numbers, self._keys = order.T  # of rows, and what they are sorted by
+        self._is_raw = about["encoding"] == "raw"
 
     def read(self, path: str) -> PackedImage:
         """The image of one of make_cache's paths. Raises UnreadableImage."""
-        place = int(np.searchsorted(self._keys[:, 0], key := _key(path)))
-        if place == len(self._keys) or self._keys[place, 0] != key:
+        place = int(np.searchsorted(self._keys, key := _key(path)))
+        if place == len(self._keys) or self._keys[place] != key:
             raise KeyError(f"{path} is not in the cache")
-        number = self._keys[place, 1]
-        begin, end, height, width, *stored, _, _ = self._rows[number].tolist()
+        begin, end, height, width, *stored, _, _, _ = self._rows[self._numbers[place]].tolist()
         data = self._images[begin:end]
         if not all(stored):
             raise UnreadableImage(data.tobytes().decode())
@@ -112,9 +114,9 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
         try:
             partial.mkdir(parents=True, exist_ok=True)
             _fill(partial, paths, stamps, spec, workers, note)
-            keys = np.array([[_key(path), number] for number, path in enumerate(paths)], np.int64)
-            (partial / "keys").write_bytes(keys[keys[:, 0].argsort()])
-            layout = {"index": ("i8", (COLUMNS,)), "images": ("u1", ()), "keys": ("i8", (2,))}
+            order = stamps[:, 0].argsort()
+            (partial / "order").write_bytes(np.column_stack([order, stamps[order, 0]]))
+            layout = {"index": ("i8", (COLUMNS,)), "images": ("u1", ()), "order": ("i8", (2,))}
             describe(partial, asdict(spec), layout)
             for name in layout:
                 sync(partial / name)
@@ -215,8 +217,8 @@ class _Chunks:
 
 
 def _stamps(paths: Sequence[str]) -> np.ndarray:
-    """[N, 2] size and time of each file. Threads, because a network file system takes a while to answer."""
-    def read(first: int) -> list[tuple[int, int]]:
+    """[N, 3] key, size and time of each file. Threads, because a network file system takes a while to answer."""
+    def read(first: int) -> list[tuple[int, int, int]]:
         return [_stamp(path) for path in paths[first:first + 1000]]
 
     with ThreadPoolExecutor(32) as pool:
@@ -224,25 +226,19 @@ def _stamps(paths: Sequence[str]) -> np.ndarray:
     return np.array(found, np.int64)
 
 
-def _stamp(path: str) -> tuple[int, int]:
+def _stamp(path: str) -> tuple[int, int, int]:
     try:
         found = os.stat(path)
-        return found.st_size, found.st_mtime_ns
+        return _key(path), found.st_size, found.st_mtime_ns
     except OSError:
-        return -1, -1
+        return _key(path), -1, -1
 
 
 def _is_current(folder: Path, stamps: np.ndarray) -> bool:
     """Whether the folder holds these images as they are."""
-    found = _opened(folder)
-    return found is not None and np.array_equal(found[0][:, STAMP], stamps)
+    found = open_arrays(folder)
+    return found is not None and np.array_equal(found[1]["index"][:, STAMP], stamps)
 
 
 def _key(path: str) -> int:
     return int.from_bytes(blake2b(os.fsencode(path), digest_size=8).digest(), signed=True)
-
-
-def _opened(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Index, images and keys; None if they are not there, or not whole."""
-    found = open_arrays(folder)
-    return tuple(found[1][name] for name in ("index", "images", "keys")) if found else None

@@ -62,7 +62,7 @@ def test_classic_data_parallel_splits_each_micro_batch_and_its_batch_norm(step):
 
 
 @simulated_alone
-def test_balanced_data_parallel_holds_the_same_on_each_device_and_classic_does_not(step, figure):
+def test_dp_holds_the_same_on_each_device_and_dp_classic_does_not(step, figure):
     (first, second), (gathers, other) = step("dp", 2, "wide")["peak"], step("dp-classic", 2, "wide")["peak"]
     figure(f"dp {first / 2**20:.1f} and {second / 2**20:.1f} MiB, dp-classic {gathers / 2**20:.1f} and"
            f" {other / 2**20:.1f} MiB")

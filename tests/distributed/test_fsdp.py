@@ -53,7 +53,7 @@ def test_a_run_that_changes_its_strategy_keeps_weights_and_moments(told, process
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
-def test_a_step_of_the_optimizer_is_that_of_ddp_and_a_void_one_changes_nothing(told, processes):
+def test_an_optimizer_step_is_that_of_ddp_and_a_void_one_changes_nothing(told, processes):
     for found in told(processes):
         for optimizer, (is_void, distance) in found["steps_of_the_optimizer"].items():
             assert is_void and distance < 1e-6, (optimizer, distance)

@@ -47,7 +47,7 @@ def files(tmp_path) -> list[str]:
 def packed(files, tmp_path, encoding="raw", short_side=WHOLE, note=None) -> ImageCache:
     spec, folder = CacheSpec(encoding, short_side), tmp_path / f"{encoding}-{short_side}"
     make_cache(files, spec, folder, 1, note or (lambda text: None))
-    return ImageCache(folder, spec)
+    return ImageCache(folder)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -101,6 +101,20 @@ def test_images_are_packed_once_and_anew_when_a_file_changes(files, tmp_path):
     assert len([text for text in said if "once" in text]) == 2
 
 
+def test_files_that_swap_their_names_are_packed_anew(files, tmp_path):
+    """With the same sizes and times: neither may stand for the other."""
+    for number, path in enumerate(files[:2]):
+        picture(20, 20, number).save(path, "BMP")
+        os.utime(path, (1, 1))
+    packed(files[:2], tmp_path)
+    renamed = [files[1], str(tmp_path / "photos/e.bmp")]
+    os.rename(files[1], renamed[1])
+    os.rename(files[0], renamed[0])
+    cache = packed(renamed, tmp_path)
+    for path in renamed:
+        assert torch.equal(cache.read(path).pixels(), EncodedImage(path).pixels())
+
+
 PACK = """
 import os, signal, sys
 from pathlib import Path
@@ -147,7 +161,7 @@ def test_after_a_kill_an_image_that_has_changed_is_packed_anew(many, tmp_path):
     picture(10, 11).save(many[5])
     make_cache(many, spec, folder, 1, said.append)
     assert said[0].endswith("; 5 are done")
-    assert ImageCache(folder, spec).read(many[5]).pixels().shape == (10, 11, 3)
+    assert ImageCache(folder).read(many[5]).pixels().shape == (10, 11, 3)
     make_cache(many, spec, tmp_path / "undisturbed", 1, print)
     assert contents(folder) == contents(tmp_path / "undisturbed")
 
@@ -155,7 +169,7 @@ def test_after_a_kill_an_image_that_has_changed_is_packed_anew(many, tmp_path):
 def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")(200_000)  # 160 images of 20 x 30
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"160 images take about 0\.000298 GB, and .* has 0\.0002 GB free") as refused:
+    with pytest.raises(UserError, match=r"160 images take about 0\.0003 GB, and .* has 0\.0002 GB free") as refused:
         make_cache(many, CacheSpec("raw", SMALL), tmp_path / "raw", 1, print)
     assert refused.value.code == Exit.IO and "--cache jpeg" in str(refused.value)
     assert not (tmp_path / ".raw.partial/images").read_bytes()
@@ -173,7 +187,7 @@ def test_a_damaged_cache_is_made_anew_by_the_next_start(files, tmp_path):
     folder = tmp_path / f"raw-{WHOLE}"
     os.truncate(folder / "images", 10)
     with pytest.raises(UserError, match="is damaged"):
-        ImageCache(folder, CacheSpec("raw", WHOLE))
+        ImageCache(folder)
     assert torch.equal(packed(files, tmp_path).read(files[0]).pixels(), EncodedImage(files[0]).pixels())
 
 

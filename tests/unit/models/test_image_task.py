@@ -31,6 +31,19 @@ def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_pat
     assert baselines == {"always the most frequent class": pytest.approx(COUNTS["val"][most] / sum(COUNTS["val"]))}
 
 
+@pytest.mark.parametrize("split", ["train_set", "eval_set"])
+def test_training_and_evaluation_read_the_packed_images(build, split):
+    """Of 4 px each, or as they are."""
+    of_files, small, whole = (getattr(build(*words), split) for words in (
+        [], ["--cache", "raw", "--cache-size", "4"], ["--cache", "raw"]))
+    for index in range(0, len(of_files), 9):
+        expected = of_files[0, index].image
+        blocks = expected.float().view(4, 4, 4, 4, 3).mean(dim=(1, 3))  # of 4 x 4 pixels
+        assert torch.equal(whole[0, index].image, expected)
+        found = small[0, index].image.float()
+        assert (found[1::4, 1::4] - blocks).abs().mean() < 20 < (found - expected.float()).abs().mean()
+
+
 class Flat(nn.Module):
     """One linear layer; NaN for an image with a pixel above `limit`, after normalisation."""
 

@@ -74,7 +74,7 @@ def test_what_is_no_step_is_left_out_of_the_speed_and_counted_once(pass_time):
     assert list(shares) == list(SHARES) and sum(shares.values()) == pytest.approx(1)
 
 
-def test_starting_lasts_until_the_first_step_is_done_and_includes_the_import_of_torch(pass_time):
+def test_starting_lasts_until_the_first_step_with_the_import_of_torch(pass_time):
     clock = Clock(CPU, None)  # this process is a second old, or older: it has imported torch
     pass_time(7)
     clock.step(samples=1)
