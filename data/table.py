@@ -110,10 +110,11 @@ def require_columns(path: Path, columns: Columns) -> None:
         raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)}", Exit.BAD_DATA)
 
 
-def read_rows(path: Path, columns: Columns, keep_blank: bool = False) -> Iterator[Row]:
+def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: str = "") -> Iterator[Row]:
     """The rows of a file in their order, without blank lines; in a text file keep_blank makes them empty texts.
 
-    A line of a text file holds a pair as A<tab>B. Raises UserError (65) with file, line and rule.
+    A line of a text file holds a pair as A<tab>B. unwanted: a column that the first row lacks, so no row may have it.
+    Raises UserError (65) with file, line and rule.
     """
     # a text file
     if path.suffix not in (".csv", ".tsv", ".jsonl"):
@@ -126,6 +127,8 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False) -> Iterato
     for number, values in _objects(path):
         if missing := [name for name in wanted if name not in values]:
             raise _wrong(path, number, f"has no {some(missing)}; it has {some(values)}")
+        if unwanted in values:
+            raise _wrong(path, number, f"has {unwanted}, and the first row has none; give it to each row, or to none")
         texts = tuple(_text(path, number, name, values[name]) for name in columns.texts)
         labels = tuple(_label(path, number, name, values[name]) for name in columns.labels)
         group, split = ("" if name is None else _label(path, number, name, values[name])

@@ -88,7 +88,9 @@ class TableSource:
             map(str, files[split]))
 
     def _all_rows(self, split: str = "train") -> Iterator[tuple[Path, Row]]:
-        return ((path, row) for path in self._files[0][split] for row in read_rows(path, self.columns))
+        columns, is_one = self.columns, len(self._files[0]) == 1
+        unwanted = SPLIT if is_one and SPLIT not in (*columns.texts, *columns.labels, *columns[2:]) else ""
+        return ((path, row) for path in self._files[0][split] for row in read_rows(path, columns, unwanted=unwanted))
 
     def problem(self, row: Row, labels: LabelReader, is_train: bool) -> str:
         """Why a row cannot be a sample; "" if it can."""

@@ -211,6 +211,17 @@ def test_a_label_that_train_lacks_is_refused_with_those_there_are(write, opened,
         " correct or remove the row, or pass --bad-samples skip")
 
 
+def test_a_split_that_the_first_row_of_jsonl_lacks_is_refused(write, opened):
+    """It would have been training data."""
+    rows = ['{"text": "so", "label": "a"}', '{"text": "red", "label": "b", "split": "val"}']
+    file = write("reviews.jsonl", rows) / "reviews.jsonl"
+    assert refusal(opened, file) == (
+        Exit.BAD_DATA, f"{file} line 2: has split, and the first row has none; give it to each row, or to none")
+    write("val.jsonl", rows)  # files are the splits, so the column is none
+    write("train.jsonl", rows)
+    assert set(opened(file.parent).splits) == {"train", "val"}
+
+
 def test_test_is_read_only_for_its_evaluation(write, opened):
     """It does not change the fingerprint."""
     write("test.csv", [("so", "-1")])
