@@ -32,8 +32,6 @@ class Clock:
     def restart(self) -> None:
         """Leave out the time since the end of the last step: it was not training."""
         self._mark = time.perf_counter()
-        if self._communication and not self._steps:
-            self._communication.clear()  # of the warm-up
 
     @contextmanager
     def on(self, what: str) -> Iterator[None]:
@@ -62,6 +60,8 @@ class Clock:
         now = time.perf_counter()
         if "starting" not in self._spent:  # this was the first step
             self._spent["starting"] = now - self._began - self._spent.total() - self._wait_s
+            if self._communication:
+                self._communication.clear()  # what it and the warm-up waited for is a part of starting
         self._steps += 1
         self._samples += samples
         self._tokens += tokens

@@ -84,26 +84,28 @@ def test_starting_lasts_until_the_first_step_with_the_import_of_torch(pass_time)
     assert before == pytest.approx(1) and 1000 * after / (1 - after) > 8
 
 
-def test_what_the_warm_up_waited_for_is_not_in_the_first_record(pass_time):
+def test_what_the_warm_up_and_the_first_step_wait_for_is_a_part_of_starting(pass_time):
     stopwatch = Stopwatch(CPU)
     clock = Clock(CPU, stopwatch)
-    for seconds in (3, 2):  # the warm-up, the first step
-        if seconds == 2:
-            clock.restart()
+    for is_step in (False, True):
+        clock.restart()
         stopwatch.start()
-        pass_time(seconds)
+        pass_time(3)
         stopwatch.stop()
-    clock.step(samples=1)
-    assert clock.times() == [2, 0, 2]
+        if is_step:
+            clock.step(samples=1)
+    assert clock.times() == [3, 0, 0]
+    clock.record([clock.times()])
+    assert clock.shares()["starting"] == pytest.approx(1)
 
 
 def test_waits_of_an_epoch_without_a_record_are_kept_for_the_next_one(pass_time):
     stopwatch = Stopwatch(CPU)
     clock = Clock(CPU, stopwatch)
-    for _ in range(2):
+    for _ in range(3):
         clock.restart()
         stopwatch.start()
         pass_time(2)
         stopwatch.stop()
         clock.step(samples=1)
-    assert clock.times() == [4, 0, 4]
+    assert clock.times() == [6, 0, 4]  # the first step's is a part of starting
