@@ -1,0 +1,109 @@
+"""`python -m benchmarks.fine_tuning DIR`: pretrained weights by train.py's defaults, and by those of timm's train.py.
+
+EfficientNet-Lite0's ImageNet weights, 500 photos of CIFAR-10 (DIR/cifar10) at 224 px, 12 epochs, each seed on one core.
+timm's train.py is in no package: what it does by default stands here, by timm's own loader, optimizer, schedule, loss.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+from benchmarks.accuracy import ROOT, write_lite0
+from benchmarks.in_turn import hardware, versions
+from benchmarks.recipes import RUNS, lay_out, verdict
+
+NAME, EPOCHS = "tf_efficientnet_lite0", 12
+DATA = RUNS / "data" / "cifar"
+
+
+def main(data: Path, seeds: int) -> None:
+    """Train both on all seeds, as many at a time as there are cores, and print accuracies in percent."""
+    lay_out("cifar", data)
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        write_lite0(weights := f"{temporary}/lite0.pth")
+
+        def ours(seed: int) -> float:
+            run = Path(temporary) / str(seed)
+            output("train.py", "--model", f"timm/{NAME}", "--weights", weights, "--data", DATA, "--epochs", EPOCHS,
+                   "--eval-every", 10**6, "--seed", seed, "--run-dir", run, "--device", "cpu", "--precision", "fp32",
+                   "--threads", 1, "--workers", 0)
+            return 100 * json.loads((run / "summary.json").read_text())["top1"]
+
+        def timms(seed: int) -> float:
+            return float(output("-m", "benchmarks.fine_tuning", DATA, "--weights", weights, "--seed", seed))
+
+        found = {name: [pool.submit(train, seed) for seed in range(seeds)]
+                 for name, train in (("ours", ours), ("timm", timms))}
+        figures = {name: [each.result() for each in runs] for name, runs in found.items()}
+    print(f"{hardware()}; {versions()}; n = {seeds}")
+    for name, each in figures.items():
+        print(f"{name}: {mean(each):.1f} ± {stdev(each) if seeds > 1 else 0:.1f} %")
+    print("ours is", verdict([a - b for a, b in zip(*figures.values(), strict=True)]))
+
+
+def output(*words: object) -> str:
+    """What a program prints, on one core. Exits if it fails."""
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+                          capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def timm_defaults(data: Path, weights: str, seed: int) -> float:
+    """Accuracy in percent after EPOCHS of timm's train.py, all other options at their defaults."""
+    from timm import create_model
+    from timm.data import create_dataset, create_loader, resolve_data_config
+    from timm.loss import LabelSmoothingCrossEntropy
+    from timm.optim import create_optimizer_v2
+    from timm.scheduler import create_scheduler_v2
+    torch.manual_seed(seed)
+    batch = 128
+    sets = {split: create_dataset("", root=str(data), split=split, is_training=split == "train")
+            for split in ("train", "val")}
+    model = create_model(NAME, pretrained=True, pretrained_cfg_overlay={"file": weights},
+                         num_classes=len(sets["train"].reader.class_to_idx))
+    config = resolve_data_config({}, model=model)
+    shared = {"mean": config["mean"], "std": config["std"], "num_workers": 0, "use_prefetcher": False,
+              "device": torch.device("cpu"), "persistent_workers": False}
+    train = create_loader(sets["train"], config["input_size"], batch, is_training=True, color_jitter=0.4, hflip=0.5,
+                          scale=(0.08, 1), ratio=(3 / 4, 4 / 3), interpolation="random", **shared)
+    val = create_loader(sets["val"], config["input_size"], batch, interpolation=config["interpolation"],
+                        crop_pct=config["crop_pct"], **shared)
+    optimizer = create_optimizer_v2(model, "sgd", lr=0.1 * batch / 256, momentum=0.9, weight_decay=2e-5)
+    schedule, _ = create_scheduler_v2(optimizer, "cosine", num_epochs=EPOCHS, warmup_epochs=5, warmup_lr=1e-5,
+                                      updates_per_epoch=len(train))
+    loss_of = LabelSmoothingCrossEntropy(0.1)
+    schedule.step(0)
+    for epoch in range(EPOCHS):
+        model.train()
+        for images, labels in train:
+            optimizer.zero_grad()
+            loss_of(model(images), labels).backward()
+            optimizer.step()
+        schedule.step(epoch + 1)
+    model.eval()
+    with torch.inference_mode():
+        right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in val)
+    return 100 * right / len(sets["val"])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fine_tuning")
+    parser.add_argument("data", type=Path, help="a folder with cifar10, as for make accuracy")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--weights", help="train timm's alone with these, on the folder of images `data`")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.weights:
+        print(timm_defaults(arguments.data, arguments.weights, arguments.seed))
+    else:
+        main(arguments.data, arguments.seeds)
