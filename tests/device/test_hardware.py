@@ -34,6 +34,15 @@ def test_exact_has_the_same_bits_on_one_device_and_on_two(accelerator, runs, run
     assert found[0] == found[1]
 
 
+@pytest.mark.needs("two devices")
+@pytest.mark.parametrize("model", ["wide", "wide-norm"])
+def test_dp_classic_gives_the_gradient_of_torchs_data_parallel(accelerator, figure, model):
+    result = accelerator.run(None, model, script="tests/device/check_data_parallel.py")
+    assert result.returncode == 0, result.text
+    figure(f"relative difference {result.out.strip()}")
+    assert float(result.out) < 1e-5
+
+
 def test_an_operator_that_is_not_deterministic_is_refused_by_name(accelerator, photos, run_dir):
     """Adaptive pooling of 1 x 1 maps to 7 x 7: its backward adds in any order."""
     result = accelerator.run(None, "--data", photos, "--model", "vgg11", "--image-size", 32,
