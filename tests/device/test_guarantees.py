@@ -1,6 +1,8 @@
 """docs/strategies.md, "What each guarantees": every cell of its table, from runs.
 
 One process with several devices has simulated ones; a strategy that puts one device into a process runs on the CPU.
+Three steps, of all 57 samples in six micro-batches: two or four processes or devices add them up in another order than
+one; and dp-classic, which gives a device two samples at least, uses four.
 """
 
 import re
@@ -23,8 +25,6 @@ MODELS = {  # what ranks or devices could compute differently
 GRADIENT = {  # a cell, and the models whose gradient is that of ddp
     "yes": set(MODELS), "up to rounding": set(MODELS), "only without dropout": {"plain", "BatchNorm"},
     "only without BatchNorm and dropout": {"plain"}}
-# 48 samples in six micro-batches of eight: two or four processes or devices add them up in another order than one, and
-# dp-classic, which gives a device two samples at least, uses four.
 ROUNDING = 1e-4  # relative, of losses, norms and statistics; the devices of this suite compute alike
 ROWS = {row[0]: row[1:] for row in (
     [cell.strip(" `") for cell in line.strip("|").split("|")] for line in re.search(
@@ -45,8 +45,8 @@ def launched(accelerator, runs, run_torchrun, session_dir):
     def launch(strategy, number, model, name, *words):
         kind, run = load_strategy(strategy), session_dir / "guarantees" / f"{strategy}-{number}-{model}-{name}"
         task = "text-classification" if model == "dropout" else "image-classification"
-        words = [*runs.words(task, strategy), *MODELS[model], "--global-batch-size", "48", "--micro-batch-size", "8",
-                 "--epochs", "1", "--log-every", "1", "--run-dir", run, *words]
+        words = [*runs.words(task, strategy), *MODELS[model], "--global-batch-size", "57", "--micro-batch-size", "10",
+                 "--epochs", "3", "--log-every", "1", "--run-dir", run, *words]
         if kind.max_devices == 1:
             return run_torchrun(number, *words, "--device", "cpu"), run
         processes, each = (None, number) if kind.max_processes == 1 else (number, 2)
