@@ -64,7 +64,7 @@ def first_step(launched):
         if (strategy, model) not in known:
             result, run = launched(strategy, 2, model, "first", "--stop-after", 1)
             assert result.code == Exit.STOPPED, result.text
-            [record] = records(run)
+            record, *_ = records(run)
             statistics = {name: value for name, value in load_file(newest_checkpoint(run) / "model.safetensors").items()
                           if "running" in name}
             known[strategy, model] = record["loss"], record["grad_norm"], statistics

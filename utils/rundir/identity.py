@@ -100,10 +100,18 @@ def _read_settings(file: Path) -> dict[str, Any]:
 
 
 def require_same_program(config: Config, world: "World") -> None:
-    """Raise UserError (65) on every rank if settings, code or torch differ between nodes. Collective."""
+    """Raise UserError on every rank if settings, code or torch differ between nodes (65), or a folder (66). Collective.
+
+    --pretrained is on by default if --model is a folder: which node lacks it is said first.
+    """
+    from utils.distributed.world import is_folder  # imports torch, without which restart.py reads a run's settings
+
     known = facts(config)
     values = {name: value for name, value in settings(config).items() if not known[name].per_node}
+    pretrained = values.pop("pretrained")
     world.require_same(json.dumps(values, sort_keys=True), "the settings")
+    is_folder(config.model.model, world)  # Collective.
+    world.require_same(json.dumps(pretrained), "--pretrained")
     world.require_same(code_digest(), "the program")
     world.require_same(metadata.version("torch"), "torch's version")
 

@@ -164,6 +164,9 @@ class Told:  # a World that notes what all nodes must have in common
     def require_same(self, value, what):
         self.values[what] = value
 
+    def gather(self, value):
+        return [value]
+
 
 def in_common(*words):
     world = Told()
@@ -172,7 +175,7 @@ def in_common(*words):
 
 
 @pytest.mark.parametrize("words, differ", [
-    (["--lr=0.5"], ["the settings"]),
+    (["--lr=0.5"], ["the settings"]), (["--pretrained"], ["--pretrained"]),
     (["--save-every=7"], ["the settings"]),  # an operational one that ranks must agree on
     (["--data=elsewhere"], []), (["--run-dir=mounted/there"], []), (["--workers=7"], [])])
 def test_nodes_must_have_the_settings_in_common_but_not_paths_and_workers(words, differ):
