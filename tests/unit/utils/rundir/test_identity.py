@@ -183,6 +183,15 @@ def test_nodes_must_have_the_settings_in_common_but_not_paths_and_workers(words,
     assert [what for what in one if one[what] != other[what]] == differ
 
 
+def test_a_model_folder_that_one_node_lacks_is_named_before_what_follows_from_it():
+    """--pretrained is on where the folder is."""
+    world = Told()
+    world.gather = lambda value: [[True, "a"], [False, "b"]]
+    with pytest.raises(UserError, match="b has no folder m, but other nodes have") as raised:
+        require_same_program(config_of("--model=m"), world)
+    assert raised.value.code == Exit.NO_INPUT and list(world.values) == ["the settings"]
+
+
 @pytest.mark.parametrize("name, value, what", [
     ("code_digest", lambda: "other", "the program"),
     ("metadata", SimpleNamespace(version=lambda name: "2.11.0"), "torch's version")])
