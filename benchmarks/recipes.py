@@ -41,7 +41,7 @@ class Base:
 
 
 SMALL = Base("photos", "cifar", "--epochs 12 --eval-every 1000")  # evaluated at the end alone
-STEADY = Base("photos, `--schedule constant`", "cifar", f"{SMALL.words} --schedule constant")
+STEADY = Base("photos, `constant`", "cifar", f"{SMALL.words} --schedule constant")
 CROPPED = Base("photos, `--augmentation photo`", "cifar", f"{SMALL.words} --augmentation photo")
 UNEVEN = Base("uneven photos", "imbalanced", SMALL.words)
 NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny --epochs 9")
