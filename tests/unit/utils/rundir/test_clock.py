@@ -84,7 +84,7 @@ def test_starting_lasts_until_the_first_step_with_the_import_of_torch(pass_time)
     assert before == pytest.approx(1) and 1000 * after / (1 - after) > 8
 
 
-def test_what_the_warm_up_and_the_first_step_wait_for_is_a_part_of_starting(pass_time):
+def test_waits_of_the_warm_up_and_the_first_step_are_a_part_of_starting(pass_time):
     stopwatch = Stopwatch(CPU)
     clock = Clock(CPU, stopwatch)
     for is_step in (False, True):

@@ -183,7 +183,7 @@ def test_nodes_must_have_the_settings_in_common_but_not_paths_and_workers(words,
     assert [what for what in one if one[what] != other[what]] == differ
 
 
-def test_a_model_folder_that_one_node_lacks_is_named_before_what_follows_from_it():
+def test_a_model_folder_that_one_node_lacks_is_named_first():
     """--pretrained is on where the folder is."""
     world = Told()
     world.gather = lambda value: [[True, "a"], [False, "b"]]
