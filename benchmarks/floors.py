@@ -1,0 +1,153 @@
+"""`python -m benchmarks.floors`: how fast a training step could be on this machine, beside how fast train.py is.
+
+Each operation of a plain step is looked at. Products (convolutions, matrices, attention) are computed again, alone, and
+timed. The others must at least read what they are given and write what they make: bytes, at the rate of a copy.
+
+    products        the products alone, as if all else were free: nothing that calls these kernels is faster
+    operations      and the bytes of the others: only operations that are fused are faster
+
+Rows: resnet18, resnet50 at 224 px; mlm, masked tokens with MiniLM at length 128. Batches are those of training.py.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.accuracy import minilm_folder
+from benchmarks.gpu_rows import Sizes, write_images
+from benchmarks.in_turn import in_turn, report
+from benchmarks.training import IMAGE_BATCH, IMAGE_STEPS, TEXT_BATCH, TEXT_STEPS, ours, output
+from utils.hardware.cores import available_cores
+from utils.numerics.precision import hardware_precision
+
+ROWS, FLOORS = ("resnet18", "resnet50", "mlm"), ("products", "operations")
+PRODUCTS = ("convolution", "mm", "attention")  # in the names of operations
+LENGTH, MASKED = 128, 19  # tokens of a text, and of these the predicted ones
+REPEATS, COPIED = 5, 2**28  # bytes
+
+
+class Watch(TorchDispatchMode):
+    """Looks at the operations of a step: seconds that its products take alone, and bytes that the others move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products_s, self.other_bytes = 0.0, 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Called by torch for each operation of forward, backward and optimizer."""
+        kwargs = kwargs or {}
+        made = operation(*args, **kwargs)
+        name = operation.overloadpacket.__name__
+        if any(part in name for part in PRODUCTS):
+            self.products_s += median(seconds(lambda: operation(*args, **kwargs)) for _ in range(REPEATS))
+            return made
+        given = [value for value in tree_leaves([args, kwargs]) if isinstance(value, Tensor)]
+        written = [value for value, argument in zip(args, operation._schema.arguments, strict=False)
+                   if argument.alias_info and argument.alias_info.is_write]
+        new = [value for value in tree_leaves(written or made) if isinstance(value, Tensor)]
+        homes = {value.untyped_storage().data_ptr() for value in given}
+        is_view = not written and all(value.untyped_storage().data_ptr() in homes for value in new)
+        if not is_view and "empty" not in name:
+            self.other_bytes += sum(value.nbytes for value in given + new)
+        return made
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """That it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def bytes_per_s() -> float:
+    """Of a copy: those read and those written."""
+    source, target = torch.zeros(COPIED, dtype=torch.uint8), torch.zeros(COPIED, dtype=torch.uint8)
+    return 2 * COPIED / median(seconds(lambda: target.copy_(source)) for _ in range(REPEATS))
+
+
+def floor(row: str, kind: str, precision: str) -> float:
+    """Samples per second at the floor."""
+    loss, params = step_of(row)
+    optimizer = torch.optim.AdamW(params, 1e-4, fused=True)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    with Watch() as watch:
+        step()
+    others_s = watch.other_bytes / bytes_per_s() if kind == "operations" else 0.0
+    return (TEXT_BATCH if row == "mlm" else IMAGE_BATCH) / (watch.products_s + others_s)
+
+
+def step_of(row: str) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
+    """The loss of a batch of noise, and what it trains."""
+    if row == "mlm":
+        from transformers import AutoModelForMaskedLM
+        model = AutoModelForMaskedLM.from_pretrained(minilm_folder()).train()
+        ids = torch.randint(1000, 30000, (TEXT_BATCH, LENGTH))
+        targets = torch.randint(1000, 30000, (TEXT_BATCH * MASKED,))
+
+        def of_tokens() -> Tensor:
+            hidden = model.bert(ids).last_hidden_state[:, :MASKED].flatten(0, 1)  # only these are predicted
+            return F.cross_entropy(model.cls(hidden).float(), targets)
+
+        return of_tokens, list(model.parameters())
+    from torchvision import models
+    net = models.get_model(row, num_classes=100).to(memory_format=torch.channels_last).train()
+    images = torch.randn(IMAGE_BATCH, 3, 224, 224).to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 100, (IMAGE_BATCH,))
+    return lambda: F.cross_entropy(net(images).float(), labels), list(net.parameters())
+
+
+def main(rows: list[str], rounds: int, data: Path | None) -> None:
+    """Measure and report the rows."""
+    precision = hardware_precision(torch.device("cpu"))
+
+    def of(row: str, kind: str) -> Callable[[], float]:
+        words = [sys.executable, "-m", "benchmarks.floors", "--rows", row, "--floor", kind, "--precision", precision]
+        return lambda: float(output(words, available_cores()).split()[-1])
+
+    with tempfile.TemporaryDirectory() as temporary:
+        for row in rows:
+            if row == "mlm":
+                if data is None:
+                    print("mlm is left out: it needs --data DIR")
+                    continue
+                mine = ours("--task", "masked-lm", "--data", data / "wikitext2", "--model", minilm_folder(),
+                            steps=TEXT_STEPS // 2, batch=TEXT_BATCH)
+            else:
+                if not (folder := Path(temporary) / "images").exists():
+                    write_images(folder, Sizes(classes=100), IMAGE_BATCH * (IMAGE_STEPS + 4), is_jpeg=True)
+                mine = ours("--data", folder, "--model", row, steps=IMAGE_STEPS, batch=IMAGE_BATCH)
+            report(f"floor, {row}, {precision}", "samples/s",
+                   in_turn({"ours": mine} | {kind: of(row, kind) for kind in FLOORS}, rounds), "operations")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.floors")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="a folder with wikitext2, as in benchmarks/accuracy.py")
+    parser.add_argument("--floor", choices=FLOORS, help="print this floor of the first row, and nothing else")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    arguments = parser.parse_args()
+    if arguments.floor:
+        print(floor(arguments.rows.split(",")[0], arguments.floor, arguments.precision))
+    else:
+        main(arguments.rows.split(","), arguments.rounds, arguments.data)
