@@ -80,7 +80,7 @@ RECIPES = [
     Recipe("--freeze backbone --lr 1e-3", FILMS, "lower"),
     Recipe("--freeze 3", FILMS, "equal"),
     Recipe("--layer-decay 0.8", FILMS, "equal"),
-    Recipe("--head-lr-factor 10", FILMS, "higher"),
+    Recipe("--head-lr-factor 1", FILMS, "lower"),
 ]
 Run = tuple[Base, str, int]  # base, technique, seed
 

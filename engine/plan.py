@@ -94,18 +94,24 @@ def resolve_eval_batch(start: Start, plan: BatchPlan) -> int:
 
 
 def resolve_optim(start: Start) -> OptimOptions:
-    """The settings of the optimizer with the learning rate of this run, kept from the first start on.
+    """The settings of the optimizer with the learning rates of this run, kept from the first start on.
 
     auto: the task's, which grows with the global batch: linearly for SGD (Goyal et al., 2017), with its square root for
     Adam and AdamW (Malladi et al., 2022).
     """
     config, optim = start.config, start.config.optim
+    is_sgd = optim.optimizer == "sgd"
 
     def derive() -> float:
         batch = min(config.batch.global_batch_size, len(start.task.train_set))
         growth = batch / type(config)().batch.global_batch_size
-        is_sgd = optim.optimizer == "sgd"
         lr = start.task.base_lr["sgd" if is_sgd else "adamw"] * (growth if is_sgd else math.sqrt(growth))
         return float(f"{lr:.3g}")
 
-    return replace(optim, lr=start.run.resolve("lr", optim.lr, derive))
+    def derive_factor() -> float:
+        return start.task.head_lr_factor if optim.lr == "auto" and not is_sgd else 1.0
+
+    if "lr" in start.run.kept and optim.head_lr_factor == "auto":
+        start.run.kept.setdefault("head_lr_factor", 1.0)  # an earlier version began the run
+    return replace(optim, lr=start.run.resolve("lr", optim.lr, derive),
+                   head_lr_factor=start.run.resolve("head_lr_factor", optim.head_lr_factor, derive_factor))

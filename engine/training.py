@@ -111,7 +111,7 @@ def build_training(start: Start) -> Training:
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
-             f" {optim.lr:g};"
+             f" {_rates(optim)};"
              f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
     return Training(
@@ -127,6 +127,12 @@ def _place(world: World) -> str:
     each = len(world.devices)
     inside = f" in {counted(world.world_size, 'process')}" if each > 1 else ""
     return f"{world.world_size * each} x {world.device.type}{inside}"
+
+
+def _rates(optim: OptimOptions) -> str:
+    """The learning rate, in words."""
+    of_head = f" (head {optim.lr * optim.head_lr_factor:g})" if optim.head_lr_factor != 1 else ""
+    return f"{optim.lr:g}{of_head}"
 
 
 def _build_strategy(start: Start, initial_weights: bool) -> Strategy:

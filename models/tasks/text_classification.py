@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from data.batch import Batch
 from data.demo_text import linear_baseline
@@ -31,6 +31,8 @@ from utils.errors import Exit, UserError, some
 from utils.rundir.run import Run
 from utils.settings.config import TextClassificationConfig, TextRegressionConfig
 
+NEW_HEAD_LR_FACTOR = 10.0  # a new head starts from noise; the pretrained weights below it bear small steps only
+
 
 class LabelledTextTask(TextTask):
     """--task text-classification and text-regression: see models/tasks/base.py. Collective."""
@@ -41,6 +43,8 @@ class LabelledTextTask(TextTask):
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
         super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
+        if config.model.pretrained and self._encoder and not brings_head(read_config(self._encoder), self.classes):
+            self.head_lr_factor = NEW_HEAD_LR_FACTOR
         model = None
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
@@ -117,6 +121,13 @@ class LabelledTextTask(TextTask):
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
         outputs = partial(outputs_for_texts, model, tokenizer, described["max_tokens"])
         return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)
+
+
+def brings_head(described: PreTrainedConfig, classes: Sequence[str]) -> bool:
+    """Whether weights of this config have a head for these classes."""
+    labels = [described.id2label[index] for index in sorted(described.id2label or {})]
+    return labels == list(classes) and any(
+        name.endswith("ForSequenceClassification") for name in described.architectures or ())
 
 
 def _predictions(

@@ -17,9 +17,18 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data.tokenizer import train_tokenizer
-from models.bert import SIZES, EncoderSpec, SparsePrediction, build_encoder, outputs_of, save_model_folder
+from models.bert import (
+    SIZES,
+    EncoderSpec,
+    SparsePrediction,
+    build_encoder,
+    outputs_of,
+    read_config,
+    save_model_folder,
+)
 from models.hub import find_folder, resolve_encoder
 from models.tasks import load_task
+from models.tasks.text_classification import brings_head
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
@@ -421,3 +430,10 @@ def test_a_model_without_a_head_for_the_task_is_65(folders):
     (["Positive", "negative"], ["negative", "positive"], [1, 0])])
 def test_labels_are_matched_as_words_or_by_their_order(labels, classes, outputs):
     assert outputs_of(labels, classes) == outputs
+
+
+@pytest.mark.parametrize("task, classes, expected", [
+    ("text-classification", CLASSES, True), ("text-classification", CLASSES[::-1], False),
+    ("text-classification", ("other", "names", "here"), False), ("masked-lm", CLASSES, False)])
+def test_whether_weights_bring_a_head_for_the_classes_stands_in_their_config(folders, task, classes, expected):
+    assert brings_head(read_config(str(folders["bert", task])), classes) == expected

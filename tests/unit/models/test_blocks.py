@@ -84,7 +84,7 @@ def test_layer_decay_is_the_formula_of_electra_on_bert():
 
 
 def test_without_decay_and_factor_no_param_has_a_factor():
-    assert lr_factors(nn.Linear(2, 2), OptimOptions()) == {}
+    assert lr_factors(nn.Linear(2, 2), OptimOptions(head_lr_factor=1.0)) == {}
 
 
 def test_a_step_with_factors_is_that_of_torch_with_groups_of_their_own():

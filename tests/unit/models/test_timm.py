@@ -161,7 +161,7 @@ def test_layer_decay_is_timms_own():
     model = build_classifier(SMALL_VIT, 3, 160)
     groups = param_groups_layer_decay(model, weight_decay=0.0, layer_decay=0.7, no_weight_decay_list=())
     expected = {id(param): group["lr_scale"] for group in groups for param in group["params"]}
-    found = lr_factors(model, OptimOptions(layer_decay=0.7))
+    found = lr_factors(model, OptimOptions(layer_decay=0.7, head_lr_factor=1.0))
     assert found == {name: pytest.approx(expected[id(param)]) for name, param in model.named_parameters()}
     assert len(set(expected.values())) > 3
 
