@@ -45,7 +45,7 @@ STEADY = Base("photos, `constant`", "cifar", f"{SMALL.words} --schedule constant
 CROPPED = Base("photos, `--augmentation photo`", "cifar", f"{SMALL.words} --augmentation photo")
 UNEVEN = Base("uneven photos", "imbalanced", SMALL.words)
 NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny --epochs 9")
-STEADY_NEWS = Base("titles, `--schedule constant --epochs 18`", "agnews",
+STEADY_NEWS = Base("steady titles", "agnews",
                    NEWS.words.replace("--epochs 9", "--epochs 18 --schedule constant"))
 FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --epochs 3 --eval-every 1000")
 
@@ -165,7 +165,7 @@ def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str, str]:
     without, having = [value(each, usual) for each, _ in pairs], [value(each, figure) for _, each in pairs]
     steps, fewer = (mean(pair[index]["step"] for pair in pairs) for index in (0, 1))
     differences = [b - a for a, b in zip(without, having, strict=True)]
-    note = f" ({100 * fewer / steps:.0f} % of the steps)" if fewer < steps else ""
+    note = f" ({100 * fewer / steps:.0f} % of steps)" if fewer < steps else ""
     return _shown(without), _shown(having) + note, f"{verdict(differences)} ({_shown(differences, '+')})"
 
 
