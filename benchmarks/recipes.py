@@ -165,7 +165,7 @@ def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str, str]:
     without, having = [value(each, usual) for each, _ in pairs], [value(each, figure) for _, each in pairs]
     steps, fewer = (mean(pair[index]["step"] for pair in pairs) for index in (0, 1))
     differences = [b - a for a, b in zip(without, having, strict=True)]
-    note = f" ({100 * fewer / steps:.0f} % of steps)" if fewer < steps else ""
+    note = f" ({100 * fewer / steps:.0f} %)" if fewer < steps else ""
     return _shown(without), _shown(having) + note, f"{verdict(differences)} ({_shown(differences, '+')})"
 
 

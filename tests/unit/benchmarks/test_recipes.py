@@ -55,7 +55,7 @@ def test_a_row_compares_seed_by_seed():
         "": [(100, 0.5), (100, 0.6)], row.technique: [(60, 0.51), (40, 0.61)]}.items()
         for seed, (step, value) in enumerate(values)}
     assert table([row], summaries).splitlines()[-1] == (
-        f"{beginning(row)} 55.0 ± 7.1 | 56.0 ± 7.1 (50 % of steps) | higher (+1.0 ± 0.0) |")
+        f"{beginning(row)} 55.0 ± 7.1 | 56.0 ± 7.1 (50 %) | higher (+1.0 ± 0.0) |")
 
 
 def test_an_average_is_compared_with_the_weights():
