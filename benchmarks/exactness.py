@@ -28,10 +28,11 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from benchmarks.accuracy import ROOT
 from benchmarks.exactness_peers import EPOCHS, LR, SAVE_EVERY, TRAIN, VAL, VOCABULARY, samples
-from benchmarks.in_turn import versions
+from benchmarks.in_turn import hardware, versions
 
-BATCH, KILL_AT = 16, 22  # samples of a step; the step, of 16 an epoch, after which a run is killed: not while it saves
+BATCH, KILL_AT = 16, 26  # samples of a step; the step, of 16 an epoch, after which a run is killed; its save is older
 STEPS = ceil(TRAIN / BATCH)  # of an epoch
+SAVES = ("checkpoints/step-*", "checkpoint-*", "last.ckpt")
 HEADER = ("digits on 1, 2, 3, 4 processes", "killed, resumed on 2 of 2", "on 1 of 2", "4 x 4 beside 16",
           "1 process beside 4")
 
@@ -69,17 +70,18 @@ class Contender:
         """Its answers."""
         self.run(straight := root / "straight", 2)
         figures = [self.evaluation(straight, processes) for processes in (1, 2, 3, 4)]
-        cells = ["yes" if all(each == figures[0] for each in figures) else "no: " + ", ".join(
-            f"{each['loss']:.6f}" for each in figures)]
+        cells = [spread(figures)]
         for processes in (2, 1):
             killed = self.start(folder := root / f"killed-{processes}", 2)
             while self.steps(folder) < KILL_AT and killed.poll() is None:
                 time.sleep(0.01)
+            if killed.poll() is not None:
+                sys.exit(f"{self.name}: ended before it was killed\n{killed.communicate()[0][-3000:]}")
             kill(folder)
             killed.communicate()
-            done = self.steps(folder)
-            if done % STEPS == 0 or done >= EPOCHS * STEPS:
-                sys.exit(f"{self.name}: was killed at the end of an epoch, step {done}")
+            done, is_saved = self.steps(folder), any(any(folder.rglob(name)) for name in SAVES)
+            if done % STEPS == 0 or done >= EPOCHS * STEPS or not is_saved:
+                sys.exit(f"{self.name}: killed at step {done}, the end of an epoch, or without a checkpoint")
             self.run(folder, processes)
             cells.append(self.difference(straight, folder))
         for name, processes, micro, dropout in (("turns", 1, 4, 0.0), ("one", 1, 16, 0.0), ("alone", 1, 4, 0.1),
@@ -108,6 +110,8 @@ def ours(strategy: str, data: Path, models: Path) -> Contender:
             return ["train.py", "--eval-only", "--run-dir", folder / "run"]
         return ["train.py", "--task", "text-classification", "--data", data, "--model", model, "--epochs", EPOCHS,
                 "--global-batch-size", BATCH, "--micro-batch-size", micro, "--optimizer", "sgd", "--lr", LR,
+                "--schedule", "constant", "--momentum", 0, "--weight-decay", 0, "--max-grad-norm", 0,
+                "--warmup-steps", 0,
                 "--save-every", SAVE_EVERY, "--eval-every", 10**6, "--log-every", 1, "--strategy", strategy,
                 "--device", "cpu", "--threads", 1, "--precision", "fp32", "--run-dir", folder / "run"]
 
@@ -134,11 +138,19 @@ def peer(name: str, title: str, models: Path) -> Contender:
     return Contender(title, words, steps, lambda folder: torch.load(folder / "weights.pt"), models)
 
 
+def spread(figures: list[dict[str, float]]) -> str:
+    """Whether all are the same digits; else how far apart they are, as a share of the first."""
+    if all(each == figures[0] for each in figures):
+        return "yes"
+    apart = {name: max(abs(each[name] / figures[0][name] - 1) for each in figures) for name in figures[0]}
+    return "no: " + ", ".join(f"{name} by {value:.0e}" for name, value in apart.items())
+
+
 def kill(folder: Path) -> None:
     """Kill every process that was started with it, at once."""
     for directory in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if str(folder) in (directory / "cmdline").read_text() and int(directory.name) != os.getpid():
+            if os.fsencode(folder) in (directory / "cmdline").read_bytes() and int(directory.name) != os.getpid():
                 os.kill(int(directory.name), signal.SIGKILL)
 
 
@@ -160,8 +172,9 @@ def write_models(root: Path) -> Path:
     for dropout in (0.0, 0.1):
         torch.manual_seed(0)
         model = BertForSequenceClassification(BertConfig(
-            vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
-            hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout, num_labels=3))
+            vocab_size=VOCABULARY, id2label={0: "0", 1: "1", 2: "2"}, hidden_size=64, num_hidden_layers=2,
+            num_attention_heads=2, intermediate_size=128,
+            hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout))
         model.save_pretrained(root / str(dropout))
         tokenizer.save_pretrained(root / str(dropout))
     return root
@@ -169,7 +182,7 @@ def write_models(root: Path) -> Path:
 
 def main() -> None:
     """Print the table, a row at a time."""
-    print(", ".join(f"{name} {number}" for name, number in versions().items()))
+    print(f"{hardware()}; {', '.join(f'{name} {number}' for name, number in versions().items())}")
     print(f"| | {' | '.join(HEADER)} |\n|{'---|' * (len(HEADER) + 1)}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         data, models = write_texts(Path(temporary) / "texts"), write_models(Path(temporary) / "models")

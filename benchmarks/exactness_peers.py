@@ -55,6 +55,7 @@ def trainer(options: argparse.Namespace) -> None:
     arguments = TrainingArguments(
         output_dir=str(options.folder), per_device_train_batch_size=options.batch, num_train_epochs=EPOCHS,
         gradient_accumulation_steps=options.accumulate, optim="sgd", learning_rate=LR, save_steps=SAVE_EVERY,
+        lr_scheduler_type="constant", max_grad_norm=0,
         use_cpu=True, report_to="none", disable_tqdm=True, seed=0)
     run = Trainer(model, arguments, train_dataset=samples(TRAIN, 0), eval_dataset=samples(VAL, 1),
                   data_collator=collate, callbacks=[Counter()], compute_metrics=lambda found: {

@@ -16,7 +16,7 @@ from utils.hardware.cores import available_cores
 
 RESULTS = Path(__file__).with_name("results.jsonl")
 FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of which the first decides how fast matrices are multiplied
-PACKAGES = ("torch", "torchvision", "timm", "transformers", "accelerate")
+PACKAGES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning")
 
 
 def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -45,7 +45,7 @@ STEADY = Base("photos, `constant`", "cifar", f"{SMALL.words} --schedule constant
 CROPPED = Base("photos, `--augmentation photo`", "cifar", f"{SMALL.words} --augmentation photo")
 UNEVEN = Base("uneven photos", "imbalanced", SMALL.words)
 NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny --epochs 9")
-STEADY_NEWS = Base("steady titles", "agnews",
+STEADY_NEWS = Base("titles, `constant`", "agnews",
                    NEWS.words.replace("--epochs 9", "--epochs 18 --schedule constant"))
 FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --epochs 3 --eval-every 1000")
 

@@ -26,6 +26,7 @@ from utils.numerics.precision import hardware_precision
 ROWS = ("resnet18", "resnet50", "sst2", "mlm")
 IMAGE_BATCH, TEXT_BATCH = 32, 32
 IMAGE_STEPS, TEXT_STEPS = 6, 40
+LENGTH = 128  # tokens
 
 
 def main(rows: list[str], rounds: int, data: Path | None) -> None:
@@ -40,7 +41,7 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
             elif row == "sst2":
                 compare_sentences(data / "sst2", precision, rounds)
             else:
-                compare_masked(data / "wikitext2", precision, rounds)
+                compare_masked(write_blocks(data / "wikitext2", Path(temporary)), precision, rounds)
 
 
 def compare_images(model: str, temporary: Path, precision: str, rounds: int) -> None:
@@ -65,6 +66,19 @@ def compare_sentences(data: Path, precision: str, rounds: int) -> None:
                                   processes=2),
         "Trainer": peer("trainer", "--data", data, "--model", model, "--batch", TEXT_BATCH, "--steps", TEXT_STEPS,
                         "--precision", precision)}, rounds), "Trainer")
+
+
+def write_blocks(source: Path, target: Path) -> Path:
+    """wikitext2 as texts that fill LENGTH tokens each, so that all train on as many; their folder, `target`/blocks."""
+    from transformers import AutoTokenizer
+    tokenizer, width = AutoTokenizer.from_pretrained(minilm_folder()), LENGTH - 2  # [CLS] and [SEP] are the other two
+    (folder := target / "blocks").mkdir()
+    for split in ("train", "val"):
+        ids = tokenizer((source / f"{split}.txt").read_text(), add_special_tokens=False)["input_ids"]
+        texts = [tokenizer.decode(ids[at:at + width]) for at in range(0, len(ids) - width, width)]
+        full = [text for text in texts if len(tokenizer(text)["input_ids"]) == LENGTH]  # a few change on the way
+        (folder / f"{split}.txt").write_text("\n".join(full) + "\n")
+    return folder
 
 
 def compare_masked(data: Path, precision: str, rounds: int) -> None:

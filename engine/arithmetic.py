@@ -7,7 +7,6 @@ import torch
 from utils.distributed.world import World
 from utils.errors import some
 from utils.hardware import vendor
-from utils.hardware.allocator import keep_freed_memory
 from utils.numerics.precision import Precision, hardware_precision
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
@@ -20,11 +19,6 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     require_possible(config, world)
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
-    if world.device.type == "cpu":
-        # Adam's averages for a word that is rare shrink to denormal numbers, with which some CPUs are very slow. They
-        # become 0. Each thread has its own switch; it inherits this one if it starts later, as torch's all do.
-        torch.set_flush_denormal(True)
-        keep_freed_memory()
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
 
     # determinism

@@ -97,7 +97,7 @@ def resolve_optim(start: Start) -> OptimOptions:
     """The settings of the optimizer with the learning rates of this run, kept from the first start on.
 
     auto: the task's, which grows with the global batch: linearly for SGD (Goyal et al., 2017), with its square root for
-    Adam and AdamW (Malladi et al., 2022).
+    Adam and AdamW (Malladi et al., 2022). auto of the head's factor: the task's, but 1 with SGD or a given rate.
     """
     config, optim = start.config, start.config.optim
     is_sgd = optim.optimizer == "sgd"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from utils.errors import UserError, some
+from utils.hardware.allocator import keep_freed_memory
 from utils.numerics.seed import seed_micro_batch
 
 if TYPE_CHECKING:
@@ -20,9 +21,12 @@ def warm_up(t: "Training") -> None:
     """Compute the largest micro-batch and one evaluation batch, and change nothing. Collective.
 
     It freezes parameters that get no gradient, the same ones on all ranks; it lets DDP lay out its buckets; it
-    allocates what the optimizer keeps; and if memory runs out, it does so here. Raises UserError (64) for a model that
-    skips layers at random under a strategy that cannot sum their gradients.
+    allocates what the optimizer keeps, and on the CPU memory that is freed is kept from here on; and if memory runs
+    out, it does so here. Raises UserError (64) for a model that skips layers at random under a strategy that cannot sum
+    their gradients.
     """
+    if t.world.device.type == "cpu":
+        keep_freed_memory()
     module = t.strategy.module
     if t.strategy.needs_every_grad and skips_layers(module):
         raise UserError(f"--model {t.config.model.model} skips layers at random (layerdrop in its config.json), and"

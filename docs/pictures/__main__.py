@@ -5,9 +5,10 @@
 
 from pathlib import Path
 
-from docs.pictures import loss, recovery, rooms, save, shares
+from docs.pictures import loss, recovery, rooms, save, shares, speed
 
-PICTURES = {"shares": shares.draw, "loss": loss.draw, "map": rooms.draw, "save": save.draw, "recovery": recovery.draw}
+PICTURES = {"shares": shares.draw, "loss": loss.draw, "map": rooms.draw, "save": save.draw, "recovery": recovery.draw,
+            "speed": speed.draw}
 FOLDER = Path(__file__).parent
 
 if __name__ == "__main__":

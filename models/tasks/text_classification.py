@@ -124,7 +124,7 @@ class LabelledTextTask(TextTask):
 
 
 def brings_head(described: PreTrainedConfig, classes: Sequence[str]) -> bool:
-    """Whether weights of this config have a head for these classes."""
+    """Whether weights have a head for these classes, by their config."""
     labels = [described.id2label[index] for index in sorted(described.id2label or {})]
     return labels == list(classes) and any(
         name.endswith("ForSequenceClassification") for name in described.architectures or ())

@@ -324,3 +324,11 @@ def test_a_tokenizer_without_a_mask_token_is_none_for_masked_lm(build, folders, 
     with pytest.raises(UserError, match="a tokenizer with a mask token") as error:
         build("masked-lm", "--tokenizer", tmp_path / "maskless")
     assert error.value.code == Exit.USAGE
+
+
+@pytest.mark.parametrize("task, folder, words, expected", [
+    ("text-classification", "masked-lm", [], 10), ("text-classification", "masked-lm", ["--no-pretrained"], 1),
+    ("text-classification", "text-classification", [], 1), ("masked-lm", "masked-lm", [], 1)])
+def test_a_new_head_on_pretrained_weights_learns_faster(build, folders, task, folder, words, expected):
+    """The third folder has a head for these classes."""
+    assert build(task, "--model", folders["bert", folder], *words).head_lr_factor == expected

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """if True:
     import sys, torch
     from resource import RUSAGE_SELF, getpagesize, getrusage
@@ -22,5 +24,26 @@ def share_of_faults(word: str) -> float:
 
 
 def test_pages_of_freed_tensors_are_used_again():
-    """0.4 to 1.0; where the kernel gives huge pages to all, both are near 0."""
-    assert share_of_faults("kept") <= 0.7 * share_of_faults("given back") + 0.01
+    """Without it every page of every tensor is a fault; with it 0.4 of them, for small blocks break large ones up."""
+    without = share_of_faults("given back")
+    if without < 0.5:
+        pytest.skip("the kernel gives huge pages to all, or the C library keeps such memory by itself")
+    assert share_of_faults("kept") < 0.7 * without
+
+
+def test_a_fork_does_not_inherit_freed_memory():
+    """Its resident memory, in MB: what the parent freed is gone."""
+    script = """if True:
+        import os, torch
+        from utils.hardware.allocator import keep_freed_memory
+        keep_freed_memory()
+        held = torch.ones(250_000_000)
+        wall = bytearray(1000)  # above it
+        del held
+        if os.fork() == 0:
+            print([line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS")][0], flush=True)
+            os._exit(0)
+        os.wait()
+    """
+    kilobytes = int(subprocess.check_output([sys.executable, "-c", script], text=True))
+    assert kilobytes < 900_000

@@ -1,8 +1,5 @@
 """utils/numerics/precision.py: a step whose gradient is not finite changes nothing."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -219,7 +216,6 @@ def _torch_settings():
     yield
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
-    torch.set_flush_denormal(False)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
 
 
@@ -248,23 +244,6 @@ def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
     run = Run(tmp_path, {}, lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
     resolve_arithmetic(DeviceOptions(), run, world)
     assert torch.are_deterministic_algorithms_enabled()
-
-
-def test_no_thread_of_a_process_computes_with_denormal_numbers(tmp_path):
-    """1e-40 is denormal. Its bits are looked at, for a comparison would take it for 0, too."""
-    script = """if True:
-        import sys, torch
-        from pathlib import Path
-        from engine.arithmetic import resolve_arithmetic
-        from utils.distributed.world import World
-        from utils.rundir.run import Run
-        from utils.settings.run_options import DeviceOptions
-        with World.from_env("cpu") as world:
-            run = Run(Path(sys.argv[1]), {}, lock=None, note=print, facts={"start": 1, "cores_per_process": 2})
-            resolve_arithmetic(DeviceOptions(precision="fp32", threads=2), run, world)
-        print(int((torch.full((2**22,), 1e-40) * 0.5).view(torch.int32).count_nonzero()))
-    """
-    assert subprocess.check_output([sys.executable, "-c", script, tmp_path], text=True).split()[-1] == "0"
 
 
 @pytest.mark.usefixtures("_torch_settings")
