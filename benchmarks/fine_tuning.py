@@ -1,6 +1,7 @@
 """`python -m benchmarks.fine_tuning DIR`: pretrained weights by train.py's defaults, and by those of timm's train.py.
 
-EfficientNet-Lite0's ImageNet weights, 500 photos of CIFAR-10 (DIR/cifar10) at 224 px, 12 epochs, each seed on one core.
+EfficientNet-Lite0's ImageNet weights, 500 photos of CIFAR-10 (DIR/cifar10) at 224 px, 12 epochs, each seed on one core:
+an hour on two cores.
 timm's train.py is in no package: what it does by default stands here, by timm's own loader, optimizer, schedule, loss.
 """
 
@@ -10,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
@@ -40,7 +42,12 @@ def main(data: Path, seeds: int) -> None:
         def timms(seed: int) -> float:
             return float(output("-m", "benchmarks.fine_tuning", DATA, "--weights", weights, "--seed", seed))
 
-        found = {name: [pool.submit(train, seed) for seed in range(seeds)]
+        def told(name: str, train: Callable[[int], float], seed: int) -> float:
+            figure = train(seed)
+            print(f"{name}, seed {seed}: {figure:.1f} %", file=sys.stderr, flush=True)
+            return figure
+
+        found = {name: [pool.submit(told, name, train, seed) for seed in range(seeds)]
                  for name, train in (("ours", ours), ("timm", timms))}
         figures = {name: [each.result() for each in runs] for name, runs in found.items()}
     print(f"{hardware()}; {versions()}; n = {seeds}")
@@ -54,7 +61,8 @@ def output(*words: object) -> str:
     done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
                           capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+        print(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr[-3000:]}", file=sys.stderr)
+        sys.exit(1)  # of this thread; the message comes before the others are done
     return done.stdout
 
 
