@@ -113,8 +113,8 @@ class OptimOptions:
         "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
         " included", at_least=1)
     head_lr_factor: float | Auto = option(
-        "auto", "the head's learning rate is --lr times this; auto = 10 for a new head in text-classification"
-        " and text-regression, if --lr is auto and --optimizer is not sgd; else 1", above=0, fixed=True, rare=True)
+        "auto", "the head's learning rate is --lr times this; auto = 10 for a new head that labels texts, on"
+        " pretrained weights, if --lr is auto and --optimizer is not sgd; else 1", above=0, fixed=True, rare=True)
     layer_decay: float = option(
         1.0, "layer-wise learning rate decay: each block's learning rate is this times that of the block after it;"
         " 1 = off", above=0, at_most=1, rare=True)
