@@ -108,9 +108,10 @@ def require_same_program(config: Config, world: "World") -> None:
 
     known = facts(config)
     values = {name: value for name, value in settings(config).items() if not known[name].per_node}
-    pretrained = values.pop("pretrained")
+    pretrained = values.pop("pretrained", None)  # not every task has it
     world.require_same(json.dumps(values, sort_keys=True), "the settings")
-    is_folder(config.model.model, world)  # Collective.
+    if "model" in values:
+        is_folder(values["model"], world)  # Collective.
     world.require_same(json.dumps(pretrained), "--pretrained")
     world.require_same(code_digest(), "the program")
     world.require_same(metadata.version("torch"), "torch's version")
