@@ -1,4 +1,4 @@
-"""Memory of the CPU's tensors: kept when it is freed, for the next step needs as much."""
+"""Keeps freed memory of CPU tensors for the next step, which needs as much."""
 
 import ctypes
 import os

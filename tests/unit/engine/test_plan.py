@@ -202,8 +202,7 @@ def test_a_given_or_kept_learning_rate_is_taken_as_it_is(tmp_path):
     ({}, 10, {}, 10), ({}, 1, {}, 1), ({"optimizer": "sgd"}, 10, {}, 1), ({"lr": 0.1}, 10, {}, 1),
     ({"lr": 0.1, "head_lr_factor": 3}, 1, {}, 3), ({}, 10, {"lr": 1e-3, "head_lr_factor": 5}, 5),
     ({}, 10, {"lr": 1e-3}, 1)])  # the last: begun by a version without the setting
-def test_a_head_learns_faster_if_the_task_says_so_and_the_rate_is_automatic(
-        tmp_path, options, of_task, kept, expected):
+def test_a_head_learns_faster_if_the_task_says_so_and_lr_is_auto(tmp_path, options, of_task, kept, expected):
     run = run_in(tmp_path, [], kept)
     optim = resolve_optim(start_for(run, OptimOptions(**options), 64, of_task))
     assert (optim.head_lr_factor, run.kept["head_lr_factor"]) == (expected, expected)

@@ -435,5 +435,5 @@ def test_labels_are_matched_as_words_or_by_their_order(labels, classes, outputs)
 @pytest.mark.parametrize("task, classes, expected", [
     ("text-classification", CLASSES, True), ("text-classification", CLASSES[::-1], False),
     ("text-classification", ("other", "names", "here"), False), ("masked-lm", CLASSES, False)])
-def test_whether_weights_bring_a_head_for_the_classes_stands_in_their_config(folders, task, classes, expected):
+def test_a_config_says_whether_weights_bring_a_head_for_the_classes(folders, task, classes, expected):
     assert brings_head(read_config(str(folders["bert", task])), classes) == expected

@@ -32,7 +32,7 @@ def test_pages_of_freed_tensors_are_used_again():
 
 
 def test_a_fork_does_not_inherit_freed_memory():
-    """Its resident memory, in MB: what the parent freed is gone."""
+    """The child's resident memory is far below the gigabyte that its parent has freed."""
     script = """if True:
         import os, torch
         from utils.hardware.allocator import keep_freed_memory

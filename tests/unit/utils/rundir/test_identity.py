@@ -18,6 +18,7 @@ from utils.rundir.identity import compare, fixed_values, kept_settings, require_
 from utils.rundir.run import open_run
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.option import option, options
+from utils.settings.run_options import BatchOptions
 
 ROOT = Path(__file__).parents[4]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
@@ -190,6 +191,17 @@ def test_a_model_folder_that_one_node_lacks_is_named_first():
     with pytest.raises(UserError, match="b has no folder m, but other nodes have") as raised:
         require_same_program(config_of("--model=m"), world)
     assert raised.value.code == Exit.NO_INPUT and list(world.values) == ["the settings"]
+
+
+def test_a_task_may_have_neither_model_nor_pretrained():
+    """As the task that docs/changing.md adds."""
+    @dataclass(frozen=True)
+    class Bare:
+        batch: BatchOptions = BatchOptions()
+
+    world = Told()
+    require_same_program(Bare(), world)
+    assert json.loads(world.values["the settings"])["global_batch_size"] == 64
 
 
 @pytest.mark.parametrize("name, value, what", [
