@@ -1,4 +1,4 @@
-"""What decides about rounding: device, threads, precision, TF32, determinism; resolved at the first start, kept."""
+"""What decides about bits: device, threads, determinism, dropout, precision; resolved at the first start, kept."""
 
 import socket
 
@@ -7,6 +7,7 @@ import torch
 from utils.distributed.world import World
 from utils.errors import some
 from utils.hardware import vendor
+from utils.numerics.masks import draw_16_bits
 from utils.numerics.precision import Precision, hardware_precision
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
@@ -28,6 +29,9 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
         torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     vendor.set_determinism(config.deterministic)
+
+    # dropout
+    draw_16_bits()
 
     # precision
     precision = _resolve_precision(config, run, world)  # Collective.

@@ -43,6 +43,11 @@ def require_architecture(name: str, capability: tuple[int, int], built_for: Sequ
             " use --device cpu")
 
 
+def has_attention_with_dropout(device_type: str) -> bool:
+    """Whether torch has a kernel for attention with dropout, which no host waits for; none on the CPU (torch 2.15)."""
+    return device_type == "cuda"
+
+
 def record_collectives(device_type: str) -> None:
     """Make NCCL keep a record of its last collectives (write_flight_record); before the process group is made."""
     if device_type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # torch reads its old name too

@@ -1,0 +1,90 @@
+"""utils/numerics/masks.py: dropout masks are as torch's: independent, with the probability asked for, of any shape."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from utils.numerics.masks import bernoulli_, draw_16_bits
+
+P = [0.9, 0.5, 0.1, 0.999]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    draw_16_bits()
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("p", P)
+def test_ones_are_as_frequent_as_asked(p):
+    """Within five standard deviations of 4 million draws, to which rounding to 16 digits adds at most 1 / 131,072."""
+    drawn = torch.empty(4_000_000).bernoulli_(p)
+    assert set(drawn.unique().tolist()) == {0, 1}
+    assert abs(drawn.double().mean().item() - p) < 5 * math.sqrt(p * (1 - p) / len(drawn)) + 2**-17
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 4, 1000])
+def test_values_do_not_depend_on_their_neighbours(distance):
+    """Four come of one random number: their correlation is within five standard deviations of none."""
+    drawn = torch.empty(1_000_000).bernoulli_(0.9).double() - 0.9
+    correlation = (drawn[distance:] * drawn[:-distance]).mean() / drawn.square().mean()
+    assert abs(correlation) < 5 / math.sqrt(len(drawn))
+
+
+def test_a_seed_gives_the_same_mask_on_any_number_of_threads():
+    masks = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        torch.manual_seed(7)
+        masks.append(F.dropout(torch.ones(300, 301), 0.1))
+    assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
+    assert not torch.equal(masks[0], F.dropout(torch.ones(300, 301), 0.1))
+
+
+def test_a_generator_of_ones_own_is_used():
+    first, second = (torch.empty(99).bernoulli_(0.5, generator=torch.Generator().manual_seed(5)) for _ in range(2))
+    assert torch.equal(first, second)
+    others = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(others, torch.rand(3))
+
+
+@pytest.mark.parametrize("size", [(), (0,), (1,), (3, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int64])
+def test_any_shape_and_type_is_filled(size, dtype):
+    filled = torch.full(size, 7, dtype=dtype)
+    assert filled.bernoulli_(0.5) is filled
+    assert ((filled == 0) | (filled == 1)).all()
+
+
+def test_memory_in_another_order_is_filled():
+    image = torch.full((2, 3, 8, 8), 7.0).to(memory_format=torch.channels_last)
+    column = torch.full((50, 2), 7.0)
+    column[:, 1].bernoulli_(0.5)
+    assert set(image.bernoulli_(0.5).unique().tolist()) == {0, 1}
+    assert (column[:, 0] == 7).all() and set(column[:, 1].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize(("p", "value"), [(0, 0), (1, 1), (2**-18, 0), (1 - 2**-18, 1)])
+def test_certain_values_are_certain(p, value):
+    assert (bernoulli_(torch.full((100_000,), 7.0), p) == value).all()
+
+
+def test_dropout_keeps_the_mean_and_its_gradient_is_the_mask():
+    values = torch.ones(1000, 1000, requires_grad=True)
+    (dropped := F.dropout(values, 0.1)).sum().backward()
+    assert dropped.mean().item() == pytest.approx(1, abs=5 / 3 / 1000)
+    assert torch.equal(values.grad, dropped)
+
+
+def test_torch_calls_it_for_every_kind_of_dropout():
+    """With a tensor of random bits in its place, each of them gives what follows from these."""
+    for drop in (lambda: F.dropout(torch.ones(64), 0.5), lambda: F.dropout2d(torch.ones(8, 8, 1, 1), 0.5),
+                 lambda: F.alpha_dropout(torch.ones(64), 0.5, training=True)):
+        torch.manual_seed(3)
+        kept = bernoulli_(torch.empty(64), 0.5)
+        torch.manual_seed(3)
+        given = drop().flatten()
+        assert torch.equal(given == given.max(), kept == 1)

@@ -1,0 +1,25 @@
+"""Dropout masks on the CPU: torch's own take a sixth to a fourth of the time of a BERT's step."""
+
+import torch
+from torch import Tensor
+
+BITS = 16  # for a value
+_library = torch.library.Library("aten", "IMPL")  # while it lives, the kernel is ours
+
+
+def draw_16_bits() -> None:
+    """Make torch draw random bits of tensors on the CPU by `bernoulli_`; other devices keep their own kernel."""
+    _library.impl("bernoulli_.float", bernoulli_, "CPU", allow_override=True)
+
+
+def bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
+    """Fill `tensor` with ones and zeros, ones with probability p, rounded to 16 binary digits: 0.9 becomes 0.899994.
+
+    Of each random number of 64 bits come four values. They do not depend on the number of threads.
+    """
+    level = round(p * 2**BITS)
+    if not 0 < level < 2**BITS:
+        return tensor.fill_(level > 0)
+    numbers = torch.empty(-(-tensor.numel() * BITS // 64), dtype=torch.int64).random_(-2**63, None, generator=generator)
+    values = numbers.view(torch.int16)[:tensor.numel()].view(tensor.shape)
+    return tensor.copy_(values < level - 2 ** (BITS - 1))
