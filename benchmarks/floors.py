@@ -7,6 +7,8 @@ timed. The others must at least read what they are given and write what they mak
     operations      and the bytes of the others, from main memory: about what operations that are not fused can reach
 
 Rows: resnet18, resnet50 at 224 px; mlm, masked tokens with MiniLM at length 128. Batches are those of training.py.
+A fourth row, sst2, is about two processes with one thread each, beside one with two: at best they share its step
+without a loss, and then sum their gradients, which is timed alone.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,12 +30,22 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.accuracy import minilm_folder
 from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
-from benchmarks.training import IMAGE_BATCH, IMAGE_STEPS, LENGTH, TEXT_BATCH, TEXT_STEPS, ours, output, write_blocks
+from benchmarks.training import (
+    IMAGE_BATCH,
+    IMAGE_STEPS,
+    LENGTH,
+    TEXT_BATCH,
+    TEXT_STEPS,
+    ours,
+    output,
+    python,
+    write_blocks,
+)
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
 from utils.numerics.precision import hardware_precision
 
-ROWS, FLOORS = ("resnet18", "resnet50", "mlm"), ("products", "operations")
+ROWS, FLOORS = ("resnet18", "resnet50", "mlm", "sst2"), ("products", "operations")
 PRODUCTS = ("convolution", "mm", "attention")  # in the names of operations
 MASKED = 19  # of a text's tokens are predicted
 REPEATS, COPIED = 5, 2**28  # bytes
@@ -119,6 +132,31 @@ def step_of(row: str) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
     return lambda: F.cross_entropy(net(images).float(), labels), list(net.parameters())
 
 
+def sum_s() -> float:
+    """Seconds that the sum of MiniLM's gradients takes over the processes that call this. Collective."""
+    from transformers import AutoModel
+    size = AutoModel.from_pretrained(minilm_folder()).num_parameters()
+    dist.init_process_group("gloo")
+    gradients = torch.zeros(size)
+    taken = median(seconds(lambda: dist.all_reduce(gradients)) for _ in range(4 * REPEATS))
+    dist.destroy_process_group()
+    return taken
+
+
+def compare_processes(data: Path, precision: str, rounds: int) -> None:
+    """MiniLM on SST-2, on two processes and on one."""
+    words = ["--task", "text-classification", "--data", data, "--model", minilm_folder()]
+    one, two = (ours(*words, steps=TEXT_STEPS, batch=TEXT_BATCH, processes=number) for number in (1, 2))
+
+    def shared() -> float:
+        printed = output([*python(2), "-m", "benchmarks.floors", "--sum"], 1)
+        return TEXT_BATCH / (TEXT_BATCH / one() + float(printed.split()[-1]))
+
+    report(f"floor, MiniLM on SST-2 on two processes, {precision}", "samples/s", in_turn(
+        {"ours, 1 process": one, "ours, 2 processes": two, "1 process, and the sum alone": shared}, rounds),
+        "1 process, and the sum alone")
+
+
 def main(rows: list[str], rounds: int, data: Path | None) -> None:
     """Measure and report the rows."""
     precision = hardware_precision(torch.device("cpu"))
@@ -129,10 +167,13 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
+            if data is None and not row.startswith("resnet"):
+                print(f"{row} is left out: it needs --data DIR")
+                continue
+            if row == "sst2":
+                compare_processes(data / "sst2", precision, rounds)
+                continue
             if row == "mlm":
-                if data is None:
-                    print("mlm is left out: it needs --data DIR")
-                    continue
                 texts = write_blocks(data / "wikitext2", Path(temporary))
                 mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(),
                             steps=TEXT_STEPS // 2, batch=TEXT_BATCH)
@@ -148,11 +189,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.floors")
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", type=Path, help="a folder with wikitext2, as in benchmarks/accuracy.py")
+    parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
+    parser.add_argument("--sum", action="store_true", help="print the seconds of a sum of gradients, and nothing else")
     parser.add_argument("--floor", choices=FLOORS, help="print this floor of the first row, and nothing else")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments = parser.parse_args()
-    if arguments.floor:
+    if arguments.sum:
+        print(sum_s())
+    elif arguments.floor:
         print(floor(arguments.rows.split(",")[0], arguments.floor, arguments.precision))
     else:
         main(arguments.rows.split(","), arguments.rounds, arguments.data)

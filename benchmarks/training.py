@@ -92,13 +92,9 @@ def compare_masked(data: Path, precision: str, rounds: int) -> None:
 
 def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable[[], float]:
     """Samples per second of train.py's steps after the first two."""
-    start = [sys.executable] if processes == 1 else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        f"--nproc-per-node={processes}"]
-
     def measure() -> float:
         with tempfile.TemporaryDirectory() as run:
-            output([*start, "train.py", *words, "--run-dir", run, "--max-steps", steps, "--log-every", 1,
+            output([*python(processes), "train.py", *words, "--run-dir", run, "--max-steps", steps, "--log-every", 1,
                     "--global-batch-size", batch, "--eval-every", 10**6, "--save-every", 10**6, "--device", "cpu"],
                    available_cores() // processes)
             records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
@@ -106,6 +102,13 @@ def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable
         return sum(batch for _ in train) / sum(batch / record["samples_per_s"] for record in train)
 
     return measure
+
+
+def python(processes: int) -> list[str]:
+    """The command that runs a program of Python on this many processes."""
+    return [sys.executable] if processes == 1 else [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+        f"--nproc-per-node={processes}"]
 
 
 def peer(*words: object) -> Callable[[], float]:
