@@ -18,6 +18,8 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     """Set the arithmetic of this process as the run keeps it. Collective."""
     # device and threads; on the CPU sums depend on the number of threads
     require_possible(config, world)
+    if "device" in run.kept:
+        run.kept.setdefault("fast_dropout", False)  # an earlier version began the run
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
@@ -30,8 +32,10 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     vendor.set_determinism(config.deterministic)
 
-    # dropout
-    draw_16_bits()
+    # dropout on the CPU
+    if run.resolve("fast_dropout", "auto", lambda: True):
+        draw_16_bits()
+        vendor.allow_16_bit_attention(world.device.type == "cpu")
 
     # precision
     precision = _resolve_precision(config, run, world)  # Collective.

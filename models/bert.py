@@ -7,7 +7,7 @@ Legend: B samples, T tokens, P predicted tokens, H hidden size, V vocabulary, C 
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,16 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
+    AttentionMaskInterface,
     AutoConfig,
     AutoModelForSequenceClassification,
     BertConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
+from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.tokenizer import is_special, without_ends
-from models.attention import adapt_attention
 from models.blocks import in_head
 from models.objectives import DESCRIBED
 from utils.errors import Exit, UserError, counted, first_line, some
@@ -37,7 +38,6 @@ MAX_PADDING = 1024  # tokens: vocabularies of models are rounded up for speed
 
 transformers.logging.set_verbosity_error()  # the messages about missing weights are those below
 transformers.logging.disable_progress_bar()
-adapt_attention()
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,20 @@ def _last_layers(model: nn.Module) -> list[nn.Linear]:
     return [module for name, module in model.named_modules()
             if isinstance(module, nn.Linear) and not name.startswith(f"{model.base_model_prefix}.")
             and module.out_features == model.config.num_labels]
+
+
+def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """`make_mask` of transformers without its question whether anything is padded: the host would wait for it.
+
+    A batch without padding has no mask (data.text.padded), so a mask that is there is needed.
+    """
+    return lambda attention_mask=None, allow_is_bidirectional_skip=False, **options: make_mask(
+        attention_mask=attention_mask,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip and attention_mask is None, **options)
+
+
+for _name, _make_mask in {"sdpa": sdpa_mask, "eager": eager_mask}.items():
+    AttentionMaskInterface.register(_name, _without_question(_make_mask))
 
 
 class SparsePrediction:

@@ -1,6 +1,6 @@
 """What only one vendor's devices have (CUDA; torch uses that name for AMD's GPUs too). torch.accelerator does the rest.
 
-Nothing here has an effect on another device.
+Nothing here has an effect on another device, but for allow_16_bit_attention.
 """
 
 import os
@@ -43,11 +43,6 @@ def require_architecture(name: str, capability: tuple[int, int], built_for: Sequ
             " use --device cpu")
 
 
-def has_attention_with_dropout(device_type: str) -> bool:
-    """Whether torch has a kernel for attention with dropout, which no host waits for; none on the CPU (torch 2.15)."""
-    return device_type == "cuda"
-
-
 def record_collectives(device_type: str) -> None:
     """Make NCCL keep a record of its last collectives (write_flight_record); before the process group is made."""
     if device_type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # torch reads its old name too
@@ -68,3 +63,12 @@ def set_tf32(is_allowed: bool) -> None:
     ones, and reading the older ones then raises; torch.compile reads them (torch 2.11 and 2.15).
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
+
+
+def allow_16_bit_attention(is_allowed: bool) -> None:
+    """Set whether attention that is composed of plain operations stays in bf16 or fp16; torch computes it in float32.
+
+    On the CPU it is composed when it has dropout (torch 2.15): no kernel has that. torch keeps this switch under
+    CUDA's name; it holds for every device.
+    """
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(is_allowed)

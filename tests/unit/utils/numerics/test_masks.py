@@ -1,6 +1,9 @@
 """utils/numerics/masks.py: dropout masks are as torch's: independent, with the probability asked for, of any shape."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +11,7 @@ from torch.nn import functional as F
 
 from utils.numerics.masks import bernoulli_, draw_16_bits
 
+ROOT = Path(__file__).parents[4]
 P = [0.9, 0.5, 0.1, 0.999]
 
 
@@ -34,11 +38,12 @@ def test_values_do_not_depend_on_their_neighbours(distance):
 
 
 def test_a_seed_gives_the_same_mask_on_any_number_of_threads():
-    masks = []
+    masks, before = [], torch.get_num_threads()
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)
         torch.manual_seed(7)
         masks.append(F.dropout(torch.ones(300, 301), 0.1))
+    torch.set_num_threads(before)
     assert torch.equal(masks[0], masks[1]) and torch.equal(masks[0], masks[2])
     assert not torch.equal(masks[0], F.dropout(torch.ones(300, 301), 0.1))
 
@@ -72,6 +77,12 @@ def test_certain_values_are_certain(p, value):
     assert (bernoulli_(torch.full((100_000,), 7.0), p) == value).all()
 
 
+@pytest.mark.parametrize("p", [-0.1, 1.1, math.nan])
+def test_what_is_no_probability_is_refused(p):
+    with pytest.raises(RuntimeError, match="to be in"):
+        torch.empty(3).bernoulli_(p)
+
+
 def test_dropout_keeps_the_mean_and_its_gradient_is_the_mask():
     values = torch.ones(1000, 1000, requires_grad=True)
     (dropped := F.dropout(values, 0.1)).sum().backward()
@@ -88,3 +99,34 @@ def test_torch_calls_it_for_every_kind_of_dropout():
         torch.manual_seed(3)
         given = drop().flatten()
         assert torch.equal(given == given.max(), kept == 1)
+
+
+# What a start of an older run sets, then one of a new run: whether masks are ours, attention in 16 bits, what is kept.
+STARTS = """
+import sys
+from pathlib import Path
+import torch
+from engine.arithmetic import resolve_arithmetic
+from utils.distributed.world import World
+from utils.rundir.run import Run
+from utils.settings.run_options import DeviceOptions
+
+def mask():
+    torch.manual_seed(0)
+    return torch.empty(1000).bernoulli_(0.5)
+
+before = mask()
+with World.from_env("cpu") as world:
+    for kept in ({"device": "cpu", "threads": 1, "precision": "bf16"}, {}):
+        run = Run(Path(sys.argv[1]), kept, {"start": 1, "cores_per_process": 1}, print, None)
+        resolve_arithmetic(DeviceOptions(precision="bf16"), run, world)
+        print(not torch.equal(mask(), before), torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
+              run.kept["fast_dropout"])
+"""
+
+
+def test_an_older_run_keeps_the_dropout_of_torch(tmp_path):
+    """In a process of its own, because our kernel, once set, stays."""
+    words = [sys.executable, "-c", STARTS, tmp_path]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["False False False", "True True True"]

@@ -213,7 +213,9 @@ def test_a_forward_computes_in_the_given_precision(name, dtype):
 def _torch_settings():
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    attention = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     yield
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(attention)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = products, convolutions
@@ -227,7 +229,7 @@ def _torch_settings():
 def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
     run = Run(tmp_path, dict(kept), lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = resolve_arithmetic(options, run, world)
-    resolved = {"threads": threads, "precision": name, "device": "cpu"}
+    resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": not kept}
     assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, resolved)
 
 
