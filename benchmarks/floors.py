@@ -6,9 +6,10 @@ timed. The others must at least read what they are given and write what they mak
     products        the products alone, as if all else were free: nothing that calls these kernels is faster
     operations      and the bytes of the others, from main memory: about what operations that are not fused can reach
 
-Rows: resnet18, resnet50 at 224 px; mlm, masked tokens with MiniLM at length 128. Batches are those of training.py.
-A fourth row, sst2, is about two processes with one thread each, beside one with two: at best they share its step
-without a loss, and then sum their gradients, which is timed alone.
+Rows: resnet18, resnet50 at 224 px; mlm, masked tokens with MiniLM at length 128; sst2, sentences of about 24 tokens.
+Batches are those of training.py. sst2 is also measured on two processes with one thread each, beside one with two. At
+best they share its forward and backward without a loss. But each does the rest of a step, which is timed alone, for all
+parameters: it sums gradients with the other one, clips them, updates.
 """
 
 import argparse
@@ -38,16 +39,18 @@ from benchmarks.training import (
     TEXT_STEPS,
     ours,
     output,
-    python,
     write_blocks,
 )
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
+from utils.hardware.vendor import allow_16_bit_attention
+from utils.numerics.masks import draw_16_bits
 from utils.numerics.precision import hardware_precision
 
-ROWS, FLOORS = ("resnet18", "resnet50", "mlm", "sst2"), ("products", "operations")
+ROWS, FLOORS = ("resnet18", "resnet50", "sst2", "mlm"), ("products", "operations")
 PRODUCTS = ("convolution", "mm", "attention")  # in the names of operations
 MASKED = 19  # of a text's tokens are predicted
+SENTENCE = 24  # tokens: the mean of SST-2's batches, which are grouped by length
 REPEATS, COPIED = 5, 2**28  # bytes
 
 
@@ -94,7 +97,9 @@ def bytes_per_s() -> float:
 
 def floor(row: str, kind: str, precision: str) -> float:
     """Samples per second at the floor."""
-    keep_freed_memory()  # as train.py does
+    keep_freed_memory()  # this and the next two as train.py does
+    draw_16_bits()
+    allow_16_bit_attention(True)
     loss, params = step_of(row)
     optimizer = torch.optim.AdamW(params, 1e-4, fused=True)
 
@@ -109,11 +114,16 @@ def floor(row: str, kind: str, precision: str) -> float:
     with Watch() as watch:
         step()
     others_s = watch.other_bytes / bytes_per_s() if kind == "operations" else 0.0
-    return (TEXT_BATCH if row == "mlm" else IMAGE_BATCH) / (watch.products_s + others_s)
+    return (IMAGE_BATCH if row.startswith("resnet") else TEXT_BATCH) / (watch.products_s + others_s)
 
 
 def step_of(row: str) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
     """The loss of a batch of noise, and what it trains."""
+    if row == "sst2":
+        from transformers import AutoModelForSequenceClassification
+        model = AutoModelForSequenceClassification.from_pretrained(minilm_folder()).train()
+        sentences, classes = torch.randint(1000, 30000, (TEXT_BATCH, SENTENCE)), torch.randint(0, 2, (TEXT_BATCH,))
+        return lambda: F.cross_entropy(model(sentences).logits.float(), classes), list(model.parameters())
     if row == "mlm":
         from transformers import AutoModelForMaskedLM
         model = AutoModelForMaskedLM.from_pretrained(minilm_folder()).train()
@@ -132,13 +142,23 @@ def step_of(row: str) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
     return lambda: F.cross_entropy(net(images).float(), labels), list(net.parameters())
 
 
-def sum_s() -> float:
-    """Seconds that the sum of MiniLM's gradients takes over the processes that call this. Collective."""
+def rest_s() -> float:
+    """Seconds of what does not depend on the batch: the sum of MiniLM's gradients, clipping, AdamW. Collective."""
     from transformers import AutoModel
-    size = AutoModel.from_pretrained(minilm_folder()).num_parameters()
+    params = list(AutoModel.from_pretrained(minilm_folder()).parameters())
+    gradients = torch.randn(sum(param.numel() for param in params))
+    for param, gradient in zip(params, gradients.split([param.numel() for param in params]), strict=True):
+        param.grad = gradient.view_as(param)
+    optimizer = torch.optim.AdamW(params, 1e-4, fused=True)
     dist.init_process_group("gloo")
-    gradients = torch.zeros(size)
-    taken = median(seconds(lambda: dist.all_reduce(gradients)) for _ in range(4 * REPEATS))
+
+    def rest() -> None:
+        if dist.get_world_size() > 1:
+            dist.all_reduce(gradients)
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+
+    taken = median(seconds(rest) for _ in range(4 * REPEATS))
     dist.destroy_process_group()
     return taken
 
@@ -147,14 +167,23 @@ def compare_processes(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on SST-2, on two processes and on one."""
     words = ["--task", "text-classification", "--data", data, "--model", minilm_folder()]
     one, two = (ours(*words, steps=TEXT_STEPS, batch=TEXT_BATCH, processes=number) for number in (1, 2))
+    of_one: list[float] = []  # of each round
+
+    def alone() -> float:
+        of_one.append(one())
+        return of_one[-1]
+
+    def rest(processes: int) -> float:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+        words = [*launch, f"--nproc-per-node={processes}", "-m", "benchmarks.floors", "--rest"]
+        return max(map(float, output(words, available_cores() // processes).split()))
 
     def shared() -> float:
-        printed = output([*python(2), "-m", "benchmarks.floors", "--sum"], 1)
-        return TEXT_BATCH / (TEXT_BATCH / one() + float(printed.split()[-1]))
+        return TEXT_BATCH / (TEXT_BATCH / of_one[-1] - rest(1) + rest(2))
 
     report(f"floor, MiniLM on SST-2 on two processes, {precision}", "samples/s", in_turn(
-        {"ours, 1 process": one, "ours, 2 processes": two, "1 process, and the sum alone": shared}, rounds),
-        "1 process, and the sum alone")
+        {"ours, 1 process": alone, "ours, 2 processes": two, "2 processes at best": shared}, rounds),
+        "2 processes at best")
 
 
 def main(rows: list[str], rounds: int, data: Path | None) -> None:
@@ -172,8 +201,9 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
                 continue
             if row == "sst2":
                 compare_processes(data / "sst2", precision, rounds)
-                continue
-            if row == "mlm":
+                mine = ours("--task", "text-classification", "--data", data / "sst2", "--model", minilm_folder(),
+                            steps=TEXT_STEPS, batch=TEXT_BATCH)
+            elif row == "mlm":
                 texts = write_blocks(data / "wikitext2", Path(temporary))
                 mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(),
                             steps=TEXT_STEPS // 2, batch=TEXT_BATCH)
@@ -190,12 +220,12 @@ if __name__ == "__main__":
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
-    parser.add_argument("--sum", action="store_true", help="print the seconds of a sum of gradients, and nothing else")
+    parser.add_argument("--rest", action="store_true", help="print the seconds of rest_s, and nothing else")
     parser.add_argument("--floor", choices=FLOORS, help="print this floor of the first row, and nothing else")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments = parser.parse_args()
-    if arguments.sum:
-        print(sum_s())
+    if arguments.rest:
+        print(rest_s())
     elif arguments.floor:
         print(floor(arguments.rows.split(",")[0], arguments.floor, arguments.precision))
     else:
