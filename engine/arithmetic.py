@@ -1,4 +1,4 @@
-"""What decides about bits: device, threads, determinism, dropout, precision; resolved at the first start, kept."""
+"""What the bits of a run depend on: device, threads, dropout, determinism, precision; kept from its first start."""
 
 import socket
 
@@ -18,8 +18,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     """Set the arithmetic of this process as the run keeps it. Collective."""
     # device and threads; on the CPU sums depend on the number of threads
     require_possible(config, world)
-    if "device" in run.kept:
-        run.kept.setdefault("fast_dropout", False)  # an earlier version began the run
+    is_fast = run.kept.setdefault("fast_dropout", "device" not in run.kept)  # not if an earlier version began the run
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
@@ -32,14 +31,14 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     vendor.set_determinism(config.deterministic)
 
-    # dropout on the CPU
-    if run.resolve("fast_dropout", "auto", lambda: True):
-        draw_16_bits()
-        vendor.allow_16_bit_attention(world.device.type == "cpu")
-
     # precision
     precision = _resolve_precision(config, run, world)  # Collective.
     vendor.set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
+
+    # dropout on the CPU
+    if is_fast:
+        draw_16_bits()
+        vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
     return Precision(precision, world.device)
 
 

@@ -1,6 +1,6 @@
 """What only one vendor's devices have (CUDA; torch uses that name for AMD's GPUs too). torch.accelerator does the rest.
 
-Nothing here has an effect on another device, but for allow_16_bit_attention.
+Nothing here has an effect on another device, except allow_16_bit_attention.
 """
 
 import os
@@ -66,9 +66,9 @@ def set_tf32(is_allowed: bool) -> None:
 
 
 def allow_16_bit_attention(is_allowed: bool) -> None:
-    """Set whether attention that is composed of plain operations stays in bf16 or fp16; torch computes it in float32.
+    """Set whether attention composed of plain operations stays in bf16 or fp16; without this it is in float32.
 
-    On the CPU it is composed when it has dropout (torch 2.15): no kernel has that. torch keeps this switch under
-    CUDA's name; it holds for every device.
+    On the CPU attention with dropout is composed: torch 2.15 has no kernel for it. torch keeps this switch under CUDA's
+    name; it holds for every device.
     """
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(is_allowed)

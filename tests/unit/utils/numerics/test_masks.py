@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from utils.hardware.vendor import allow_16_bit_attention
 from utils.numerics.masks import bernoulli_, draw_16_bits
 
 ROOT = Path(__file__).parents[4]
@@ -23,7 +25,7 @@ def seeded():
 
 @pytest.mark.parametrize("p", P)
 def test_ones_are_as_frequent_as_asked(p):
-    """Within five standard deviations of 4 million draws, to which rounding to 16 digits adds at most 1 / 131,072."""
+    """Within five standard deviations of 4 million draws; rounding to 16 binary digits adds at most 1 / 131,072."""
     drawn = torch.empty(4_000_000).bernoulli_(p)
     assert set(drawn.unique().tolist()) == {0, 1}
     assert abs(drawn.double().mean().item() - p) < 5 * math.sqrt(p * (1 - p) / len(drawn)) + 2**-17
@@ -83,6 +85,38 @@ def test_what_is_no_probability_is_refused(p):
         torch.empty(3).bernoulli_(p)
 
 
+@pytest.mark.parametrize("is_allowed, dtype", [(True, torch.bfloat16), (False, torch.float32)])
+def test_attention_with_dropout_is_composed_in_16_bits(is_allowed, dtype):
+    """And its outputs are those of float32 but for rounding: with the same seed both drop the same weights."""
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            made = operation(*args, **(kwargs or {}))
+            if operation.overloadpacket.__name__ in ("bmm", "_softmax"):
+                found.add(made.dtype)
+            return made
+
+    found, tensors = set(), [torch.randn(2, 3, 7, 4) for _ in range(3)]
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    allow_16_bit_attention(is_allowed)
+    try:
+        torch.manual_seed(5)
+        with Products():
+            attended = F.scaled_dot_product_attention(*(each.bfloat16() for each in tensors), dropout_p=0.3)
+        torch.manual_seed(5)
+        exact = F.scaled_dot_product_attention(*tensors, dropout_p=0.3)
+    finally:
+        allow_16_bit_attention(before)
+    assert found == {dtype}
+    torch.testing.assert_close(attended.float(), exact, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 2**-16, 0.9])
+def test_of_all_numbers_of_16_bits_the_share_p_gives_a_one(p, monkeypatch):
+    numbers = torch.arange(-2**15, 2**15, dtype=torch.int16).view(torch.int64)
+    monkeypatch.setattr(torch.Tensor, "random_", lambda tensor, *limits, generator: tensor.copy_(numbers))
+    assert bernoulli_(torch.empty(2**16), p).sum() == round(p * 2**16)
+
+
 def test_dropout_keeps_the_mean_and_its_gradient_is_the_mask():
     values = torch.ones(1000, 1000, requires_grad=True)
     (dropped := F.dropout(values, 0.1)).sum().backward()
@@ -101,7 +135,8 @@ def test_torch_calls_it_for_every_kind_of_dropout():
         assert torch.equal(given == given.max(), kept == 1)
 
 
-# What a start of an older run sets, then one of a new run: whether masks are ours, attention in 16 bits, what is kept.
+# What starts set: of an older run, of a new run in another precision, of a new run, of that run when it goes on.
+# Each prints whether masks are ours, whether attention is in 16 bits, and what is kept.
 STARTS = """
 import sys
 from pathlib import Path
@@ -117,16 +152,18 @@ def mask():
 
 before = mask()
 with World.from_env("cpu") as world:
-    for kept in ({"device": "cpu", "threads": 1, "precision": "bf16"}, {}):
+    for kept, precision in (({"device": "cpu"}, "bf16"), ({}, "fp16"), ({}, "bf16"),
+                            ({"device": "cpu", "fast_dropout": True}, "bf16")):
         run = Run(Path(sys.argv[1]), kept, {"start": 1, "cores_per_process": 1}, print, None)
-        resolve_arithmetic(DeviceOptions(precision="bf16"), run, world)
+        resolve_arithmetic(DeviceOptions(precision=precision), run, world)
         print(not torch.equal(mask(), before), torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
               run.kept["fast_dropout"])
 """
 
 
-def test_an_older_run_keeps_the_dropout_of_torch(tmp_path):
-    """In a process of its own, because our kernel, once set, stays."""
+def test_a_run_keeps_the_dropout_that_it_began_with(tmp_path):
+    """In a process of its own, because our kernel, once set, stays. It is set without a warning."""
     words = [sys.executable, "-c", STARTS, tmp_path]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["False False False", "True True True"]
+    assert done.stdout.splitlines() == ["False False False", "True False True", "True True True", "True True True"]
+    assert "Warning" not in done.stderr
