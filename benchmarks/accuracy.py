@@ -79,7 +79,8 @@ def write_lite0(file: str) -> None:
     weights, own = torch.load(packaged, weights_only=True), timm.create_model("tf_efficientnet_lite0").state_dict()
     if [each.shape for each in weights.values()] != [each.shape for each in own.values()]:
         sys.exit(f"{packaged} is not timm's tf_efficientnet_lite0")
-    torch.save(dict(zip(own, weights.values(), strict=True)), file)
+    torch.save(dict(zip(own, weights.values(), strict=True)), f"{file}.tmp")
+    Path(f"{file}.tmp").rename(file)
 
 
 def minilm_folder() -> str:

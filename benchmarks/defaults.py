@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from benchmarks.accuracy import write_lite0
-from benchmarks.recipes import NEWS, RUNS, SMALL, TEXT, Base, Run, folder_of, lay_out, train
+from benchmarks.recipes import LITE0, NEWS, SMALL, TEXT, Base, Run, folder_of, lay_out, train
 
-FACTORS, LITE0 = (1 / 3, 1, 3), RUNS / "lite0.pth"
+FACTORS = (1 / 3, 1, 3)
 PRETRAINED = Base("EfficientNet-Lite0, photos at 64 px", "cifar",
                   f"--model timm/tf_efficientnet_lite0 --weights {LITE0} --image-size 64 --epochs 6 --eval-every 1000")
 WIKI = "--task masked-lm --epochs 4 --eval-every 1000"

@@ -3,7 +3,7 @@
 A row is two commands that differ in one technique, on the same seeds. What was expected is written here before a row is
 measured. A run takes about a minute of one core, and there are as many at a time as there are cores. Finished ones stay
 in runs/recipes: the same command continues, and computes nothing twice.
-Folders in DIR: cifar10, agnews, sst2; see accuracy.py.
+Folders in DIR: cifar10, agnews, sst2, ants_bees; see accuracy.py.
 """
 
 import argparse
@@ -20,10 +20,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
 
-from benchmarks.accuracy import ROOT, minilm_folder
+from benchmarks.accuracy import ROOT, minilm_folder, write_lite0
 from utils.errors import Exit
 
 RUNS = ROOT / "runs" / "recipes"
+LITE0 = RUNS / "lite0.pth"
 PHOTOS = {"train": 50, "val": 100}  # files of each class of CIFAR-10
 UNEVEN_PHOTOS = (10, 100)  # to train on where the classes are imbalanced: of the first class, the second, and so on
 LINES = {"agnews": {"train": 2000, "val": 1000}, "sst2": {"train": 400, "val": 400},  # a line is a row, or a text
@@ -47,6 +48,8 @@ UNEVEN = Base("uneven photos", "imbalanced", SMALL.words)
 NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny --epochs 9")
 STEADY_NEWS = Base("titles, `constant`", "agnews",
                    NEWS.words.replace("--epochs 9", "--epochs 18 --schedule constant"))
+LARGE = Base("large photos", "ants_bees", f"--model timm/tf_efficientnet_lite0 --weights {LITE0} --epochs 5"
+             " --global-batch-size 32 --eval-every 1000")
 FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --epochs 3 --eval-every 1000")
 
 
@@ -81,6 +84,8 @@ RECIPES = [
     Recipe("--freeze 3", FILMS, "equal"),
     Recipe("--layer-decay 0.8", FILMS, "equal"),
     Recipe("--head-lr-factor 1", FILMS, "lower"),
+    Recipe("--cache jpeg", LARGE, "equal"),
+    Recipe("--cache raw", LARGE, "equal"),
 ]
 Run = tuple[Base, str, int]  # base, technique, seed
 
@@ -90,6 +95,8 @@ def main(data: Path, seeds: int, only: str) -> None:
     rows = [recipe for recipe in RECIPES if only in recipe.technique]
     for base in {row.base.data: row.base for row in rows}.values():
         lay_out(base.data, data)
+        if base is LARGE and not LITE0.exists():
+            write_lite0(str(LITE0))
     runs: dict[Run, None] = dict.fromkeys(
         (row.base, technique, seed) for row in rows for technique in ("", row.technique) for seed in range(seeds))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -110,6 +117,8 @@ def lay_out(name: str, data: Path) -> None:
             [file] = (data / name).glob(f"{split}.*")
             lines = file.read_text().splitlines(keepends=True)
             (partial / file.name).write_text("".join(lines[:count + 1]))
+    elif name == LARGE.data:
+        shutil.copytree(data / name, partial, dirs_exist_ok=True)
     else:
         for split, count in PHOTOS.items():
             for number, source in enumerate(sorted((data / "cifar10" / split).iterdir())):
@@ -182,10 +191,11 @@ def _shown(values: list[float], sign: str = "") -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="make recipes DATA=DIR RECIPES='...'")
-    parser.add_argument("data", type=Path, help="a folder with cifar10, agnews, sst2")
+    parser.add_argument("data", type=Path, help="a folder with cifar10, agnews, sst2, ants_bees")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="rows whose technique has this in it: --only=--mixup")
     arguments = parser.parse_args()
-    if missing := [name for name in ("cifar10", "agnews", "sst2") if not (arguments.data / name).is_dir()]:
+    needed = ("cifar10", "agnews", "sst2", "ants_bees")
+    if missing := [name for name in needed if not (arguments.data / name).is_dir()]:
         parser.error(f"{arguments.data} has no folder {', '.join(missing)}")
     main(arguments.data, arguments.seeds, arguments.only)
