@@ -93,8 +93,9 @@ def compare_masked(data: Path, precision: str, rounds: int) -> None:
 def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable[[], float]:
     """Samples per second of train.py's steps after the first two."""
     def measure() -> float:
+        launcher = [sys.executable] if processes == 1 else torchrun(processes)
         with tempfile.TemporaryDirectory() as run:
-            output([*python(processes), "train.py", *words, "--run-dir", run, "--max-steps", steps, "--log-every", 1,
+            output([*launcher, "train.py", *words, "--run-dir", run, "--max-steps", steps, "--log-every", 1,
                     "--global-batch-size", batch, "--eval-every", 10**6, "--save-every", 10**6, "--device", "cpu"],
                    available_cores() // processes)
             records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
@@ -104,11 +105,10 @@ def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable
     return measure
 
 
-def python(processes: int) -> list[str]:
-    """The command that runs a program of Python on this many processes."""
-    return [sys.executable] if processes == 1 else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        f"--nproc-per-node={processes}"]
+def torchrun(processes: int) -> list[str]:
+    """The command that starts a program on this many processes."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+            f"--nproc-per-node={processes}"]
 
 
 def peer(*words: object) -> Callable[[], float]:
