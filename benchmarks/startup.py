@@ -1,37 +1,56 @@
-"""`make bench`: seconds from a command to the first training step of the built-in digits.
+"""`make bench`: seconds from a command to the first training step of the built-in digits, beside what others would use.
 
 The floor is the time to import the libraries. All commands take turns for several rounds in one run; the table has
-medians, and their ratios to the floor.
+medians, and their ratios to the floor. A second table has the starts on two processes alone, with ratios to the faster
+peer's.
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+from statistics import median
+
+import torch
+
+from benchmarks.in_turn import in_turn, report
+from data.demo import unpack_demo
+from utils.files import cache_path
+from utils.numerics.precision import hardware_precision
 
 ROOT = Path(__file__).parents[1]
 ROUNDS = 5
 WORDS = ["--log-every", "1", "--device", "cpu"]
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 FLOOR = ("import torch, torchvision, torch.utils.tensorboard\n"
          "torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()")
 COMMANDS = {
     "python -c 'import torch, torchvision, tensorboard', an optimizer": [sys.executable, "-c", FLOOR],
     "./launch.sh": ["./launch.sh", *WORDS],
-    "torchrun --nproc-per-node=1 train.py": [sys.executable, *TORCHRUN, "--nproc-per-node=1", "train.py", *WORDS],
-    "./launch.sh --nproc-per-node 2": ["./launch.sh", "--nproc-per-node", "2", *WORDS],
-    "torchrun --nproc-per-node=2 train.py": [sys.executable, *TORCHRUN, "--nproc-per-node=2", "train.py", *WORDS],
+    "torchrun --nproc-per-node=1 train.py": [*TORCHRUN, "--nproc-per-node=1", "train.py", *WORDS],
 }
+ON_TWO = {
+    "ours, ./launch.sh": ["./launch.sh", "--nproc-per-node", "2", *WORDS],
+    "ours, torchrun": [*TORCHRUN, "--nproc-per-node=2", "train.py", *WORDS],
+}
+
+
+def peers() -> dict[str, list[str]]:
+    """The commands of benchmarks/startup_peers.py on two processes."""
+    shared = ["--data", str(unpack_demo("image-classification", cache_path())),
+              "--precision", hardware_precision(torch.device("cpu"))]
+    return {name: [*TORCHRUN, "--nproc-per-node=2", "-m", "benchmarks.startup_peers", peer, *shared]
+            for name, peer in (("timm, torchrun", "timm"), ("Trainer, torchrun", "trainer"))}
 
 
 def seconds(words: list[str]) -> float:
     """Seconds from the start of a command to its first training record, or to its end if it is no run."""
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "run" / "metrics.jsonl"
-        is_run = "--log-every" in words
+        is_run = FLOOR not in words
         began = time.monotonic()
         process = subprocess.Popen(
             [*words, *(["--run-dir", str(records.parent)] if is_run else [])], cwd=ROOT, stdout=subprocess.DEVNULL,
@@ -39,23 +58,24 @@ def seconds(words: list[str]) -> float:
         while process.poll() is None and not (records.exists() and records.stat().st_size):
             time.sleep(0.005)
         found = time.monotonic() - began
+        if is_run and not records.exists():
+            sys.exit(f"{' '.join(words)}: exit code {process.returncode}")
         process.terminate()
         process.wait()
         return found
 
 
 def main() -> None:
-    """Print the table."""
-    taken = {name: [] for name in COMMANDS}
-    for round_index in range(-1, ROUNDS):  # the first one fills the disk's cache
-        for name, words in COMMANDS.items():
-            found = seconds(words)
-            if round_index >= 0:
-                taken[name].append(found)
-    floor = statistics.median(taken[next(iter(COMMANDS))])
+    """Print the tables."""
+    others = peers()
+    on_two = ON_TWO | others
+    taken = in_turn({name: partial(seconds, words) for name, words in (COMMANDS | on_two).items()}, ROUNDS)
+    floor = median(taken[next(iter(COMMANDS))])
     for name, values in taken.items():
-        median = statistics.median(values)
-        print(f"{name:<70} {median:5.2f} s ({min(values):.2f} to {max(values):.2f})  {median / floor:.2f} x")
+        middle = median(values)
+        print(f"{name:<70} {middle:5.2f} s ({min(values):.2f} to {max(values):.2f})  {middle / floor:.2f} x")
+    report("start of the digits on two processes", "s to the first step", {name: taken[name] for name in on_two},
+           min(others, key=lambda name: median(taken[name])))
 
 
 if __name__ == "__main__":
