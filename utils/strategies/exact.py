@@ -6,14 +6,15 @@ with other weights. Nobody can then tell a bug in a restart from rounding, or co
 Each micro-batch's gradient is rounded to a fixed-point grid (int64 in units of 2^-50), added over micro-batches and
 ranks, and converted back to floats once. Integers cannot show NaN, inf or overflow (x86 converts all three to
 INT64_MIN, and two of them add to 0). So each bucket has one more slot: the number of chunks with a NaN or a value
-larger than 2^12 / num_micro_batches. If it is above 0, the gradient becomes inf; if it is 0, no sum has overflowed.
+larger than 2^12 / num_micro_batches. If it is above 0, the gradient becomes inf or NaN; if it is 0, no sum has
+overflowed.
 
 Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (EasyScale, SC'23).
 It sends twice the bytes of DDP.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -28,7 +29,7 @@ from utils.strategies.replicated import Replicated
 GRID = 2.0**50  # grid units per 1.0
 LIMIT = 2.0**12  # of the absolute value of a sum: 2^62 grid units
 BUCKET = 3 * 2**20  # int64 values in a bucket: 24 MiB are sent at a time
-CHUNK = 2**17  # values handled at a time on the CPU, so that they stay in its cache
+CHUNK = 2**17  # values handled at a time on the CPU, so that they stay in its cache; elsewhere those of a bucket
 
 
 class Exact(Replicated):
@@ -53,28 +54,29 @@ class Exact(Replicated):
         with torch.no_grad():
             for param in self.module.parameters():
                 self.world.broadcast(param)
-        groups: list[list[nn.Parameter]] = []
-        for param in reversed([param for param in self.module.parameters() if param.requires_grad]):  # as backward does
-            if not groups or sum(map(nn.Parameter.numel, groups[-1])) + param.numel() > BUCKET:
-                groups.append([])
-            groups[-1].append(param)
-        self._buckets = [_Bucket(params, self.largest) for params in groups]
+        params = [param for param in self.module.parameters() if param.requires_grad]
+        self._buckets = [_Bucket(part, self.largest) for part in _cut(params[::-1], BUCKET)]  # as backward does
         self._hooks = [
-            param.register_post_accumulate_grad_hook(
-                lambda param, bucket=bucket, index=index: self._add(bucket, index, param))
+            param.register_post_accumulate_grad_hook(lambda _, bucket=bucket, group=group: self._add(bucket, group))
             for bucket in self._buckets
-            for index, param in enumerate(bucket.params)
+            for group in bucket.groups
+            for param in group.params
         ]
 
     def require_all_grads(self) -> None:
         """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""
         for bucket in self._buckets:
-            bucket.used = set(range(len(bucket.params)))
+            for group in bucket.groups:
+                group.used = set(range(len(group.params)))
 
-    def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
-        """Set what the hooks must know about this micro-batch."""
+    @contextmanager
+    def grad_sync(self, is_last: bool, scale: Tensor) -> Iterator[None]:
+        """Add the micro-batch's gradients to the sums, group by group, while its backward pass still runs."""
         self._is_last, self._scale = is_last, scale
-        return nullcontext()
+        yield
+        for bucket in self._buckets:
+            for group in bucket.groups:
+                group.add(scale)  # if some of its parameters got no gradient
 
     def finish(self) -> None:
         """Wait for the sums and convert them to gradients. Collective."""
@@ -85,13 +87,14 @@ class Exact(Replicated):
             self.communication.stop()
             bucket.finish(self._scale)
 
-    def _add(self, bucket: "_Bucket", index: int, param: nn.Parameter) -> None:
-        bucket.add(index, self._scale)
-        if not self._is_last:
-            param.grad = None  # the next micro-batch's gradient starts from nothing; the last one's memory gets the sum
+    def _add(self, bucket: "_Bucket", group: "_Group") -> None:
+        group.num_missing -= 1
+        if group.num_missing:
             return
-        bucket.num_missing -= 1
-        self._send(only_full=True)
+        group.add(self._scale)
+        if self._is_last:
+            bucket.num_missing -= 1
+            self._send(only_full=True)
 
     def _send(self, only_full: bool) -> None:
         for bucket in self._buckets:  # in the same order on every rank
@@ -105,55 +108,96 @@ class _Bucket:
     """Parameters whose gradients are sent together, and the int64 sums of these."""
 
     def __init__(self, params: list[nn.Parameter], limit: float):
-        self.params, self._limit = params, limit
-        sizes, device = [param.numel() for param in params], params[0].device
-        self._sums = torch.zeros(sum(sizes) + 1, dtype=torch.int64, device=device)  # last: the number of bad chunks
-        self._parts, self._chunk = self._sums[:-1].split(sizes), CHUNK if device.type == "cpu" else max(sizes)
-        # A gradient has the strides of its parameter (channels_last, say); in memory order it is flat without a copy.
-        self._memory_orders = [sorted(range(param.ndim), key=lambda dim, p=param: -p.stride(dim)) for param in params]
-        self._added: set[int] = set()  # indices of params that have a sum in this step
-        self.used: set[int] = set()  # ... and in any step, or that must have one
-        self.num_missing, self.work = len(params), None
-
-    def add(self, index: int, scale: Tensor) -> None:
-        """Add the gradient of params[index] to its sum. Factors are powers of two: only round_ rounds."""
-        factor, limit = GRID / scale, self._limit * scale
-        for values, sums in self._chunks(index):
-            low, high = values.aminmax()  # NaN if any value is
-            self._sums[-1] += ~((low >= -limit) & (high <= limit))
-            rounded = (values * factor).round_()
-            if index in self._added:
-                sums += rounded.long()
-            else:
-                sums.copy_(rounded)
-        self._added.add(index)
+        device, number = params[0].device, sum(map(nn.Parameter.numel, params))
+        self._sums = torch.zeros(number + 1, dtype=torch.int64, device=device)  # last: the number of bad chunks
+        self._grads = torch.empty(number, device=device)
+        self.groups, chunk = [], CHUNK if device.type == "cpu" else BUCKET
+        for part in _cut(params, chunk):
+            place = slice(start := sum(len(group.sums) for group in self.groups),
+                          start + sum(map(nn.Parameter.numel, part)))
+            self.groups.append(_Group(part, self._sums[place], self._grads[place], self._sums[-1], limit, chunk))
+        self.num_missing, self.work = len(self.groups), None
 
     def send(self) -> None:
         """Start to sum over ranks. Collective."""
-        for index in set(range(len(self.params))) - self._added:
-            self._parts[index].zero_()
+        for group in self.groups:
+            group.zero_unless_added()
         self.work = dist.all_reduce(self._sums, async_op=True)
 
     def finish(self, scale: Tensor) -> None:
         """Write the sums over ranks into the gradients, and prepare for the next step."""
-        factor, guard = scale / GRID, torch.where(self._sums[-1] > 0, torch.inf, 0.0)
-        self.used |= self._added
-        for index in sorted(self.used):
-            if self.params[index].grad is None:
-                self.params[index].grad = torch.empty_like(self.params[index])
-            for values, sums in self._chunks(index):
-                values.copy_(sums).mul_(factor)
-            self._flat_grad(index)[:1] += guard
+        factor = torch.where(self._sums[-1] > 0, torch.inf, scale / GRID)
+        for group in self.groups:
+            group.finish(factor)
         self._sums[-1] = 0
-        self._added.clear()
-        self.num_missing, self.work = len(self.params), None
+        self.num_missing, self.work = len(self.groups), None
 
-    def _chunks(self, index: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(gradient, sums) of params[index], flat, at most `_chunk` values at a time."""
-        return zip(self._flat_grad(index).split(self._chunk), self._parts[index].split(self._chunk), strict=True)
+
+class _Group:
+    """Parameters of a bucket whose gradients are added at once: small ones together, for a few large operations."""
+
+    def __init__(self, params: list[nn.Parameter], sums: Tensor, grads: Tensor, num_bad: Tensor, limit: float,
+                 chunk: int):
+        self.params, self.sums, self._grads, self._num_bad = params, sums, grads, num_bad
+        self._limit, self._chunk = limit, chunk
+        # A gradient has the strides of its parameter (channels_last, say); in memory order it is flat without a copy.
+        self._memory_orders = [sorted(range(param.ndim), key=lambda dim, p=param: -p.stride(dim)) for param in params]
+        self._views = [
+            values.view([param.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(param.ndim)])
+            for values, param, order in zip(
+                grads.split([param.numel() for param in params]), params, self._memory_orders, strict=True)]
+        self.used: set[int] = set()  # indices of params that have had a gradient in any step, or must have one
+        self.num_missing, self._is_added = len(params), False
+
+    def add(self, scale: Tensor) -> None:
+        """Add the gradients that are there to the sums, and forget them: the next ones start from nothing.
+
+        Factors are powers of two: only round_ rounds.
+        """
+        found = {index for index, param in enumerate(self.params) if param.grad is not None}
+        if not found:
+            return
+        flat = [self._flat_grad(index) if index in found else param.new_zeros(param.numel())
+                for index, param in enumerate(self.params)]
+        grads, factor, limit = torch.cat(flat) if len(flat) > 1 else flat[0], GRID / scale, self._limit * scale
+        for values, sums in zip(grads.split(self._chunk), self.sums.split(self._chunk), strict=True):
+            low, high = values.aminmax()  # NaN if any value is
+            self._num_bad += ~((low >= -limit) & (high <= limit))
+            rounded = (values * factor).round_()
+            if self._is_added:
+                sums += rounded.long()
+            else:
+                sums.copy_(rounded)
+        for param in self.params:
+            param.grad = None
+        self.used |= found
+        self.num_missing, self._is_added = len(self.params), True
+
+    def zero_unless_added(self) -> None:
+        """Make the sums those of this step, if this rank has nothing to add."""
+        if not self._is_added:
+            self.sums.zero_()
+        self._is_added = False
+
+    def finish(self, factor: Tensor) -> None:
+        """Make the sums times `factor` the gradients."""
+        for values, sums in zip(self._grads.split(self._chunk), self.sums.split(self._chunk), strict=True):
+            values.copy_(sums).mul_(factor)
+        for index in self.used:
+            self.params[index].grad = self._views[index]
 
     def _flat_grad(self, index: int) -> Tensor:
         param, order = self.params[index], self._memory_orders[index]
         if not param.grad.permute(order).is_contiguous():
             param.grad = torch.empty_like(param).copy_(param.grad)
         return param.grad.detach().permute(order).view(-1)
+
+
+def _cut(params: list[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
+    """Parts of `params` with at most `size` values each, or with one parameter that has more."""
+    parts: list[list[nn.Parameter]] = []
+    for param in params:
+        if not parts or sum(map(nn.Parameter.numel, parts[-1])) + param.numel() > size:
+            parts.append([])
+        parts[-1].append(param)
+    return parts

@@ -123,7 +123,7 @@ def test_no_hook_of_a_strategy_sees_the_computation(net, world):
     strategy = Exact(net, world)
     strategy.setup(3)
     assert named(net, {9: PLANTED[0]}, strategy.largest) == [9]
-    assert (seen, [bucket._added for bucket in strategy._buckets]) == ([], [set()])
+    assert (seen, [group.used for bucket in strategy._buckets for group in bucket.groups]) == ([], [set()])
 
 
 def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.strategies import exact
 from utils.strategies.exact import LIMIT, Exact
@@ -134,6 +135,37 @@ def test_a_power_of_two_as_scale_changes_no_bit(world, power):
     scale = torch.tensor(2.0**power)
     scaled = step(build(world=world), BATCHES, scale)
     assert bits({name: grad / scale for name, grad in scaled.items()}) == bits(step(build(world=world), BATCHES))
+
+
+class Operations(TorchDispatchMode):
+    """How many there are, without those that compute nothing."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.number += not function.is_view
+        return function(*arguments, **options or {})
+
+
+def operations_of_sums(world, num_layers):
+    """Those of a step, without those of its forward and backward passes."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(num_layers)))
+
+    def loss_of():
+        return model(torch.ones(2, 4)).sum()
+
+    with Operations() as of_plain:
+        torch.autograd.grad(loss_of(), list(model.parameters()))
+    strategy = build(world=world, model=model)
+    with Operations() as of_step:
+        for _ in strategy.accumulate([SimpleNamespace(index=index) for index in range(M)], M, ONE):
+            loss_of().backward()
+    return of_step.number - M * of_plain.number
+
+
+def test_many_small_params_take_few_operations(world):
+    """On an accelerator each is a kernel: there a bucket's parameters are added together, whatever their size."""
+    assert operations_of_sums(world, 40) == operations_of_sums(world, 4)
 
 
 # --- params without a gradient
