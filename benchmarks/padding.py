@@ -1,0 +1,64 @@
+"""`python -m benchmarks.padding --data DIR`: how much of what a text run computes is padding; packing saves no more.
+
+The texts are tokenized and put into batches as train.py does, by its own sampler; `unsorted` is the same order without
+sorting by length. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in benchmarks/accuracy.py.
+"""
+
+import argparse
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from benchmarks.accuracy import minilm_folder
+from data.plan import cut
+from data.sampler import ElasticDistributedSampler
+
+ROWS = (("sst2", 128, 32), ("agnews", 128, 32), ("wikitext2", 128, 64), ("wikitext2", 512, 64))  # tokens, batch
+
+
+def texts(data: Path, name: str) -> list[str]:
+    """The training texts."""
+    if name == "sst2":
+        return [line.split("\t")[0] for line in (data / name / "train.tsv").read_text().splitlines()[1:]]
+    if name == "agnews":
+        with (data / name / "train.csv").open(newline="") as file:
+            return [f"{row['title']} {row['description']}" for row in csv.DictReader(file)]
+    return [line for line in (data / name / "train.txt").read_text().splitlines() if line.strip()]
+
+
+def lengths(lines: list[str], most: int, splits: bool) -> Tensor:
+    """[N] tokens of the samples; a longer text is cut off, or split into several samples."""
+    tokenizer = AutoTokenizer.from_pretrained(minilm_folder(), model_max_length=10**9)
+    inner = [len(ids) for ids in tokenizer(lines, add_special_tokens=False)["input_ids"]]
+    room = most - 2  # [CLS] and [SEP]
+    if not splits:
+        return torch.tensor([min(number, room) + 2 for number in inner])
+    return torch.tensor([min(room, number - at) + 2 for number in inner for at in range(0, number, room)])
+
+
+def padded_share(number: Tensor, batches: Iterator[list[int]]) -> float:
+    """Padding as a share of the tokens that are computed, 0 to 1. number: [N] tokens of the samples."""
+    computed = sum(len(batch) * int(number[batch].max()) for batch in batches)
+    return 1 - int(number.sum()) / computed
+
+
+def main(data: Path) -> None:
+    """Print the table."""
+    print("| texts | tokens at most | batch | padding | unsorted |\n|---|---|---|---|---|")
+    for name, most, batch in ROWS:
+        number = lengths(texts(data, name), most, splits=name == "wikitext2")
+        plan, shares = cut(len(number), batch, batch), []
+        for sorted_by in (number, None):
+            sampler = ElasticDistributedSampler(plan, 0, 1, seed=0, lengths=sorted_by)
+            shares.append(padded_share(number, (list(request.indices) for request in sampler)))
+        print(f"| {name} | {most} | {batch} | {100 * shares[0]:.1f} % | {100 * shares[1]:.0f} % |")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.padding")
+    parser.add_argument("--data", type=Path, required=True)
+    main(parser.parse_args().data)
