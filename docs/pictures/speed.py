@@ -40,12 +40,12 @@ def draw() -> str:
 
 
 def newest() -> list[dict[str, Any]]:
-    """The newest figures of each benchmark but the floors, in the order in which they were first measured."""
+    """The newest speeds of each benchmark, in the order in which they were first measured; no floors, no starts."""
     found = {}
     for line in RESULTS.read_text().splitlines():
         each = json.loads(line)
         ratios = {name: [round(value, 3) for value in values] for name, values in each["ratios"].items()}
-        if not each["what"].startswith("floor") and max(high for _, _, high in ratios.values()) <= LARGEST:
+        if not each["what"].startswith(("floor", "start")) and max(high for _, _, high in ratios.values()) <= LARGEST:
             found[each["what"]] = {name: each[name] for name in ("what", "against", "rounds", "hardware")} | {
                 "torch": each["versions"]["torch"], "ratios": ratios}
     return list(found.values())
