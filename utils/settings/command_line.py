@@ -26,7 +26,8 @@ from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
 from utils.settings.spelling import check_flags, one_by_one, suggestion, what_is_wrong, what_to_say
 
-_COPY = {"s3": "aws s3 sync {url} DIR", "gs": "gcloud storage rsync --recursive {url} DIR",
+_COPY = {**dict.fromkeys(("http", "https", "ftp"), "curl -LO {url}"), "s3": "aws s3 sync {url} DIR",
+         "gs": "gcloud storage rsync --recursive {url} DIR",
          "hf": "hf download {name} --local-dir DIR"}  # how to get what stands at an address
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task
@@ -192,11 +193,13 @@ def _try_tyro(task: str, words: Sequence[str]) -> Config | None:
 def _check_values(config: Config) -> None:
     known = facts(config)
     for name, value in settings(config).items():
-        if known[name].path and (remote := re.match(r"(\w+)://(.*)", str(value))):
+        if known[name].path and (remote := re.match(r"([\w+.-]+)://(.*)", str(value))):
+            if remote[1].lower() == "file":
+                raise UserError(f"{flag(name)} {value}: give the path alone: {remote[2]}")
             name_on_hub = re.sub("^datasets/(.*)", r"--repo-type dataset \1", remote[2])
-            copy = _COPY.get(remote[1], "curl -LO {url}").format(url=value, name=name_on_hub)
-            raise UserError(f"{flag(name)} {value}: must be on this machine"
-                            + ("" if name == "run_dir" else f"; copy it first, for example: {copy}"))
+            copy = _COPY.get(remote[1].lower(), "").format(url=value, name=name_on_hub)
+            way_out = "; copy it first" + (f", for example: {copy}" if copy else "")
+            raise UserError(f"{flag(name)} {value}: must be on this machine{'' if name == 'run_dir' else way_out}")
         if rule := known[name].broken_rule(value):
             raise UserError(f"{' '.join(_as_words({name: value}))}: must be {rule}")
 

@@ -106,6 +106,14 @@ def test_an_address_must_be_copied_first_and_the_message_says_how(words, copy, m
     assert message(*words.split()) == f"train.py: {words}: must be on this machine; copy it first, for example: {copy}"
 
 
+@pytest.mark.parametrize("address, said", [
+    ("s3a://bucket/x", "must be on this machine; copy it first"),
+    ("hdfs://host/x", "must be on this machine; copy it first"),
+    ("git+ssh://host/x", "must be on this machine; copy it first"), ("file:///data/x", "give the path alone: /data/x")])
+def test_no_command_is_named_for_an_address_that_curl_does_not_know(address, said, message):
+    assert message("--data", address) == f"train.py: --data {address}: {said}"
+
+
 @pytest.mark.parametrize("key, said", [
     ("learning_rate", "use lr"), ("lerning_rate", "use lr"), ("global_batch_sise", "did you mean global_batch_size?"),
     ("resume", "not needed: the same command continues the run, from the exact sample on"),
