@@ -65,6 +65,7 @@ def tiles(images: Sequence[np.ndarray], most: int, captions: Sequence[Sequence[s
         how = Image.Resampling.NEAREST if image.shape[0] < side else Image.Resampling.BILINEAR
         canvas.paste(Image.fromarray(image).resize((width, side), how), (left, top))
         for line, text in enumerate(captions[number] if captions else ()):
+            text = text[:width]  # a letter is wider than a pixel; of very many labels the rest would take long
             while font.getlength(text) > width:
                 text = text[:-2] + "…"
             draw.text((left, top + side + line * LINE), text, fill=INK, font=font)

@@ -191,11 +191,12 @@ class Labels:
         return ((rows[:, 1:-1] >= 0) != (torch.from_numpy(np.array(self._evaluated)) > 0)).any(dim=1)
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
-        """Its labels and those predicted, then the probability of every label."""
+        """Its labels and those predicted, then the probability of every label, in the order of the labels."""
         _, *logits, loss = row
         probabilities = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
         has = [name for name, is_there in zip(self.names, self._evaluated[index], strict=True) if is_there]
-        return {"label": SEPARATOR.join(has), **answer(self.described(), self.names, probabilities)[0],
+        said, by_name = answer(self.described(), self.names, probabilities)
+        return {"label": SEPARATOR.join(has), **said, "probability": SEPARATOR.join(by_name.values()),
                 "loss": f"{loss:.6f}"}
 
 

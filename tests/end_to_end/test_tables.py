@@ -80,11 +80,15 @@ def test_eval_only_repeats_the_figures(tutorial, run_train):
 
 def test_several_labels_of_texts_train_and_are_predicted(text_tables, run_dir, run_train):
     result = run_train(*TEXT, "--task", "text-classification", "--data", text_tables, "--text-column", "text",
-                       "--label-column", "labels", "--multi-label", "--run-dir", run_dir)
+                       "--label-column", "labels", "--multi-label", "--precision", "fp32", "--run-dir", run_dir)
     assert result.returncode == 0, result.text
     assert "map 0." in result.out and "a random order 0." in result.out
     header, *rows = predicted(run_dir, text_tables / "val.csv").splitlines()
     assert header == "input,prediction,long,topic0,topic1,topic2" and len(rows) == 147
+    with (run_dir / "eval" / "samples.csv").open(newline="") as file:
+        evaluated = [row["probability"].split("|") for row in csv.DictReader(file)]
+    assert [[float(value) for value in row.split(",")[2:]] for row in rows] == [
+        pytest.approx([float(value) for value in row], abs=1e-5) for row in evaluated]
 
 
 def test_a_bad_row_is_one_message_before_training_on_2_processes(photo_tables, run_dir, run_torchrun):

@@ -217,6 +217,7 @@ def test_rows_of_samples_are_csv_of_what_the_data_say_and_the_model():
     rows = evaluated(objective, torch.tensor([[2.0, 1.0], [3.0, 1.0]]), labels)["rows"]
     assert objective.is_wrong(rows).tolist() == [True, False]
     file = io.StringIO()
-    writer = csv.DictWriter(file, ["label", "prediction", "loss"])
+    writer = csv.DictWriter(file, ["label", "prediction", "probability", "loss"])
     writer.writerows([objective.sample(index, row) for index, row in enumerate(rows.tolist())])
-    assert file.getvalue().splitlines() == ["cat,cat|dog,0.720095", "cat|dog,cat|dog,0.180925"]
+    assert file.getvalue().splitlines() == [
+        "cat,cat|dog,0.880797|0.731059,0.720095", "cat|dog,cat|dog,0.952574|0.731059,0.180925"]
