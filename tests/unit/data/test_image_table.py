@@ -1,5 +1,6 @@
 """data/image_table.py: images that a table lists, their labels, splits and groups."""
 
+import json
 import os
 
 import numpy as np
@@ -62,6 +63,19 @@ def test_paths_are_relative_to_the_table_and_kept_in_the_cache(table):
         for index in (train, val):
             assert [index.labels[i] for i in range(len(index))] == [
                 int(os.path.basename(index.path(i))[:-4]) % 2 for i in range(len(index))]
+
+
+@pytest.mark.parametrize("kind", ["tsv", "jsonl"])
+def test_other_kinds_of_tables_hold_the_samples_of_a_csv(table, kind):
+    rows = [("image", "label"), *(line.split(",") for line in lines_of(range(12)))]
+    lines = {"tsv": ["\t".join(row) for row in rows],
+             "jsonl": [json.dumps(dict(zip(rows[0], row, strict=True))) for row in rows[1:]]}
+    csv, other = (index_of(table(*lines, name=name)).splits for name, lines in (
+        ("t.csv", map(",".join, rows)), (f"t.{kind}", lines[kind])))
+    for split in ("train", "val"):
+        assert [(other[split].path(i), other[split].labels[i]) for i in range(len(other[split]))] == [
+            (csv[split].path(i), csv[split].labels[i]) for i in range(len(csv[split]))]
+    assert len(other["train"]) == 8
 
 
 def test_the_fingerprint_follows_names_and_labels_and_not_the_place(table, tmp_path):

@@ -4,10 +4,14 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from torch.nn import functional as F
 
 from engine.best import best_metric, update_best
+from models.label_metrics import multi_label_metrics
 from models.metrics import classification_metrics
+from models.target_metrics import regression_metrics
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint import Progress
 from utils.settings.run_options import RunOptions
@@ -29,6 +33,17 @@ def training_of(name, folder, best=None, step=8, patience=0):
     ("auto", "top1", True), ("top1", "top1", True), ("loss", "loss", False), ("macro_recall", "macro_recall", True)])
 def test_any_number_of_the_evaluation_can_decide(tmp_path, name, metric, is_high):
     assert best_metric(training_of(name, tmp_path)) == (metric, is_high)
+
+
+@pytest.mark.parametrize("name, is_high", [
+    ("mae", False), ("rmse", False), ("r2", True), ("pearson", True), ("map", True), ("micro_f1", True)])
+def test_errors_are_better_lower_and_the_other_figures_higher(tmp_path, name, is_high):
+    """Of numbers and of several labels."""
+    t = training_of(name, tmp_path, {"step": 4, "metric": name, "value": 0.5})
+    t.task.metrics = (*multi_label_metrics(np.eye(3), F.mse_loss),
+                      *regression_metrics(np.arange(3.0)[:, None], np.zeros(1), np.ones(1), F.mse_loss))
+    assert best_metric(t) == (name, is_high)
+    assert (update_best(t, {name: 0.6}, {}) is not None) == is_high
 
 
 def test_an_unknown_metric_is_refused_with_those_there_are(tmp_path):

@@ -72,6 +72,11 @@ def test_a_program_that_changed_is_warned_of_once(world):
         ["warning: the program changed since run was created"], []]
 
 
+def test_output_without_eval_only_is_refused_and_leaves_nothing(world):
+    error = refusal(world, "--run-dir=run", "--output=rows.csv")
+    assert (error.code, "--output is for --eval-only" in str(error), os.listdir()) == (Exit.USAGE, True, [])
+
+
 # --- auto
 
 
