@@ -21,6 +21,7 @@ FAMILIES = (
     "mnasnet0_5", "mobilenet_v2", "mobilenet_v3_small", "regnet_y_400mf", "resnet18", "shufflenet_v2_x0_5",
     "squeezenet1_1", "swin_t",
     "swin_v2_t", "vgg11_bn", "vit_b_16")
+SLOW = "efficientnet_v2_s", "maxvit_t", "swin_v2_t"  # to compute with; they begin as others do
 CLASSES = ("cat", "dog", "eel")
 DESCRIPTION = {"architecture": "squeezenet1_1", "image_size": 32, "resize_size": 32, "interpolation": "bilinear",
                "mean": [0.5] * 3, "std": [0.2] * 3}
@@ -65,6 +66,23 @@ def test_new_head_is_all_that_depends_on_the_number_of_classes(name):
     shapes = {key: weight.shape for key, weight in large.state_dict().items()}
     differ = {key for key, weight in small.state_dict().items() if weight.shape != shapes[key]}
     assert differ == {key for key in shapes if key.startswith(f"{head}.")}
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in SLOW])
+def test_further_images_change_nothing_while_their_weights_are_0(name):
+    side = {"inception_v3": 75, "vit_b_16": 32}.get(name, 64)
+    torch.manual_seed(0)
+    two = build_classifier(name, 3, side, num_images=2).double().eval()
+    torch.nn.init.normal_([*two.parameters()][-2])  # of the head, which some models begin at 0
+    one = build_classifier(name, 3, side).double().eval()
+    one.load_state_dict({key: weight if weight.shape == one.state_dict()[key].shape else weight[:, :3]
+                         for key, weight in two.state_dict().items()})
+    photo, *masks = torch.rand(3, 1, 3, side, side, dtype=torch.float64)
+    with torch.no_grad():
+        expected = one(photo)
+        found = [two(torch.cat([photo, mask], dim=1)) for mask in masks]
+    assert torch.equal(*found) and not torch.equal(one(masks[0]), expected)
+    assert found[0].tolist()[0] == pytest.approx(expected.tolist()[0], rel=1e-6)  # longer sums, in another order
 
 
 @pytest.mark.parametrize("ending", [".pth", ".safetensors"])
