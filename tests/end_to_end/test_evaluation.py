@@ -1,10 +1,21 @@
 """Evaluations that people use: rows by sample, figures by class, --best, weights as they are; images and texts."""
 
 import csv
+import io
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from data.augment import CentreCrop, SmallTrain
+from data.image_decode import EncodedImage
+from data.image_folder import ImageFolder
+from data.image_index import build_index
+from data.sampler import epoch_order
+from data.splits import ValSplit
+from engine.pictures import MAX_MISTAKES
 from tests.conftest import COUNTS, ROOT
 from tests.harness.run_directory import records, weights_sha256
 from utils.errors import Exit
@@ -16,13 +27,19 @@ COMMON = ["--epochs", "1", "--threads", "1", "--workers", "0", "--precision", "f
 
 
 @pytest.fixture(scope="module", params=SMALL)
-def trained(request, session_dir, run_train, photos, texts):
-    """The kind of data, the words of a run of one epoch, and its run directory."""
+def said(request, session_dir, run_train, photos, texts):
+    """The kind of data, the words of a run of one epoch, its run directory, and what it printed."""
     kind, run = request.param, session_dir / f"evaluated-{request.param}"
     words = [*SMALL[kind], *COMMON, "--data", photos if kind == "images" else texts]
     result = run_train(*words, "--run-dir", run)
     assert result.returncode == 0, result.text
-    return kind, words, run
+    return kind, words, run, result.out
+
+
+@pytest.fixture(scope="module")
+def trained(said):
+    """All but what it printed."""
+    return said[:3]
 
 
 def figures(text):
@@ -61,6 +78,63 @@ def test_the_figures_of_the_classes_are_in_a_file(trained):
     recalls = [figures["recall"] for figures in found["classes"].values()]
     assert sum(recalls) / 3 == pytest.approx(found["macro_recall"], abs=1e-12)
     assert found["auroc"] == records(run)[-1]["auroc"]
+
+
+@pytest.fixture(scope="module")
+def shown(trained):
+    """shown(tag): a picture or a text in TensorBoard's file, [H, W, 3] uint8 or Markdown."""
+    kind, _, run = trained
+    events = EventAccumulator(str(run / "tb"), size_guidance={"images": 0, "tensors": 0}).Reload()
+
+    def show(tag):
+        if kind == "images":
+            [event] = events.Images(tag)
+            return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+        [event] = events.Tensors(f"{tag}/text_summary")
+        return event.tensor_proto.string_val[0].decode()
+
+    return show
+
+
+def cells_of(markdown):
+    """The header of a table in Markdown, and its rows."""
+    header, _, *rows = [[cell.strip("` ") for cell in line[1:-1].split("|")] for line in markdown.splitlines()]
+    return header, rows
+
+
+def test_tensorboard_has_the_first_batch_as_it_is_trained_on(trained, shown, photos, texts, tmp_path):
+    if trained[0] == "texts":
+        header, rows = cells_of(shown("train/first_batch"))
+        with (texts / "train.csv").open(newline="") as file:
+            tokens = [f"[CLS] {row['text']} [SEP] {row['more']} [SEP]" for row in csv.DictReader(file)]
+        assert header == ["what the model sees"] and len(rows) > 20 and {row[0] for row in rows} <= set(tokens)
+        return
+    index = build_index(str(photos), ValSplit(0.1, 0), tmp_path).splits["train"]
+    augmented, plain = (ImageFolder(index, transform(32, "bilinear", 32), 0) for transform in (
+        lambda size, how, _: SmallTrain(size, how), CentreCrop))
+    picture, num_moved = shown("train/first_batch"), 0
+    for place, sample in enumerate(epoch_order(0, 0, len(index))[:24].tolist()):  # a global batch
+        top, left = (6 + 70 * number for number in divmod(place, 8))
+        tile = picture[top:top + 64:2, left:left + 64:2]  # enlarged pixel by pixel
+        assert np.array_equal(tile, augmented[0, sample].image)
+        num_moved += not np.array_equal(tile, plain[0, sample].image)
+    assert picture.shape == (6 + 3 * 70, 6 + 8 * 70, 3) and num_moved > 20
+
+
+def test_tensorboard_has_the_mistakes_with_the_highest_loss(trained, shown):
+    kind, _, run = trained
+    with (run / "eval" / "samples.csv").open(newline="") as file:
+        wrong = [row for row in csv.DictReader(file) if row["prediction"] != row["label"]]
+    worst = sorted(wrong, key=lambda row: -float(row["loss"]))[:MAX_MISTAKES]
+    if kind == "texts":
+        header, rows = cells_of(shown("val/worst_mistakes"))
+        known = [[f"[CLS] {text.replace(chr(9), ' [SEP] ')} [SEP]", *cells] for text, *cells in map(dict.values, wrong)]
+        assert header == ["text", "label", "prediction", "probability", "loss"] and len(rows) == MAX_MISTAKES
+        assert [row[-1] for row in rows] == [row["loss"] for row in worst] and all(row in known for row in rows)
+        return
+    picture = shown("val/worst_mistakes")
+    assert picture.shape == (6 + 4 * (160 + 4 * 18 + 6), 6 + 4 * (160 + 6), 3)  # 16 images, four lines below each
+    assert np.array_equal(picture[6:166:5, 6:166:5], CentreCrop(32, "bilinear", 32)(EncodedImage(worst[0]["input"])))
 
 
 @pytest.mark.parametrize("processes", [
