@@ -47,6 +47,13 @@ def figures(text):
     return {name: value for name, value in json.loads(text).items() if name not in ("time", "step", "epoch", "samples")}
 
 
+def test_a_run_says_where_its_weights_come_from_and_its_learning_rate(said):
+    kind, _, run, out = said
+    model, lr = {"images": ("mobilenet_v3_small", "0.000612"), "texts": ("bert-tiny", "0.001")}[kind]
+    [line] = [line for line in out.splitlines() if line.startswith(f"{run}: ")]
+    assert f", {model} from scratch, " in line and line.endswith(f", learning rate {lr}; a new run")
+
+
 def test_a_record_holds_its_position_and_numbers_alone(trained):
     """Tables do not take the place of a number: `samples` is how many were trained on."""
     _, _, run = trained

@@ -70,6 +70,8 @@ def test_a_pretrained_model_loads_in_transformers_and_says_how_to_tune_it(life):
 
 def test_fine_tuning_starts_from_the_pretrained_encoder(life):
     assert life.told["stopped"].code == Exit.STOPPED, life.told["stopped"].text
+    [line] = [line for line in life.told["stopped"].out.splitlines() if line.startswith(f"{life.run}: ")]
+    assert ", org/name with the weights of org/name, " in line and line.endswith(", learning rate 0; a new run")
     pretrained = load_file(life.pretraining / "model/model.safetensors")
     # The rate is 0.
     kept = {name for name in life.first if name in pretrained and torch.equal(life.first[name], pretrained[name])}
