@@ -54,6 +54,13 @@ def test_a_run_says_where_its_weights_come_from_and_its_learning_rate(said):
     assert f", {model} from scratch, " in line and line.endswith(f", learning rate {lr}; a new run")
 
 
+def test_a_run_says_in_plain_words_what_is_wrong_with_it(said):
+    """After two or three steps nearly all predictions are of one class."""
+    _, _, run, out = said
+    assert (f"\nclasses of the validation set that are never predicted: {records(run)[-1]['never_predicted']};"
+            " RUN/eval/classes.json has the recall of each class") in out, out
+
+
 def test_a_record_holds_its_position_and_numbers_alone(trained):
     """Tables do not take the place of a number: `samples` is how many were trained on."""
     _, _, run = trained
