@@ -19,9 +19,9 @@ check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a fe
 test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
 
-faults: .venv/ready-dev             ## faults of docs/reliability.md, all contracts, demos, README, docs/changing.md
+faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, README, changing.md
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
-		$(addprefix tests/end_to_end/test_,demo.py changing.py readme.py starts.py timings.py)
+		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py readme.py starts.py timings.py)
 
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py

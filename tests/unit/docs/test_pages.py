@@ -133,6 +133,13 @@ def test_an_anchor_must_be_a_heading():
     assert [is_there(target, "docs/launching.md") for target in targets] == [True, False, True, False]
 
 
+def test_every_file_with_slow_tests_is_run_by_a_target_of_the_makefile():
+    """Those of whole folders aside."""
+    makefile, files = (ROOT / "Makefile").read_text(), (ROOT / "tests/end_to_end").glob("test_*.py")
+    names = [path.name.removeprefix("test_") for path in files if "mark.slow" in path.read_text()]
+    assert [name for name in names if not re.search(rf"\b{name}|test_{name}", makefile)] == []
+
+
 def test_each_table_of_strategies_has_all():
     tables = re.findall(r"^\| strategy .*\n.*\n((?:\|.*\n)+)", PAGES["docs/strategies.md"], re.M)
     assert len(tables) == 3 and all(re.findall(r"^\| `([^`]+)`", table, re.M) == list(STRATEGIES) for table in tables)
