@@ -1,6 +1,7 @@
 """Every task under every strategy: what a run computes depends neither on who computes it nor on interruptions.
 
-Compared are the final weights by sha256, metrics.jsonl but for its timings, and state.pt tensor for tensor.
+Compared are the final weights by sha256, metrics.jsonl but for its timings, state.pt tensor for tensor, and the files
+of RUN/eval byte for byte.
 Nine steps, three an epoch (24, 17 and 16 samples in six micro-batches): no number of processes above 3 shares them
 evenly.
 """

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from engine.log import TIMING
 from utils.rundir.checkpoint_folder import CheckpointFolder
@@ -40,9 +41,17 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """All that must be equal where two runs computed the same: weights, records, and state.pt tensor by tensor."""
+    """All that must be equal where two runs computed the same: weights, records, evaluation, state.pt by tensor."""
     state = torch.load(newest_checkpoint(run) / "state.pt", weights_only=True)
-    return {"weights": weights_sha256(run), "records": records(run), "state": _described(state)}
+    return {"weights": weights_sha256(run), "records": records(run), "state": _described(state),
+            "evaluation": _evaluation_sha256(run)}
+
+
+def _evaluation_sha256(run: Path) -> dict[str, str]:
+    """sha256 of each file of RUN/eval, but for the place of the data: some tests copy them."""
+    data = str(yaml.safe_load((run / "config.yaml").read_text())["data"]).encode()
+    return {file.name: hashlib.sha256(file.read_bytes().replace(data, b"DATA")).hexdigest()
+            for file in sorted(run.glob("eval/*"))}
 
 
 def _described(value: Any) -> Any:

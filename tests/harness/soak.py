@@ -2,8 +2,8 @@
 
 Every kill hits a random process (a rank, a data loading process, torchrun itself) at a random moment: of the start-up
 or of the training. torchrun restarts what it can, an outer loop the rest. Compared with the undisturbed run, at the end
-of each run: final weights by sha256, state.pt tensor by tensor, metrics.jsonl but its timings, the ledger of samples,
-which must have each exactly once per epoch. No process and no shared memory may be left.
+of each run: final weights by sha256, state.pt tensor by tensor, metrics.jsonl but its timings, RUN/eval byte by byte,
+the ledger of samples, which must have each exactly once per epoch. No process and no shared memory may be left.
 """
 
 import argparse
