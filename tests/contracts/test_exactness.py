@@ -37,7 +37,7 @@ STEPS = 9
 AUGMENTED = [
     "--mixup", "0.8", "--cutmix", "1", "--auto-augment", "randaugment", "--random-erasing", "0.5",
     "--augmentation", "photo", "--crop-scale", "0.3",
-    "--class-weights", "balanced", "--loss", "bce", "--label-smoothing", "0.1"]
+    "--class-weights", "balanced", "--loss", "bce", "--label-smoothing", "0.1", "--ema-decay", "0.9"]
 
 
 def but_in_faults(*slow):
@@ -124,14 +124,15 @@ def test_exact_stopped_on_4_killed_on_3_finished_on_2_has_the_same_bits(exact, r
 
 
 @pytest.mark.slow
-def test_exact_with_all_augmentation_has_the_same_bits_and_survives_a_kill(
+def test_exact_with_all_augmentation_and_ema_survives_a_kill_on_1_to_4(
         session_dir, run_dir, run_train, run_torchrun, start_torchrun, photos):
     name = "image-classification"
     contract = Contract(name, "exact", session_dir / "contracts" / "augmented", run_train, run_torchrun, {name: photos})
     contract.words += AUGMENTED
     expected = outcome(contract.straight(1))
-    assert outcome(contract.straight(2, workers=1)) == expected
-    assert outcome(contract.straight(3)) == expected
+    assert all("ema_loss" in record for record in expected["records"] if record["split"] == "val")
+    for processes, workers in ((2, 1), (3, 0), (4, 0)):
+        assert outcome(contract.straight(processes, workers)) == expected
 
     killed = start_torchrun(2, *contract.words, "--run-dir", run_dir, "--save-every", 1, "--workers", 1)
     killed.wait_for(lambda: trained_steps(run_dir) >= 4, "four steps")

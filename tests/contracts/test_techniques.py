@@ -1,4 +1,4 @@
-"""Techniques of training under --strategy exact: one outcome on 1, 2 and 3 processes, and through a kill.
+"""Techniques of training under --strategy exact: one outcome on 1 to 4 processes, and through a kill.
 
 The runs are those of test_exactness.py. With EMA the run stops early, at step 6 of 9: no evaluation can gain 2 in top1.
 """
@@ -92,9 +92,9 @@ def test_a_run_that_stops_early_is_finished_and_its_average_on_record(launch_of,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, 3, 4])
 @pytest.mark.parametrize("technique", TECHNIQUES)
-def test_a_technique_computes_the_same_bits_on_1_2_and_3_processes(launch_of, straight, run_dir, technique, processes):
+def test_a_technique_computes_the_same_bits_on_1_to_4_processes(launch_of, straight, run_dir, technique, processes):
     result = launch_of(technique, processes, run_dir)
     assert result.returncode == 0, result.text
     assert trained_steps(run_dir) == TECHNIQUES[technique][2]
