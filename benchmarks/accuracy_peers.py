@@ -4,7 +4,8 @@
     python -m benchmarks.accuracy_peers trainer --model FOLDER --data DIR ...
 
 Each evaluation is a line of RUN/metrics.jsonl, as train.py writes it: {"split": "val", "top1": 0.62}.
-Images are 32 px, moved by up to 4 px and mirrored, as in train.py; AdamW with a cosine schedule after 5 % of warm-up.
+AdamW after 5 % of warm-up, with a cosine schedule for images and a linear one for texts, as in train.py. Images are
+32 px, moved by up to 4 px and mirrored.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from torch import nn
 from benchmarks.peers import sentences, training_arguments, update
 
 SIZE = 32  # px
-IMAGE_LR, TEXT_LR, WEIGHT_DECAY, WARM_UP = 1e-3, 5e-5, 0.05, 0.05
+IMAGE_LR, TEXT_LR, IMAGE_DECAY, TEXT_DECAY, WARM_UP = 1e-3, 5e-5, 0.05, 0.01, 0.05  # as train.py's
 EVAL_BATCH, LENGTH = 64, 128  # samples; tokens
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -33,7 +34,7 @@ def bare(options: argparse.Namespace) -> None:
         shuffle=split == "train", drop_last=split == "train", num_workers=1, persistent_workers=True)
         for split in ("train", "val")}
     model = models.resnet18(num_classes=len(loaders["train"].dataset.classes))
-    optimizer = torch.optim.AdamW(model.parameters(), IMAGE_LR, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), IMAGE_LR, weight_decay=IMAGE_DECAY, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, IMAGE_LR, options.epochs * len(loaders["train"]), pct_start=WARM_UP, cycle_momentum=False)
     train_images(options, model, loaders, optimizer, lambda step: schedule.step())
@@ -54,7 +55,7 @@ def timm_loop(options: argparse.Namespace) -> None:
     # A random resized crop is for photos. DeiT, which trains with timm's transforms, does this with CIFAR's images.
     data["train"].transform.transforms[0] = RandomCrop(SIZE, SIZE // 8)
     model = timm.create_model("resnet18", num_classes=len(data["train"].reader.class_to_idx))
-    optimizer = create_optimizer_v2(model, "adamw", lr=IMAGE_LR, weight_decay=WEIGHT_DECAY, fused=True)
+    optimizer = create_optimizer_v2(model, "adamw", lr=IMAGE_LR, weight_decay=IMAGE_DECAY, fused=True)
     schedule, _ = create_scheduler_v2(
         optimizer, "cosine", num_epochs=options.epochs, warmup_epochs=WARM_UP * options.epochs, warmup_lr=1e-5,
         step_on_epochs=False, updates_per_epoch=len(loaders["train"]))
@@ -103,8 +104,8 @@ def trainer(options: argparse.Namespace) -> None:
 
     arguments = training_arguments(
         options.run_dir / "trainer", options.batch, options.precision, num_train_epochs=options.epochs,
-        learning_rate=TEXT_LR, seed=options.seed, eval_strategy="epoch", per_device_eval_batch_size=EVAL_BATCH,
-        train_sampling_strategy="group_by_length")
+        learning_rate=TEXT_LR, weight_decay=TEXT_DECAY, warmup_steps=WARM_UP, seed=options.seed, eval_strategy="epoch",
+        per_device_eval_batch_size=EVAL_BATCH, train_sampling_strategy="group_by_length")
     Trainer(model, arguments, DataCollatorWithPadding(tokenizer), rows["train"], rows["val"],
             compute_metrics=lambda found: {"top1": (found.predictions.argmax(1) == found.label_ids).mean()},
             callbacks=[Recorder()]).train()
