@@ -132,7 +132,7 @@ def _memory_error(lack: str, t: "Training") -> RankError:
     else:
         flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.eval_batch
     t.state.optimizer.zero_grad(set_to_none=True)
-    t.attempts.bytes_per_param = 0  # the strategy holds its sums already
+    t.attempts.bytes_per_param = 0  # the strategy holds its sums already, `exact` the gradients' memory, too
     fit, _ = largest_fit(attempt, size // 2) if t.attempts.are_possible else (0, "")
     t.checkpoints.close()  # finish the save under way
     step = t.checkpoints.newest_step()

@@ -191,12 +191,13 @@ class Labels:
         return ((rows[:, 1:-1] >= 0) != (torch.from_numpy(np.array(self._evaluated)) > 0)).any(dim=1)
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
-        """Its labels and those predicted, then the probability of every label, in the order of the labels."""
+        """Its labels and those predicted, with their probabilities in the same order."""
         _, *logits, loss = row
         probabilities = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
         has = [name for name, is_there in zip(self.names, self._evaluated[index], strict=True) if is_there]
         said, by_name = answer(self.described(), self.names, probabilities)
-        return {"label": SEPARATOR.join(has), **said, "probability": SEPARATOR.join(by_name.values()),
+        of_predicted = [by_name[name] for name in said["prediction"].split(SEPARATOR) if name]
+        return {"label": SEPARATOR.join(has), **said, "probability": SEPARATOR.join(of_predicted),
                 "loss": f"{loss:.6f}"}
 
 

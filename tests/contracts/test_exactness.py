@@ -131,6 +131,7 @@ def test_exact_with_all_augmentation_and_ema_survives_a_kill_on_1_to_4(
     contract.words += AUGMENTED
     expected = outcome(contract.straight(1))
     assert all("ema_loss" in record for record in expected["records"] if record["split"] == "val")
+    assert "samples.csv" in expected["evaluation"]
     for processes, workers in ((2, 1), (3, 0), (4, 0)):
         assert outcome(contract.straight(processes, workers)) == expected
 

@@ -34,7 +34,7 @@ class DDP(Replicated):
         """DDP does it, or fails; with find_unused_parameters it leaves out what no rank has used in a step."""
         self._fills = self.config.find_unused_parameters
 
-    def finish(self) -> None:
+    def finish(self, scale: Tensor) -> None:
         """DDP has waited for the sums, at the end of the backward pass; zeros for the gradients that it left out."""
         self.communication.stop()
         for param in self.module.parameters() if self._fills else ():

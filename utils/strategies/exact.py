@@ -5,9 +5,8 @@ with other weights. Nobody can then tell a bug in a restart from rounding, or co
 
 Each micro-batch's gradient is rounded to a fixed-point grid (int64 in units of 2^-50), added over micro-batches and
 ranks, and converted back to floats once. Integers cannot show NaN, inf or overflow (x86 converts all three to
-INT64_MIN, and two of them add to 0). So each bucket has one more slot: the number of chunks with a NaN or a value
-larger than 2^12 / num_micro_batches. If it is above 0, the gradient becomes inf or NaN; if it is 0, no sum has
-overflowed.
+INT64_MIN, and two of them add to 0). So beside the sums stands the number of chunks with a NaN or a value larger
+than 2^12 / num_micro_batches. If it is above 0, the gradient becomes inf or NaN; if it is 0, no sum has overflowed.
 
 Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (EasyScale, SC'23).
 It sends twice the bytes of DDP.
@@ -29,7 +28,7 @@ from utils.strategies.replicated import Replicated
 GRID = 2.0**50  # grid units per 1.0
 LIMIT = 2.0**12  # of the absolute value of a sum: 2^62 grid units
 BUCKET = 3 * 2**20  # int64 values in a bucket: 24 MiB are sent at a time
-CHUNK = 2**17  # values handled at a time on the CPU, so that they stay in its cache; elsewhere those of a bucket
+CHUNK = 2**17  # values handled at a time on the CPU, so that they stay in its cache; elsewhere BUCKET
 
 
 class Exact(Replicated):
@@ -44,13 +43,13 @@ class Exact(Replicated):
         super().__init__(module, world, blocks_of, config)
         self._buckets: list[_Bucket] = []
         self._hooks: list[RemovableHandle] = []
-        self._is_last, self._scale = False, torch.ones(())
 
     def setup(self, num_micro_batches: int) -> None:
         """Send rank 0's parameters to all ranks, and hook every trainable one. Collective."""
         self.largest = LIMIT / num_micro_batches
         for hook in self._hooks:
             hook.remove()
+        self._buckets = []  # frees their memory
         with torch.no_grad():
             for param in self.module.parameters():
                 self.world.broadcast(param)
@@ -66,8 +65,7 @@ class Exact(Replicated):
     def require_all_grads(self) -> None:
         """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""
         for bucket in self._buckets:
-            for group in bucket.groups:
-                group.used = set(range(len(group.params)))
+            bucket.require_all_grads()
 
     @contextmanager
     def grad_sync(self, is_last: bool, scale: Tensor) -> Iterator[None]:
@@ -75,25 +73,20 @@ class Exact(Replicated):
         self._is_last, self._scale = is_last, scale
         yield
         for bucket in self._buckets:
-            for group in bucket.groups:
-                group.add(scale)  # if some of its parameters got no gradient
+            bucket.add_rest(scale)
 
-    def finish(self) -> None:
+    def finish(self, scale: Tensor) -> None:
         """Wait for the sums and convert them to gradients. Collective."""
         self._send(only_full=False)  # a bucket with a parameter that got no gradient is still here
         for bucket in self._buckets:
             self.communication.start()
             bucket.work.wait()
             self.communication.stop()
-            bucket.finish(self._scale)
+            bucket.finish(scale)
 
     def _add(self, bucket: "_Bucket", group: "_Group") -> None:
-        group.num_missing -= 1
-        if group.num_missing:
-            return
-        group.add(self._scale)
+        bucket.add_if_complete(group, self._scale, self._is_last)
         if self._is_last:
-            bucket.num_missing -= 1
             self._send(only_full=True)
 
     def _send(self, only_full: bool) -> None:
@@ -108,15 +101,32 @@ class _Bucket:
     """Parameters whose gradients are sent together, and the int64 sums of these."""
 
     def __init__(self, params: list[nn.Parameter], limit: float):
-        device, number = params[0].device, sum(map(nn.Parameter.numel, params))
-        self._sums = torch.zeros(number + 1, dtype=torch.int64, device=device)  # last: the number of bad chunks
-        self._grads = torch.empty(number, device=device)
-        self.groups, chunk = [], CHUNK if device.type == "cpu" else BUCKET
-        for part in _cut(params, chunk):
-            place = slice(start := sum(len(group.sums) for group in self.groups),
-                          start + sum(map(nn.Parameter.numel, part)))
-            self.groups.append(_Group(part, self._sums[place], self._grads[place], self._sums[-1], limit, chunk))
-        self.num_missing, self.work = len(self.groups), None
+        device, dtype = params[0].device, params[0].dtype
+        chunk = CHUNK if device.type == "cpu" else BUCKET
+        parts = _cut(params, chunk)
+        sizes = [sum(map(nn.Parameter.numel, part)) for part in parts]
+        self._sums = torch.zeros(sum(sizes) + len(sizes), dtype=torch.int64, device=device)
+        grads = torch.empty(sum(sizes), dtype=dtype, device=device)
+        self.groups = [_Group(*each, limit, chunk) for each in zip(
+            parts, self._sums.split([size + 1 for size in sizes]), grads.split(sizes), strict=True)]
+        self.num_missing, self.work = len(self.groups), None  # groups without the last micro-batch's gradients; a sum
+
+    def require_all_grads(self) -> None:
+        """See Exact."""
+        for group in self.groups:
+            group.used = set(range(len(group.params)))
+
+    def add_if_complete(self, group: "_Group", scale: Tensor, is_last: bool) -> None:
+        """A parameter of `group` has got its gradient: add those of the group if all of them are there."""
+        group.num_missing -= 1
+        if group.num_missing == 0:
+            group.add(scale)
+            self.num_missing -= is_last
+
+    def add_rest(self, scale: Tensor) -> None:
+        """Add the gradients of groups some of whose parameters got none from this micro-batch."""
+        for group in self.groups:
+            group.add(scale)
 
     def send(self) -> None:
         """Start to sum over ranks. Collective."""
@@ -126,20 +136,18 @@ class _Bucket:
 
     def finish(self, scale: Tensor) -> None:
         """Write the sums over ranks into the gradients, and prepare for the next step."""
-        factor = torch.where(self._sums[-1] > 0, torch.inf, scale / GRID)
         for group in self.groups:
-            group.finish(factor)
-        self._sums[-1] = 0
+            group.finish(scale)
         self.num_missing, self.work = len(self.groups), None
 
 
 class _Group:
     """Parameters of a bucket whose gradients are added at once: small ones together, for a few large operations."""
 
-    def __init__(self, params: list[nn.Parameter], sums: Tensor, grads: Tensor, num_bad: Tensor, limit: float,
-                 chunk: int):
-        self.params, self.sums, self._grads, self._num_bad = params, sums, grads, num_bad
-        self._limit, self._chunk = limit, chunk
+    def __init__(self, params: list[nn.Parameter], sums: Tensor, grads: Tensor, limit: float, chunk: int):
+        """sums: [N + 1] int64, the last is the number of bad chunks. grads: [N], what the sums become."""
+        self.params, self._limit, self._chunk = params, limit, chunk
+        self._sums, self._num_bad, self._grads = sums[:-1], sums[-1], grads
         # A gradient has the strides of its parameter (channels_last, say); in memory order it is flat without a copy.
         self._memory_orders = [sorted(range(param.ndim), key=lambda dim, p=param: -p.stride(dim)) for param in params]
         self._views = [
@@ -160,7 +168,9 @@ class _Group:
         flat = [self._flat_grad(index) if index in found else param.new_zeros(param.numel())
                 for index, param in enumerate(self.params)]
         grads, factor, limit = torch.cat(flat) if len(flat) > 1 else flat[0], GRID / scale, self._limit * scale
-        for values, sums in zip(grads.split(self._chunk), self.sums.split(self._chunk), strict=True):
+        if not self._is_added:
+            self._num_bad.zero_()
+        for values, sums in zip(grads.split(self._chunk), self._sums.split(self._chunk), strict=True):
             low, high = values.aminmax()  # NaN if any value is
             self._num_bad += ~((low >= -limit) & (high <= limit))
             rounded = (values * factor).round_()
@@ -176,12 +186,14 @@ class _Group:
     def zero_unless_added(self) -> None:
         """Make the sums those of this step, if this rank has nothing to add."""
         if not self._is_added:
-            self.sums.zero_()
+            self._sums.zero_()
+            self._num_bad.zero_()
         self._is_added = False
 
-    def finish(self, factor: Tensor) -> None:
-        """Make the sums times `factor` the gradients."""
-        for values, sums in zip(self._grads.split(self._chunk), self.sums.split(self._chunk), strict=True):
+    def finish(self, scale: Tensor) -> None:
+        """Make the sums the gradients, times scale; not finite if a chunk was bad."""
+        factor = torch.where(self._num_bad > 0, torch.inf, scale / GRID)
+        for values, sums in zip(self._grads.split(self._chunk), self._sums.split(self._chunk), strict=True):
             values.copy_(sums).mul_(factor)
         for index in self.used:
             self.params[index].grad = self._views[index]
@@ -194,10 +206,11 @@ class _Group:
 
 
 def _cut(params: list[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
-    """Parts of `params` with at most `size` values each, or with one parameter that has more."""
+    """Parts of `params`, each of one dtype, with at most `size` values, or with one parameter that has more."""
     parts: list[list[nn.Parameter]] = []
     for param in params:
-        if not parts or sum(map(nn.Parameter.numel, parts[-1])) + param.numel() > size:
+        is_full = parts and sum(map(nn.Parameter.numel, parts[-1])) + param.numel() > size
+        if not parts or is_full or parts[-1][0].dtype != param.dtype:
             parts.append([])
         parts[-1].append(param)
     return parts

@@ -25,8 +25,8 @@ class Replicated(Strategy):
         """The context of one micro-batch's forward and backward; the sum over ranks may start in a rank's last one."""
         return nullcontext()
 
-    def finish(self) -> None:
-        """Wait for the sums, after a rank's last backward. Collective."""
+    def finish(self, scale: Tensor) -> None:
+        """Wait for the sums, after a rank's last backward, if it has one. Collective."""
 
     def require_all_grads(self) -> None:
         """Nothing to do if every rank uses every parameter in each step."""
@@ -42,7 +42,7 @@ class Replicated(Strategy):
             if micro_batch.index == 0:
                 self._buffers.keep()
             self._buffers.restore()
-        self.finish()
+        self.finish(scale)
 
     def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
         """The items: ranks need not do equally much."""

@@ -212,12 +212,12 @@ def test_label_columns_are_one_of_classes_and_several_of_numbers():
 
 
 def test_rows_of_samples_are_csv_of_what_the_data_say_and_the_model():
-    labels = np.array([[1, 0], [1, 1]], np.uint8)
+    labels = np.array([[1, 0], [1, 1], [0, 0]], np.uint8)
     objective = Labels(ClassLossOptions(), ("cat", "dog"), labels, labels)
-    rows = evaluated(objective, torch.tensor([[2.0, 1.0], [3.0, 1.0]]), labels)["rows"]
-    assert objective.is_wrong(rows).tolist() == [True, False]
+    rows = evaluated(objective, torch.tensor([[2.0, 1.0], [-1.0, 3.0], [-1.0, -2.0]]), labels)["rows"]
+    assert objective.is_wrong(rows).tolist() == [True, True, False]
     file = io.StringIO()
     writer = csv.DictWriter(file, ["label", "prediction", "probability", "loss"])
     writer.writerows([objective.sample(index, row) for index, row in enumerate(rows.tolist())])
     assert file.getvalue().splitlines() == [
-        "cat,cat|dog,0.880797|0.731059,0.720095", "cat|dog,cat|dog,0.952574|0.731059,0.180925"]
+        "cat,cat|dog,0.880797|0.731059,0.720095", "cat|dog,dog,0.952574,0.680925", ",,,0.220095"]

@@ -94,6 +94,15 @@ def test_the_gradient_is_that_of_plain_autograd(world, count):
     assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()  # a few roundings of float32, 6e-8 each
 
 
+def test_a_gradient_has_the_strides_of_its_parameter(world):
+    """Fused optimizers read both in the order of memory."""
+    strategy = build(world=world)
+    step(strategy, BATCHES)
+    strides = {name: (param.stride(), param.grad.stride()) for name, param in strategy.module.named_parameters()}
+    assert strides["second.weight"][0] != strategy.module.second.weight.contiguous().stride()
+    assert [name for name, (ours, of_grad) in strides.items() if ours != of_grad] == []
+
+
 def test_the_gradient_is_the_sum_of_those_rounded_to_the_grid(world):
     each = plain_gradients(BATCHES)
     rounded = {name: [torch.round(grads[name].double() * 2**50) / 2**50 for grads in each] for name in each[0]}
@@ -197,6 +206,19 @@ def test_a_param_without_a_gradient_keeps_none(world):
 @pytest.mark.parametrize("uses_b", [(True, False), (False, True)])
 def test_a_param_that_one_micro_batch_uses_has_its_gradient(world, uses_b):
     assert optional_step(build(world=world, model=Optional()), *uses_b) == [[2, 2], [1, 1], None]
+
+
+def test_a_bucket_is_sent_in_the_last_backward_once_all_its_gradients_are_there(world):
+    """A step that lacks one is sent afterwards, and leaves nothing behind that keeps the next one waiting."""
+    model = Optional()
+    model.c.requires_grad_(False)
+    strategy, is_sent = build(world=world, model=model), []
+    for uses_b in (False, True, False, True):
+        model.zero_grad(set_to_none=True)
+        for _ in strategy.accumulate([SimpleNamespace(index=index) for index in range(2)], 2, ONE):
+            strategy.model(uses_b).backward()
+            is_sent.append([bucket.work is not None for bucket in strategy._buckets])
+    assert is_sent == [[False], [False], [False], [True]] * 2
 
 
 def test_a_param_that_a_step_does_not_use_keeps_nothing_of_the_last_step(world):
