@@ -85,7 +85,7 @@ class Watch(TorchDispatchMode):
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """That it takes."""
+    """That `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -101,7 +101,7 @@ def floor(row: str, kind: str, precision: str) -> float:
     """Samples per second at the floor."""
     keep_freed_memory()  # this and the next two as train.py does
     draw_16_bits()
-    allow_16_bit_attention(True)
+    allow_16_bit_attention(precision == "bf16")
     loss, params = step_of(row)
     optimizer = torch.optim.AdamW(params, 1e-4, fused=True)
 

@@ -1,8 +1,8 @@
 """`make bench`: seconds from a command to the first training step of the built-in digits, beside what others would use.
 
 The floor is the time to import the libraries. All commands take turns for several rounds in one run; the table has
-medians, and their ratios to the floor. A second table has the starts on two processes alone, with ratios to the faster
-peer's.
+medians, and their ratios to the floor. A second table has the starts on two processes alone, among them that of two
+processes that import the libraries and end, with ratios to the faster peer's.
 """
 
 import os
@@ -17,6 +17,7 @@ from statistics import median
 import torch
 
 from benchmarks.in_turn import in_turn, report
+from benchmarks.training import torchrun
 from data.demo import unpack_demo
 from utils.files import cache_path
 from utils.numerics.precision import hardware_precision
@@ -24,17 +25,17 @@ from utils.numerics.precision import hardware_precision
 ROOT = Path(__file__).parents[1]
 ROUNDS = 5
 WORDS = ["--log-every", "1", "--device", "cpu"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
 FLOOR = ("import torch, torchvision, torch.utils.tensorboard\n"
          "torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()")
 COMMANDS = {
     "python -c 'import torch, torchvision, tensorboard', an optimizer": [sys.executable, "-c", FLOOR],
     "./launch.sh": ["./launch.sh", *WORDS],
-    "torchrun --nproc-per-node=1 train.py": [*TORCHRUN, "--nproc-per-node=1", "train.py", *WORDS],
+    "torchrun --nproc-per-node=1 train.py": [*torchrun(1), "train.py", *WORDS],
 }
 ON_TWO = {
+    "the imports alone, torchrun": [*torchrun(2), "--no-python", sys.executable, "-c", FLOOR],
     "ours, ./launch.sh": ["./launch.sh", "--nproc-per-node", "2", *WORDS],
-    "ours, torchrun": [*TORCHRUN, "--nproc-per-node=2", "train.py", *WORDS],
+    "ours, torchrun": [*torchrun(2), "train.py", *WORDS],
 }
 
 
@@ -42,7 +43,7 @@ def peers() -> dict[str, list[str]]:
     """The commands of benchmarks/startup_peers.py on two processes."""
     shared = ["--data", str(unpack_demo("image-classification", cache_path())),
               "--precision", hardware_precision(torch.device("cpu"))]
-    return {name: [*TORCHRUN, "--nproc-per-node=2", "-m", "benchmarks.startup_peers", peer, *shared]
+    return {name: [*torchrun(2), "-m", "benchmarks.startup_peers", peer, *shared]
             for name, peer in (("timm, torchrun", "timm"), ("Trainer, torchrun", "trainer"))}
 
 
