@@ -115,9 +115,10 @@ def lightning(options: argparse.Namespace) -> None:
 
 
 def count(options: argparse.Namespace, step: int) -> None:
-    """Say how many steps are done."""
+    """Say how many steps are done; a kill in between leaves the last number."""
     if IS_MAIN:
-        (options.folder / "steps").write_text(str(step))
+        (partial := options.folder / "steps.partial").write_text(str(step))
+        partial.rename(options.folder / "steps")
 
 
 def write_weights(options: argparse.Namespace, model: nn.Module) -> None:
