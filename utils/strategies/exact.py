@@ -142,7 +142,7 @@ class _Bucket:
 
 
 class _Group:
-    """Parameters of a bucket whose gradients are added at once: small ones together, for a few large operations."""
+    """Parameters of a bucket whose gradients are added at once: a few large operations instead of many small ones."""
 
     def __init__(self, params: list[nn.Parameter], sums: Tensor, grads: Tensor, limit: float, chunk: int):
         """sums: [N + 1] int64, the last is the number of bad chunks. grads: [N], what the sums become."""

@@ -208,7 +208,7 @@ def test_a_param_that_one_micro_batch_uses_has_its_gradient(world, uses_b):
     assert optional_step(build(world=world, model=Optional()), *uses_b) == [[2, 2], [1, 1], None]
 
 
-def test_a_bucket_is_sent_in_the_last_backward_once_all_its_gradients_are_there(world):
+def test_a_bucket_is_sent_in_the_last_backward_when_it_is_complete(world):
     """A step that lacks one is sent afterwards, and leaves nothing behind that keeps the next one waiting."""
     model = Optional()
     model.c.requires_grad_(False)
