@@ -190,7 +190,7 @@ class DeviceOptions:
     debug_distributed: bool = option(
         False, "torch says more about DDP (TORCH_DISTRIBUTED_DEBUG=INFO), and all parameters without a gradient are"
         " named", OPERATIONAL, rare=True)
-    compile: bool = option(False, "compile the model with torch.compile", TOLERATED)
+    compile: bool = option(False, "compile the model with torch.compile; slower on the CPU in bf16", TOLERATED)
     deterministic: bool = option(
         False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED, rare=True)
     threads: int | Auto = option(
