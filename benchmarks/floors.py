@@ -35,9 +35,11 @@ from benchmarks.in_turn import in_turn, report
 from benchmarks.training import (
     IMAGE_BATCH,
     IMAGE_STEPS,
+    IMAGES,
     LENGTH,
+    LENGTHS_STEPS,
+    MASKED_STEPS,
     TEXT_BATCH,
-    TEXT_STEPS,
     ours,
     output,
     torchrun,
@@ -46,7 +48,7 @@ from benchmarks.training import (
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
 from utils.hardware.vendor import allow_16_bit_attention
-from utils.numerics.masks import draw_16_bits
+from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import hardware_precision
 
 ROWS, FLOORS = ("resnet18", "resnet50", "sst2", "mlm"), ("products", "operations")
@@ -100,7 +102,7 @@ def bytes_per_s() -> float:
 def floor(row: str, kind: str, precision: str) -> float:
     """Samples per second at the floor."""
     keep_freed_memory()  # this and the next two as train.py does
-    draw_16_bits()
+    replace_kernels()
     allow_16_bit_attention(precision == "bf16")
     loss, params = step_of(row)
     optimizer = torch.optim.AdamW(params, 1e-4, fused=True)
@@ -168,7 +170,7 @@ def rest_s() -> float:
 def compare_processes(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on SST-2, on two processes and on one."""
     words = ["--task", "text-classification", "--data", data, "--model", minilm_folder()]
-    one, two = (ours(*words, steps=TEXT_STEPS, batch=TEXT_BATCH, processes=number) for number in (1, 2))
+    one, two = (ours(*words, steps=LENGTHS_STEPS, batch=TEXT_BATCH, processes=number) for number in (1, 2))
     of_one: list[float] = []  # samples/s in each round
 
     def alone() -> float:
@@ -202,14 +204,14 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
             if row == "sst2":
                 compare_processes(data / "sst2", precision, rounds)
                 mine = ours("--task", "text-classification", "--data", data / "sst2", "--model", minilm_folder(),
-                            steps=TEXT_STEPS, batch=TEXT_BATCH)
+                            steps=LENGTHS_STEPS, batch=TEXT_BATCH)
             elif row == "mlm":
                 texts = write_blocks(data / "wikitext2", Path(temporary))
                 mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(),
-                            steps=TEXT_STEPS // 2, batch=TEXT_BATCH)
+                            steps=MASKED_STEPS, batch=TEXT_BATCH)
             else:
                 if not (folder := Path(temporary) / "images").exists():
-                    write_images(folder, Sizes(classes=100), IMAGE_BATCH * (IMAGE_STEPS + 4), is_jpeg=True)
+                    write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
                 mine = ours("--data", folder, "--model", row, steps=IMAGE_STEPS, batch=IMAGE_BATCH)
             report(f"floor, {row}, {precision}", "samples/s",
                    in_turn({"ours": mine} | {kind: of(row, kind) for kind in FLOORS}, rounds), "operations")

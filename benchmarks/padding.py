@@ -1,12 +1,13 @@
 """`python -m benchmarks.padding --data DIR`: how much of what a text run computes is padding; packing saves no more.
 
 The texts are tokenized and put into batches as train.py does, by its own sampler; `unsorted` is the same order without
-sorting by length. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in benchmarks/accuracy.py.
+sorting by length. On a GPU widths are rounded up. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in
+benchmarks/accuracy.py.
 """
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from transformers import AutoTokenizer
 from benchmarks.accuracy import minilm_folder
 from data.plan import cut
 from data.sampler import ElasticDistributedSampler
+from data.text import GPU_MULTIPLE
 
 ROWS = (("sst2", 128, 32), ("agnews", 128, 32), ("wikitext2", 128, 64), ("wikitext2", 512, 64))  # tokens, batch
 
@@ -40,22 +42,25 @@ def lengths(lines: list[str], most: int, splits: bool) -> Tensor:
     return torch.tensor([min(room, number - at) + 2 for number in inner for at in range(0, number, room)])
 
 
-def padded_share(number: Tensor, batches: Iterator[list[int]]) -> float:
-    """Padding as a share of the tokens that are computed, 0 to 1. number: [N] tokens of the samples."""
-    computed = sum(len(batch) * int(number[batch].max()) for batch in batches)
+def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1) -> float:
+    """Padding as a share of the tokens that are computed, 0 to 1. number: [N] tokens of the samples.
+
+    multiple: of which the widths of batches are, in tokens.
+    """
+    computed = sum(len(batch) * -(-int(number[batch].max()) // multiple) * multiple for batch in batches)
     return 1 - int(number.sum()) / computed
 
 
 def main(data: Path) -> None:
     """Print the table."""
-    print("| texts | tokens at most | batch | padding | unsorted |\n|---|---|---|---|---|")
+    print("| texts | tokens at most | batch | padding | on a GPU | unsorted |\n|---|---|---|---|---|---|")
     for name, most, batch in ROWS:
         number = lengths(texts(data, name), most, splits=name == "wikitext2")
-        plan, shares = cut(len(number), batch, batch), []
-        for sorted_by in (number, None):
-            sampler = ElasticDistributedSampler(plan, 0, 1, seed=0, lengths=sorted_by)
-            shares.append(padded_share(number, (list(request.indices) for request in sampler)))
-        print(f"| {name} | {most} | {batch} | {100 * shares[0]:.1f} % | {100 * shares[1]:.0f} % |")
+        plan = cut(len(number), batch, batch)
+        ours, unsorted = ([list(request.indices) for request in ElasticDistributedSampler(plan, 0, 1, 0, sorted_by)]
+                          for sorted_by in (number, None))
+        cpu, gpu = (100 * padded_share(number, ours, multiple) for multiple in (1, GPU_MULTIPLE))
+        print(f"| {name} | {most} | {batch} | {cpu:.1f} % | {gpu:.1f} % | {100 * padded_share(number, unsorted):.0f} % |")
 
 
 if __name__ == "__main__":

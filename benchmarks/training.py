@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import harmonic_mean
 
 import torch
 
@@ -20,12 +21,17 @@ from benchmarks.accuracy import ROOT, minilm_folder
 from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
 from benchmarks.peers import SKIPPED
+from data.sampler import WINDOW
 from utils.hardware.cores import available_cores
 from utils.numerics.precision import hardware_precision
 
 ROWS = ("resnet18", "resnet50", "sst2", "mlm")
 IMAGE_BATCH, TEXT_BATCH = 32, 32
-IMAGE_STEPS, TEXT_STEPS = 6, 40
+IMAGE_STEPS = 4  # measured, like those of texts; the steps before them warm up
+LENGTHS_STEPS = WINDOW  # the Trainer, too, sorts this many batches by length, and begins with the longest
+MASKED_STEPS = 20
+IMAGES = IMAGE_BATCH * 10  # on disk
+LOGGED_EVERY = 10  # steps of texts, as by default; those of images are few
 LENGTH = 128  # tokens
 
 
@@ -48,24 +54,23 @@ def compare_images(model: str, temporary: Path, precision: str, rounds: int) -> 
     """A ResNet of 100 classes from JPEGs."""
     folder = temporary / "images"
     if not folder.exists():
-        write_images(folder, Sizes(classes=100), IMAGE_BATCH * (IMAGE_STEPS + 4), is_jpeg=True)
+        write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
     words = ["--data", folder, "--model", model]
     report(f"training, {model} at 224 px, batch {IMAGE_BATCH}, {precision}", "images/s", in_turn({
         "ours": ours(*words, steps=IMAGE_STEPS, batch=IMAGE_BATCH),
-        **{f"{name}, {kind}": peer(name, *words, "--batch", IMAGE_BATCH, "--steps", IMAGE_STEPS, "--precision", kind)
+        **{f"{name}, {kind}": peer(name, *words, "--precision", kind, steps=IMAGE_STEPS, batch=IMAGE_BATCH)
            for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}}, rounds),
         f"bare, {precision}")
 
 
 def compare_sentences(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on SST-2; ours also on two processes with half of the threads each."""
-    model, texts = minilm_folder(), ["--task", "text-classification"]
+    words = ["--data", data, "--model", minilm_folder()]
+    task, size = ["--task", "text-classification"], {"steps": LENGTHS_STEPS, "batch": TEXT_BATCH}
     report(f"training, MiniLM on SST-2, batch {TEXT_BATCH}, {precision}", "samples/s", in_turn({
-        "ours": ours(*texts, "--data", data, "--model", model, steps=TEXT_STEPS, batch=TEXT_BATCH),
-        "ours, 2 processes": ours(*texts, "--data", data, "--model", model, steps=TEXT_STEPS, batch=TEXT_BATCH,
-                                  processes=2),
-        "Trainer": peer("trainer", "--data", data, "--model", model, "--batch", TEXT_BATCH, "--steps", TEXT_STEPS,
-                        "--precision", precision)}, rounds), "Trainer")
+        "ours": ours(*task, *words, **size),
+        "ours, 2 processes": ours(*task, *words, **size, processes=2),
+        "Trainer": peer("trainer", *words, "--precision", precision, **size)}, rounds), "Trainer")
 
 
 def write_blocks(source: Path, target: Path) -> Path:
@@ -84,23 +89,27 @@ def write_blocks(source: Path, target: Path) -> Path:
 def compare_masked(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on masked tokens of WikiText-2, 128 at a time."""
     words = ["--task", "masked-lm", "--data", data, "--model", minilm_folder()]
+    size = {"steps": MASKED_STEPS, "batch": TEXT_BATCH}
     report(f"training, masked tokens with MiniLM, batch {TEXT_BATCH}, {precision}", "samples of 128 tokens/s", in_turn({
-        "ours": ours(*words, steps=TEXT_STEPS // 2, batch=TEXT_BATCH),
-        "Trainer": peer("trainer", *words, "--batch", TEXT_BATCH, "--steps", TEXT_STEPS // 2, "--precision", precision),
-    }, rounds), "Trainer")
+        "ours": ours(*words, **size),
+        "Trainer": peer("trainer", *words, "--precision", precision, **size)}, rounds), "Trainer")
 
 
 def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable[[], float]:
-    """Samples per second of train.py's steps after the first two."""
+    """Samples per second of `steps` steps of train.py, after those that warm up."""
+    every = LOGGED_EVERY if steps % LOGGED_EVERY == 0 else 1
+    first = max(SKIPPED, every)
+
     def measure() -> float:
         launcher = [sys.executable] if processes == 1 else torchrun(processes)
         with tempfile.TemporaryDirectory() as run:
-            output([*launcher, "train.py", *words, "--run-dir", run, "--max-steps", steps, "--log-every", 1,
+            output([*launcher, "train.py", *words, "--run-dir", run, "--max-steps", first + steps, "--log-every", every,
                     "--global-batch-size", batch, "--eval-every", 10**6, "--save-every", 10**6, "--device", "cpu"],
                    available_cores() // processes)
             records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
-            train = [record for record in records if record["split"] == "train"][SKIPPED:]
-        return sum(batch for _ in train) / sum(batch / record["samples_per_s"] for record in train)
+            speeds = [record["samples_per_s"] for record in records
+                      if record["split"] == "train" and record["step"] > first]
+        return harmonic_mean(speeds)
 
     return measure
 
@@ -111,11 +120,12 @@ def torchrun(processes: int) -> list[str]:
             f"--nproc-per-node={processes}"]
 
 
-def peer(*words: object) -> Callable[[], float]:
-    """Samples per second of a process of benchmarks/peers.py."""
+def peer(*words: object, steps: int, batch: int) -> Callable[[], float]:
+    """Samples per second of `steps` steps of a process of benchmarks/peers.py, after those that warm up."""
     def measure() -> float:
         with tempfile.TemporaryDirectory() as scratch:
-            text = output([sys.executable, "-m", "benchmarks.peers", *words, "--scratch", scratch], available_cores())
+            text = output([sys.executable, "-m", "benchmarks.peers", *words, "--steps", SKIPPED + steps,
+                           "--batch", batch, "--scratch", scratch], available_cores())
         return json.loads(text.splitlines()[-1])["samples_per_s"]
 
     return measure

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from data.labels import label_at
 
-PAD_TO = 8  # tokens: widths of batches are multiples
+GPU_MULTIPLE = 8  # tokens: of which widths of batches are on a GPU, which multiplies in tiles
 
 
 class TextSample(NamedTuple):
@@ -67,13 +67,13 @@ class TextSet(Dataset):
         return f"text {self.table.texts[index]}"
 
 
-def padded(samples: Sequence[TextSample], pad_id: int, max_length: int) -> dict[str, Tensor]:
+def padded(samples: Sequence[TextSample], pad_id: int, max_length: int, multiple: int) -> dict[str, Tensor]:
     """An encoder's input: input_ids and, where needed, attention_mask and token_type_ids; all [B, T] int64.
 
-    T is a multiple of PAD_TO, or max_length. If nothing is padded there is no attention_mask: an encoder would ask the
-    device about it, and the host would wait.
+    T is a multiple of `multiple`, or max_length. If nothing is padded there is no attention_mask: an encoder would ask
+    the device about it, and the host would wait.
     """
-    width = min(max_length, -(-max(len(sample.ids) for sample in samples) // PAD_TO) * PAD_TO)
+    width = min(max_length, -(-max(len(sample.ids) for sample in samples) // multiple) * multiple)
     ids = torch.full((len(samples), width), pad_id)                            # [B, T]
     mask, types = torch.zeros(2, len(samples), width, dtype=torch.int64)       # [B, T] each
     for row, sample in enumerate(samples):

@@ -7,7 +7,7 @@ import torch
 from utils.distributed.world import World
 from utils.errors import some
 from utils.hardware import vendor
-from utils.numerics.masks import draw_16_bits
+from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import Precision, hardware_precision
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
@@ -37,7 +37,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
 
     # dropout on the CPU
     if is_fast:
-        draw_16_bits()
+        replace_kernels()
         vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
     return Precision(precision, world.device)
 

@@ -16,7 +16,6 @@ from transformers import AutoModelForMaskedLM
 from data.batch import Batch
 from data.labels import CLASSES
 from data.masking import MaskedSample, MaskedTextSet, num_predicted
-from data.text import padded
 from data.tokenizer import is_special
 from models.bert import SparsePrediction
 from models.losses import cross_entropies
@@ -55,7 +54,7 @@ class MaskedLM(TextTask):
 
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
         """Padded to the longest; `positions` [P] are places in the flattened [B x T] tokens."""
-        inputs = padded([sample.text for sample in samples], self._tokenizer.pad_token_id, self._config.text.max_length)
+        inputs = self.padded([sample.text for sample in samples])
         width = inputs["input_ids"].shape[1]
         positions = np.concatenate([row * width + sample.positions for row, sample in enumerate(samples)])  # [P]
         return Batch(inputs | {"positions": torch.from_numpy(positions)},

@@ -1,7 +1,7 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -13,7 +13,7 @@ from data import demo
 from data.batch import Batch
 from data.splits import ValSplit, hold_out, require_split, select
 from data.table import TEXTS
-from data.text import TokenTable
+from data.text import GPU_MULTIPLE, TextSample, TokenTable, padded
 from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
 from models.bert import EncoderSpec, build_encoder, save_model_folder
 from models.hub import find_folder, resolve_encoder, resolve_tokenizer
@@ -51,6 +51,10 @@ class TextTask:
             config, self._encoder, lambda: read_texts(source), run, world)
         self._source = source = replace(source, tokenizer=digest)
 
+        # widths of batches: on a CPU no wider than the texts; but a run that an earlier version began keeps its widths
+        is_exact = world.device.type == "cpu" and "data" not in run.kept
+        self._pad_to = run.kept.setdefault("pad_to", 1 if is_exact else GPU_MULTIPLE)
+
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:
             tokenize(source, self._tokenizer, cache)
@@ -74,6 +78,10 @@ class TextTask:
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model
+
+    def padded(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
+        """An encoder's input, as wide as the longest sample or a little wider; see data.text.padded."""
+        return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to)
 
     def preview(self, batch: Batch) -> list[str]:
         """The tokens in words, without padding."""

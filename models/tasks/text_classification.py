@@ -19,7 +19,7 @@ from data.batch import Batch
 from data.demo_text import linear_baseline
 from data.table import Columns, Row, read_rows, require_columns
 from data.table_files import table_at
-from data.text import TextSample, TextSet, padded
+from data.text import TextSample, TextSet
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
 from models.bert import load_classifier, outputs_for_texts, read_config
@@ -55,9 +55,8 @@ class LabelledTextTask(TextTask):
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
-        inputs = padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length)
         labels = self.objective.encode([sample.label for sample in samples])
-        return Batch(inputs, labels, torch.ones(len(samples)))
+        return Batch(self.padded(samples), labels, torch.ones(len(samples)))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """See TextTask. Collective."""

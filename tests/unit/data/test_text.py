@@ -164,7 +164,7 @@ def test_numbers_of_tokens_may_have_gaps(write, opened):
 def test_a_tokenizer_without_types_gives_none(write, opened, tokenizer):
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     table = opened(write("train.csv", SMALL), tokenizer).splits["train"]
-    assert len(table.types) == 0 and set(padded([table.sample(0)], 0, 64)) == {"input_ids", "attention_mask"}
+    assert len(table.types) == 0 and set(padded([table.sample(0)], 0, 64, 8)) == {"input_ids", "attention_mask"}
 
 
 def test_tokenizing_leaves_the_tokenizer_as_it_was(write, opened, tokenizer):
@@ -454,13 +454,15 @@ def test_items_are_the_samples_in_every_epoch(write, opened):
 
 
 def test_a_batch_in_which_nothing_is_padded_has_no_mask():
-    batch = padded([TextSample(np.full(8, 5), np.ones(8, np.uint8), 0)] * 2, 7, 64)
+    batch = padded([TextSample(np.full(8, 5), np.ones(8, np.uint8), 0)] * 2, 7, 64, 8)
     assert set(batch) == {"input_ids", "token_type_ids"}
 
 
-@pytest.mark.parametrize("longest, width", [(1, 8), (7, 8), (8, 8), (9, 16), (16, 16), (17, 24)])
-def test_batches_are_padded_to_a_multiple_of_8_at_least_their_longest(longest, width):
-    batch = padded([TextSample(np.full(length, 5), np.ones(length, np.uint8), 0) for length in (1, longest)], 7, 64)
+@pytest.mark.parametrize("multiple, longest, width", [
+    (8, 1, 8), (8, 7, 8), (8, 8, 8), (8, 9, 16), (8, 16, 16), (8, 61, 63), (1, 2, 2), (1, 7, 7), (1, 63, 63)])
+def test_a_batch_is_as_wide_as_its_longest_or_the_next_multiple(multiple, longest, width):
+    texts = [TextSample(np.full(length, 5), np.ones(length, np.uint8), 0) for length in (1, longest)]
+    batch = padded(texts, 7, 63, multiple)
     expected = {"input_ids": [[5] * n + [7] * (width - n) for n in (1, longest)],
                 "attention_mask": [[1] * n + [0] * (width - n) for n in (1, longest)],
                 "token_type_ids": [[1] * n + [0] * (width - n) for n in (1, longest)]}

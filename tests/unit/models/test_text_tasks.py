@@ -64,16 +64,17 @@ def folders(tmp_path_factory, texts):
 
 @pytest.fixture
 def build(world, texts, folders, tmp_path, monkeypatch):
-    """build(task, *words, family="bert"): a real task in a run of its own."""
+    """build(task, *words, family="bert"): a real task in a run of its own, whose auto.json holds `kept`."""
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
 
-    def built(task, *words, family="bert"):
+    def built(task, *words, family="bert", kept=(), device="cpu"):
         folder = folders[family, task]
         argv = ["--task", task, "--data", texts, "--model", folder, "--pretrained", "--max-length", "32", *words]
         path, facts = tmp_path / f"run-{len(list(tmp_path.iterdir()))}", {"start": 1, "cores_per_process": 1}
-        run = Run(path, {}, facts, print, RunLock())
+        run = Run(path, dict(kept), facts, print, RunLock())
         run.path.mkdir()
-        return load_task(task)(parse_command_line(list(map(str, argv)), {}), run, world)
+        return load_task(task)(parse_command_line(list(map(str, argv)), {}), run,
+                               replace(world, device=torch.device(device)))
 
     return built
 
@@ -115,6 +116,18 @@ def assert_equal_steps(ours, theirs, tolerance):
                                gradient in sorted(found.items()) if gradient is not None])
                     for _, found in (ours, theirs))
     assert theirs.norm() > 0.01 and float((ours - theirs).norm() / theirs.norm()) < tolerance
+
+
+@pytest.mark.parametrize("task", HEADS)
+@pytest.mark.parametrize("device, kept, multiple", [
+    ("cpu", {}, 1), ("cpu", {"data": "of an earlier version's run"}, 8), ("cpu", {"data": "ours", "pad_to": 1}, 1),
+    ("cuda", {}, 8), ("cuda", {"data": "begun on a CPU", "pad_to": 1}, 1)])
+def test_a_run_keeps_the_widths_of_its_batches(task, device, kept, multiple, build):
+    """On a CPU as wide as the longest text, on a GPU the next multiple of 8."""
+    built = build(task, kept=kept, device=device)
+    longest = max(len(built._train.sample(i).ids) for i in SHARES[0])
+    width = batches_of(built, SHARES[:1])[0].inputs["input_ids"].shape[1]
+    assert width == -(-longest // multiple) * multiple and longest % 8
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,4 +1,7 @@
-"""utils/numerics/masks.py: dropout masks are as torch's: independent, with the probability asked for, of any shape."""
+"""utils/numerics/kernels.py: masks are as torch's, independent, with the probability asked for, of any shape.
+
+And softmax has torch's bits.
+"""
 
 import math
 import subprocess
@@ -11,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.hardware.vendor import allow_16_bit_attention
-from utils.numerics.masks import bernoulli_, draw_16_bits
+from utils.numerics.kernels import bernoulli_, replace_kernels
 
 ROOT = Path(__file__).parents[4]
 P = [0.9, 0.5, 0.1, 0.999]
@@ -19,7 +22,7 @@ P = [0.9, 0.5, 0.1, 0.999]
 
 @pytest.fixture(autouse=True)
 def seeded():
-    draw_16_bits()
+    replace_kernels()
     torch.manual_seed(0)
 
 
@@ -133,6 +136,54 @@ def test_torch_calls_it_for_every_kind_of_dropout():
         torch.manual_seed(3)
         given = drop().flatten()
         assert torch.equal(given == given.max(), kept == 1)
+
+
+# Prints how often scores, whatever is in them, get other weights or gradients than by torch's own kernel.
+SCORES = """
+import torch
+from utils.numerics.kernels import replace_kernels
+
+def computed():
+    torch.manual_seed(0)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        for size in ((2, 3, 4, 5), (7,), (3, 0), (0, 3), (2, 1)):
+            for row in (None, -torch.inf, torch.inf, torch.nan):
+                for dim in range(-1, len(size)):
+                    scores = torch.randn(size, dtype=dtype)
+                    if scores.numel() and row is not None:
+                        scores[0] = row  # along the last dimension a whole row, along others a place in each
+                        scores[..., -1] = row
+                    weights = torch._safe_softmax(scores.requires_grad_(), dim)
+                    yield weights, *torch.autograd.grad(weights.square().sum(), scores)
+    yield torch._safe_softmax(torch.randn(2, 3).bfloat16(), 1, torch.float32),
+
+torchs = list(computed())
+replace_kernels()
+ours = list(computed())
+same = [all(a.dtype == b.dtype and torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+            for a, b in zip(*pair, strict=True)) for pair in zip(torchs, ours, strict=True)]
+zeros = [weights for weights, *_ in ours if weights.numel() and bool((weights == 0).all(-1).any())]
+print(len(same) > 100, same.count(False), any(bool(weights.isnan().any()) for weights, *_ in ours), len(zeros) > 5)
+"""
+
+
+def test_softmax_has_the_bits_of_torchs_own_whatever_the_scores():
+    """In a process of its own, where torch's kernel is not replaced yet."""
+    done = subprocess.run([sys.executable, "-c", SCORES], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "0", "True", "True"] and "Warning" not in done.stderr
+
+
+def test_attention_with_dropout_looks_for_rows_without_scores_in_one_result_of_each():
+    """A row of -inf gives zeros, and torch's search, which goes through all scores, is not made where there is none."""
+    allowed = torch.ones(2, 1, 3, 3, dtype=torch.bool)
+    allowed[1, :, 1] = False
+    searches = []
+    for mask in allowed[:, None]:
+        with torch.autograd.profiler.profile() as profile:
+            attended = F.scaled_dot_product_attention(*torch.ones(3, 1, 1, 3, 8), attn_mask=mask, dropout_p=1e-9)
+        searches.append("aten::all" in {event.name for event in profile.function_events})
+        assert torch.equal(attended[0, 0, :, 0], mask[0, 0].any(1).float())
+    assert searches == [False, True]
 
 
 # What starts set: of an older run, of a new run in another precision, of a new run, of that run when it goes on.
