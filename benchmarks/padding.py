@@ -59,8 +59,8 @@ def main(data: Path) -> None:
         plan = cut(len(number), batch, batch)
         ours, unsorted = ([list(request.indices) for request in ElasticDistributedSampler(plan, 0, 1, 0, sorted_by)]
                           for sorted_by in (number, None))
-        cpu, gpu = (100 * padded_share(number, ours, multiple) for multiple in (1, GPU_MULTIPLE))
-        print(f"| {name} | {most} | {batch} | {cpu:.1f} % | {gpu:.1f} % | {100 * padded_share(number, unsorted):.0f} % |")
+        cpu, gpu = (padded_share(number, ours, multiple) for multiple in (1, GPU_MULTIPLE))
+        print(f"| {name} | {most} | {batch} | {cpu:.1%} | {gpu:.1%} | {padded_share(number, unsorted):.0%} |")
 
 
 if __name__ == "__main__":
