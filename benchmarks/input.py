@@ -2,6 +2,9 @@
 
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
+
+Two floors, both libjpeg-turbo alone, which decodes for all of them: a file to all of its pixels, and to an eighth of
+its height and width. The second is little more than reading its bits, which no smaller size and no box can save.
 """
 
 import argparse
@@ -10,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import simplejpeg
 import timm.data
 import torch
 from PIL import Image
@@ -63,6 +67,9 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
         REFERENCE: rate(lambda path: reference(Image.open(path).convert("RGB"))),
         "timm": rate(lambda path: of_timm(Image.open(path).convert("RGB"))),
         **{name: rate(lambda path, read=read: ours(read(path))) for name, read in sources.items()},
+        "floor: decoding": rate(lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes())),
+        "floor: decoding to an eighth": rate(
+            lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes(), min_height=1, min_width=1)),
     }, rounds), REFERENCE)
 
 
