@@ -1,9 +1,10 @@
-"""What others would train to an accuracy with: a process that evaluates after each epoch and writes the accuracy down.
+"""What others would train to an accuracy with: a process that evaluates as it goes and writes the accuracy down.
 
     python -m benchmarks.accuracy_peers timm --data DIR --epochs 10 --batch 64 --precision bf16 --seed 1 --run-dir RUN
-    python -m benchmarks.accuracy_peers trainer --model FOLDER --data DIR ...
+    python -m benchmarks.accuracy_peers trainer --model FOLDER --eval-every STEPS --data DIR ...
 
-Each evaluation is a line of RUN/metrics.jsonl, as train.py writes it: {"split": "val", "top1": 0.62}.
+Those of images evaluate after each epoch. Each evaluation is a line of RUN/metrics.jsonl, as train.py writes it:
+{"split": "val", "top1": 0.62}.
 AdamW after 5 % of warm-up, with a cosine schedule for images and a linear one for texts, as in train.py. Images are
 32 px, moved by up to 4 px and mirrored.
 """
@@ -104,8 +105,8 @@ def trainer(options: argparse.Namespace) -> None:
 
     arguments = training_arguments(
         options.run_dir / "trainer", options.batch, options.precision, num_train_epochs=options.epochs,
-        learning_rate=TEXT_LR, weight_decay=TEXT_DECAY, warmup_steps=WARM_UP, seed=options.seed, eval_strategy="epoch",
-        per_device_eval_batch_size=EVAL_BATCH, train_sampling_strategy="group_by_length")
+        learning_rate=TEXT_LR, weight_decay=TEXT_DECAY, warmup_steps=WARM_UP, seed=options.seed, eval_strategy="steps",
+        eval_steps=options.eval_every, per_device_eval_batch_size=EVAL_BATCH, train_sampling_strategy="group_by_length")
     Trainer(model, arguments, DataCollatorWithPadding(tokenizer), rows["train"], rows["val"],
             compute_metrics=lambda found: {"top1": (found.predictions.argmax(1) == found.label_ids).mean()},
             callbacks=[Recorder()]).train()
@@ -124,6 +125,7 @@ if __name__ == "__main__":
     parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", help="a folder, of trainer")
+    parser.add_argument("--eval-every", type=int, help="steps, of trainer")
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
