@@ -34,11 +34,11 @@ from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
 from benchmarks.training import (
     IMAGE_BATCH,
-    IMAGE_STEPS,
     IMAGES,
     LENGTH,
-    LENGTHS_STEPS,
-    MASKED_STEPS,
+    OF_IMAGES,
+    OF_MASKED,
+    OF_SENTENCES,
     TEXT_BATCH,
     ours,
     output,
@@ -170,7 +170,7 @@ def rest_s() -> float:
 def compare_processes(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on SST-2, on two processes and on one."""
     words = ["--task", "text-classification", "--data", data, "--model", minilm_folder()]
-    one, two = (ours(*words, steps=LENGTHS_STEPS, batch=TEXT_BATCH, processes=number) for number in (1, 2))
+    one, two = (ours(*words, **OF_SENTENCES, processes=number) for number in (1, 2))
     of_one: list[float] = []  # samples/s in each round
 
     def alone() -> float:
@@ -204,15 +204,15 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
             if row == "sst2":
                 compare_processes(data / "sst2", precision, rounds)
                 mine = ours("--task", "text-classification", "--data", data / "sst2", "--model", minilm_folder(),
-                            steps=LENGTHS_STEPS, batch=TEXT_BATCH)
+                            **OF_SENTENCES)
             elif row == "mlm":
                 texts = write_blocks(data / "wikitext2", Path(temporary))
                 mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(),
-                            steps=MASKED_STEPS, batch=TEXT_BATCH)
+                            **OF_MASKED)
             else:
                 if not (folder := Path(temporary) / "images").exists():
                     write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
-                mine = ours("--data", folder, "--model", row, steps=IMAGE_STEPS, batch=IMAGE_BATCH)
+                mine = ours("--data", folder, "--model", row, **OF_IMAGES)
             report(f"floor, {row}, {precision}", "samples/s",
                    in_turn({"ours": mine} | {kind: of(row, kind) for kind in FLOORS}, rounds), "operations")
 

@@ -3,8 +3,8 @@
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
 
-Two floors, both libjpeg-turbo alone, which decodes for all of them: a file to all of its pixels, and to an eighth of
-its height and width. The second is little more than reading its bits, which no smaller size and no box can save.
+Two floors for what reads these files, both libjpeg-turbo alone, which decodes for all of them: to all pixels, and to an
+eighth of height and width. The second is little more than reading a file's bits, which no smaller size saves.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
         REFERENCE: rate(lambda path: reference(Image.open(path).convert("RGB"))),
         "timm": rate(lambda path: of_timm(Image.open(path).convert("RGB"))),
         **{name: rate(lambda path, read=read: ours(read(path))) for name, read in sources.items()},
-        "floor: decoding": rate(lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes())),
+        "floor: decoding all pixels": rate(lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes())),
         "floor: decoding to an eighth": rate(
             lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes(), min_height=1, min_width=1)),
     }, rounds), REFERENCE)

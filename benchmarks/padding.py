@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from benchmarks.accuracy import minilm_folder
 from data.plan import cut
 from data.sampler import ElasticDistributedSampler
-from data.text import GPU_MULTIPLE
+from utils.hardware.vendor import width_multiple
 
 ROWS = (("sst2", 128, 32), ("agnews", 128, 32), ("wikitext2", 128, 64), ("wikitext2", 512, 64))  # tokens, batch
 
@@ -45,7 +45,7 @@ def lengths(lines: list[str], most: int, splits: bool) -> Tensor:
 def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1) -> float:
     """Padding as a share of the tokens that are computed, 0 to 1. number: [N] tokens of the samples.
 
-    multiple: of which the widths of batches are, in tokens.
+    The width of a batch is rounded up to a multiple of `multiple` tokens.
     """
     computed = sum(len(batch) * -(-int(number[batch].max()) // multiple) * multiple for batch in batches)
     return 1 - int(number.sum()) / computed
@@ -59,7 +59,7 @@ def main(data: Path) -> None:
         plan = cut(len(number), batch, batch)
         ours, unsorted = ([list(request.indices) for request in ElasticDistributedSampler(plan, 0, 1, 0, sorted_by)]
                           for sorted_by in (number, None))
-        cpu, gpu = (padded_share(number, ours, multiple) for multiple in (1, GPU_MULTIPLE))
+        cpu, gpu = (padded_share(number, ours, multiple) for multiple in map(width_multiple, ("cpu", "cuda")))
         print(f"| {name} | {most} | {batch} | {cpu:.1%} | {gpu:.1%} | {padded_share(number, unsorted):.0%} |")
 
 

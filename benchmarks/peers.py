@@ -1,10 +1,10 @@
 """What others would train with, by their own libraries and at their best flags: a process that prints its speed.
 
-    python -m benchmarks.peers torchvision --data DIR --model resnet18 --batch 64 --steps 6 --precision fp32
+    python -m benchmarks.peers torchvision --data DIR --model resnet18 --batch 64 --steps 4 --precision fp32
     python -m benchmarks.peers trainer --data DIR --model FOLDER --batch 32 --steps 20 --precision bf16
 
-It prints {"samples_per_s": ..., "first_step_s": ...}: over the steps after the first two, and seconds from the start of
-the process to the end of the first step.
+It prints {"samples_per_s": ..., "first_step_s": ...}: over --steps steps, after --warm-up others; and seconds from the
+start of the process to the end of the first step.
 """
 
 import argparse
@@ -23,14 +23,13 @@ from utils.rundir.clock import process_began
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-SKIPPED = 2  # steps that warm up
-
 
 class Steps:
     """The time of each step."""
 
-    def __init__(self, batch: int):
-        self._batch, self._ends = batch, []
+    def __init__(self, options: argparse.Namespace):
+        self._batch, self._warm_up, self._ends = options.batch, options.warm_up, []
+        self.number = options.warm_up + options.steps  # in all
 
     def done(self) -> None:
         """A step is done."""
@@ -38,8 +37,8 @@ class Steps:
 
     def print(self) -> None:
         """The result."""
-        number, taken_s = len(self._ends) - SKIPPED, self._ends[-1] - self._ends[SKIPPED - 1]
-        print(json.dumps({"samples_per_s": number * self._batch / taken_s,
+        measured, taken_s = len(self._ends) - self._warm_up, self._ends[-1] - self._ends[self._warm_up - 1]
+        print(json.dumps({"samples_per_s": measured * self._batch / taken_s,
                           "first_step_s": self._ends[0] - process_began()}))
 
 
@@ -85,13 +84,13 @@ def train_images(options: argparse.Namespace, model: nn.Module, loader: Iterator
     """The loop that the three share. is_fused: the optimizer is torch's fastest."""
     model.to(memory_format=memory).train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4, fused=is_fused)
-    steps, number = Steps(options.batch), 0
+    steps, number = Steps(options), 0
     while True:
         for images, labels in loader:
             update(model, optimizer, images.to(memory_format=memory), labels, options.precision)
             steps.done()
             number += 1
-            if number == options.steps:
+            if number == steps.number:
                 return steps.print()
 
 
@@ -126,13 +125,13 @@ def trainer(options: argparse.Namespace) -> None:
         rows = sentences(options.data / "train.tsv", tokenizer, options.length)
         model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2)
         collate = DataCollatorWithPadding(tokenizer)
-    steps = Steps(options.batch)
+    steps = Steps(options)
 
     class Timer(TrainerCallback):
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             steps.done()
 
-    arguments = training_arguments(options.scratch, options.batch, options.precision, max_steps=options.steps,
+    arguments = training_arguments(options.scratch, options.batch, options.precision, max_steps=steps.number,
                                    train_sampling_strategy="random" if is_masked else "group_by_length")
     Trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Timer()]).train()
     steps.print()
@@ -164,6 +163,7 @@ if __name__ == "__main__":
     parser.add_argument("--task", default="")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--length", type=int, default=128, help="tokens of a text at most")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps, 1 or more")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/trainer"))

@@ -20,18 +20,20 @@ import torch
 from benchmarks.accuracy import ROOT, minilm_folder
 from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
-from benchmarks.peers import SKIPPED
 from data.sampler import WINDOW
 from utils.hardware.cores import available_cores
 from utils.numerics.precision import hardware_precision
 
 ROWS = ("resnet18", "resnet50", "sst2", "mlm")
 IMAGE_BATCH, TEXT_BATCH = 32, 32
-IMAGE_STEPS = 4  # measured, like those of texts; the steps before them warm up
-LENGTHS_STEPS = WINDOW  # the Trainer, too, sorts this many batches by length, and begins with the longest
-MASKED_STEPS = 20
 IMAGES = IMAGE_BATCH * 10  # on disk
-LOGGED_EVERY = 10  # steps of texts, as by default; those of images are few
+LOGGED_EVERY = 10  # steps of train.py with texts, as by default; those of images are few
+
+# Batch; steps that warm up; steps that are measured. Of sentences these are a whole window: train.py has batches of all
+# lengths in it, in random order, and the Trainer, whose windows are as large, begins each with the longest.
+OF_IMAGES = {"batch": IMAGE_BATCH, "warm_up": 2, "steps": 4}
+OF_SENTENCES = {"batch": TEXT_BATCH, "warm_up": WINDOW, "steps": WINDOW}
+OF_MASKED = {"batch": TEXT_BATCH, "warm_up": LOGGED_EVERY, "steps": 20}
 LENGTH = 128  # tokens
 
 
@@ -57,20 +59,19 @@ def compare_images(model: str, temporary: Path, precision: str, rounds: int) -> 
         write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
     words = ["--data", folder, "--model", model]
     report(f"training, {model} at 224 px, batch {IMAGE_BATCH}, {precision}", "images/s", in_turn({
-        "ours": ours(*words, steps=IMAGE_STEPS, batch=IMAGE_BATCH),
-        **{f"{name}, {kind}": peer(name, *words, "--precision", kind, steps=IMAGE_STEPS, batch=IMAGE_BATCH)
+        "ours": ours(*words, **OF_IMAGES),
+        **{f"{name}, {kind}": peer(name, *words, "--precision", kind, **OF_IMAGES)
            for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}}, rounds),
         f"bare, {precision}")
 
 
 def compare_sentences(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on SST-2; ours also on two processes with half of the threads each."""
-    words = ["--data", data, "--model", minilm_folder()]
-    task, size = ["--task", "text-classification"], {"steps": LENGTHS_STEPS, "batch": TEXT_BATCH}
+    words, task = ["--data", data, "--model", minilm_folder()], ["--task", "text-classification"]
     report(f"training, MiniLM on SST-2, batch {TEXT_BATCH}, {precision}", "samples/s", in_turn({
-        "ours": ours(*task, *words, **size),
-        "ours, 2 processes": ours(*task, *words, **size, processes=2),
-        "Trainer": peer("trainer", *words, "--precision", precision, **size)}, rounds), "Trainer")
+        "ours": ours(*task, *words, **OF_SENTENCES),
+        "ours, 2 processes": ours(*task, *words, **OF_SENTENCES, processes=2),
+        "Trainer": peer("trainer", *words, "--precision", precision, **OF_SENTENCES)}, rounds), "Trainer")
 
 
 def write_blocks(source: Path, target: Path) -> Path:
@@ -89,26 +90,25 @@ def write_blocks(source: Path, target: Path) -> Path:
 def compare_masked(data: Path, precision: str, rounds: int) -> None:
     """MiniLM on masked tokens of WikiText-2, 128 at a time."""
     words = ["--task", "masked-lm", "--data", data, "--model", minilm_folder()]
-    size = {"steps": MASKED_STEPS, "batch": TEXT_BATCH}
     report(f"training, masked tokens with MiniLM, batch {TEXT_BATCH}, {precision}", "samples of 128 tokens/s", in_turn({
-        "ours": ours(*words, **size),
-        "Trainer": peer("trainer", *words, "--precision", precision, **size)}, rounds), "Trainer")
+        "ours": ours(*words, **OF_MASKED),
+        "Trainer": peer("trainer", *words, "--precision", precision, **OF_MASKED)}, rounds), "Trainer")
 
 
-def ours(*words: object, steps: int, batch: int, processes: int = 1) -> Callable[[], float]:
+def ours(*words: object, batch: int, warm_up: int, steps: int, processes: int = 1) -> Callable[[], float]:
     """Samples per second of `steps` steps of train.py, after those that warm up."""
-    every = LOGGED_EVERY if steps % LOGGED_EVERY == 0 else 1
-    first = max(SKIPPED, every)
+    every = LOGGED_EVERY if steps > LOGGED_EVERY else 1
 
     def measure() -> float:
         launcher = [sys.executable] if processes == 1 else torchrun(processes)
         with tempfile.TemporaryDirectory() as run:
-            output([*launcher, "train.py", *words, "--run-dir", run, "--max-steps", first + steps, "--log-every", every,
-                    "--global-batch-size", batch, "--eval-every", 10**6, "--save-every", 10**6, "--device", "cpu"],
+            output([*launcher, "train.py", *words, "--run-dir", run, "--max-steps", warm_up + steps,
+                    "--log-every", every, "--global-batch-size", batch, "--eval-every", 10**6, "--save-every", 10**6,
+                    "--device", "cpu"],
                    available_cores() // processes)
             records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
             speeds = [record["samples_per_s"] for record in records
-                      if record["split"] == "train" and record["step"] > first]
+                      if record["split"] == "train" and record["step"] > warm_up]
         return harmonic_mean(speeds)
 
     return measure
@@ -120,12 +120,12 @@ def torchrun(processes: int) -> list[str]:
             f"--nproc-per-node={processes}"]
 
 
-def peer(*words: object, steps: int, batch: int) -> Callable[[], float]:
+def peer(*words: object, batch: int, warm_up: int, steps: int) -> Callable[[], float]:
     """Samples per second of `steps` steps of a process of benchmarks/peers.py, after those that warm up."""
     def measure() -> float:
         with tempfile.TemporaryDirectory() as scratch:
-            text = output([sys.executable, "-m", "benchmarks.peers", *words, "--steps", SKIPPED + steps,
-                           "--batch", batch, "--scratch", scratch], available_cores())
+            text = output([sys.executable, "-m", "benchmarks.peers", *words, "--batch", batch, "--warm-up",
+                           warm_up, "--steps", steps, "--scratch", scratch], available_cores())
         return json.loads(text.splitlines()[-1])["samples_per_s"]
 
     return measure

@@ -16,8 +16,6 @@ from torch.utils.data import Dataset
 
 from data.labels import label_at
 
-GPU_MULTIPLE = 8  # tokens: of which widths of batches are on a GPU, which multiplies in tiles
-
 
 class TextSample(NamedTuple):
     """One sample as the model's input, before padding."""

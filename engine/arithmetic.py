@@ -35,7 +35,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     precision = _resolve_precision(config, run, world)  # Collective.
     vendor.set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
 
-    # dropout on the CPU
+    # kernels on the CPU
     if is_fast:
         replace_kernels()
         vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")

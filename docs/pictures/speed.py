@@ -44,7 +44,8 @@ def newest() -> list[dict[str, Any]]:
     found = {}
     for line in RESULTS.read_text().splitlines():
         each = json.loads(line)
-        ratios = {name: [round(value, 3) for value in values] for name, values in each["ratios"].items()}
+        ratios = {name: [round(value, 3) for value in values] for name, values in each["ratios"].items()
+                  if not name.startswith("floor")}
         if not each["what"].startswith(("floor", "start")) and max(high for _, _, high in ratios.values()) <= LARGEST:
             found[each["what"]] = {name: each[name] for name in ("what", "against", "rounds", "hardware")} | {
                 "torch": each["versions"]["torch"], "ratios": ratios}

@@ -54,7 +54,7 @@ class MaskedLM(TextTask):
 
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
         """Padded to the longest; `positions` [P] are places in the flattened [B x T] tokens."""
-        inputs = self.padded([sample.text for sample in samples])
+        inputs = self.encoder_inputs([sample.text for sample in samples])
         width = inputs["input_ids"].shape[1]
         positions = np.concatenate([row * width + sample.positions for row, sample in enumerate(samples)])  # [P]
         return Batch(inputs | {"positions": torch.from_numpy(positions)},

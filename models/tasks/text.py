@@ -13,12 +13,13 @@ from data import demo
 from data.batch import Batch
 from data.splits import ValSplit, hold_out, require_split, select
 from data.table import TEXTS
-from data.text import GPU_MULTIPLE, TextSample, TokenTable, padded
+from data.text import TextSample, TokenTable, padded
 from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
 from models.bert import EncoderSpec, build_encoder, save_model_folder
 from models.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
 from utils.files import cache_path
+from utils.hardware.vendor import TILE, width_multiple
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig, TextRegressionConfig
 
@@ -51,9 +52,9 @@ class TextTask:
             config, self._encoder, lambda: read_texts(source), run, world)
         self._source = source = replace(source, tokenizer=digest)
 
-        # widths of batches: on a CPU no wider than the texts; but a run that an earlier version began keeps its widths
-        is_exact = world.device.type == "cpu" and "data" not in run.kept
-        self._pad_to = run.kept.setdefault("pad_to", 1 if is_exact else GPU_MULTIPLE)
+        # width of batches; a run that an earlier version began keeps its own
+        is_new = "data" not in run.kept
+        self._pad_to = run.kept.setdefault("pad_to", width_multiple(world.device.type) if is_new else TILE)
 
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:
@@ -79,8 +80,8 @@ class TextTask:
         self._encoder_config = model.config
         return model
 
-    def padded(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
-        """An encoder's input, as wide as the longest sample or a little wider; see data.text.padded."""
+    def encoder_inputs(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
+        """As wide as the longest sample or a little wider; see data.text.padded."""
         return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to)
 
     def preview(self, batch: Batch) -> list[str]:

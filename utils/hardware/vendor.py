@@ -14,6 +14,7 @@ from utils.errors import UserError
 
 # Beginnings of the environment variables that configure devices; RUN/env.txt lists them.
 ENVIRONMENT = "CUDA|NCCL|HIP|HSA|ROCR|ZE_|ONEAPI|CCL|PYTORCH"
+TILE = 8  # numbers, in 16 bits: what matrices should be a multiple of. Source: NVIDIA, Train With Mixed Precision
 FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; torch's default is 0
 
 
@@ -63,6 +64,11 @@ def set_tf32(is_allowed: bool) -> None:
     ones, and reading the older ones then raises; torch.compile reads them (torch 2.11 and 2.15).
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
+
+
+def width_multiple(device_type: str) -> int:
+    """Of how many tokens the width of a batch of texts should be a multiple."""
+    return TILE if device_type == "cuda" else 1
 
 
 def allow_16_bit_attention(is_allowed: bool) -> None:

@@ -41,11 +41,12 @@ def bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: torch.Generator | N
 
 
 def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax, and zeros where all scores are -inf: torch's bits. torch looks for such rows in all scores.
+    """Softmax, and zeros where all scores along `dim` are -inf: torch's bits, for tensors of one dimension or more.
 
-    Here it is seen from one result of each row whether there may be any: softmax makes NaN of all of them.
+    torch looks for such rows in all scores. Softmax gives NaN for all of such a row, so that the first result of each
+    row shows whether there may be one.
     """
-    weights = scores.softmax(dim, dtype)
-    if not weights.narrow(dim, 0, min(1, weights.shape[dim])).isnan().any():
-        return weights
-    return weights.masked_fill((scores == -torch.inf).all(dim, keepdim=True), 0.0)
+    probabilities = scores.softmax(dim, dtype)
+    if not probabilities.narrow(dim, 0, min(1, probabilities.shape[dim])).isnan().any():
+        return probabilities
+    return probabilities.masked_fill((scores == -torch.inf).all(dim, keepdim=True), 0.0)

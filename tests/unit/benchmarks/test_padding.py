@@ -12,5 +12,5 @@ def test_a_batch_is_as_wide_as_its_longest_text():
     assert padded_share(number, [[0, 3], [1, 2]]) == pytest.approx(1 - 11 / 12)
 
 
-def test_or_as_wide_as_the_next_multiple():
+def test_on_a_gpu_a_batch_is_as_wide_as_the_next_multiple():
     assert padded_share(torch.tensor([2, 5, 4, 1]), [[0, 1], [2, 3]], 4) == pytest.approx(1 - 12 / 24)
