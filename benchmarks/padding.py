@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from benchmarks.accuracy import minilm_folder
 from data.plan import cut
 from data.sampler import ElasticDistributedSampler
-from utils.hardware.vendor import width_multiple
+from utils.hardware.vendor import TILE
 
 ROWS = (("sst2", 128, 32), ("agnews", 128, 32), ("wikitext2", 128, 64), ("wikitext2", 512, 64))  # tokens, batch
 
@@ -59,7 +59,7 @@ def main(data: Path) -> None:
         plan = cut(len(number), batch, batch)
         ours, unsorted = ([list(request.indices) for request in ElasticDistributedSampler(plan, 0, 1, 0, sorted_by)]
                           for sorted_by in (number, None))
-        cpu, gpu = (padded_share(number, ours, multiple) for multiple in map(width_multiple, ("cpu", "cuda")))
+        cpu, gpu = (padded_share(number, ours, multiple) for multiple in (1, TILE))
         print(f"| {name} | {most} | {batch} | {cpu:.1%} | {gpu:.1%} | {padded_share(number, unsorted):.0%} |")
 
 
