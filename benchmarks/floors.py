@@ -207,8 +207,7 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
                             **OF_SENTENCES)
             elif row == "mlm":
                 texts = write_blocks(data / "wikitext2", Path(temporary))
-                mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(),
-                            **OF_MASKED)
+                mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(), **OF_MASKED)
             else:
                 if not (folder := Path(temporary) / "images").exists():
                     write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
