@@ -1,8 +1,8 @@
 """`python -m benchmarks.padding --data DIR`: how much of what a text run computes is padding; packing saves no more.
 
 The texts are tokenized and put into batches as train.py does, by its own sampler; `unsorted` is the same order without
-sorting by length. On CUDA widths are rounded up. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in
-benchmarks/accuracy.py.
+sorting by length. In another column widths are multiples of 8, as for some GPUs. Nothing is trained. DIR holds sst2,
+agnews and wikitext2, as in benchmarks/accuracy.py.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1
 
 def main(data: Path) -> None:
     """Print the table."""
-    print("| texts | tokens at most | batch | padding | on CUDA | unsorted |\n|---|---|---|---|---|---|")
+    print("| texts | tokens at most | batch | padding | in widths of 8 | unsorted |\n|---|---|---|---|---|---|")
     for name, most, batch in ROWS:
         number = lengths(texts(data, name), most, splits=name == "wikitext2")
         plan = cut(len(number), batch, batch)
