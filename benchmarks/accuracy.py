@@ -70,6 +70,12 @@ def main(data: Path) -> None:
     sys.exit(num_short > 0)
 
 
+def torchrun(processes: int) -> list[str]:
+    """The command that starts a program on this many processes."""
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
+            f"--nproc-per-node={processes}"]
+
+
 def write_lite0(file: str) -> None:
     """The weights of EfficientNet-Lite0 by timm's names: the tensors of both have the same order and shapes."""
     import timm
@@ -95,8 +101,7 @@ def _evaluations(case: Case, data: Path, seed: int) -> list[dict]:
         if "LITE0" in case.settings:
             write_lite0(weights.name)
         named = {"MINILM": minilm_folder(), "LITE0": weights.name}
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-                   f"--nproc-per-node={case.processes}", "train.py", "--data", str(data), "--run-dir", run,
+        command = [*torchrun(case.processes), "train.py", "--data", str(data), "--run-dir", run,
                    *(named.get(word, word) for word in case.settings), "--seed", str(seed)]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())

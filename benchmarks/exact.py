@@ -1,11 +1,9 @@
 """`make bench`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
 
-The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...); the ratios
-are medians over rounds.
+The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...).
 """
 
 import os
-import statistics
 import sys
 import time
 from dataclasses import dataclass
@@ -15,8 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.in_turn import report
 from models.vision import build_classifier
 from utils.distributed.world import World
+from utils.hardware.allocator import keep_freed_memory
+from utils.hardware.cores import available_cores
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision, hardware_precision
 from utils.settings.run_options import OptimOptions
@@ -67,6 +68,7 @@ def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision:
 def main() -> None:
     """Print a table on rank 0. Run under torchrun. Arguments: a device as in --device, micro-batches per rank."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as train.py does
     micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
         precision = Precision(hardware_precision(world.device), world.device)
@@ -83,14 +85,10 @@ def main() -> None:
                 seconds = time_step(strategy, optimizer, precision, images, micro_batches)
                 if i >= 2:
                     times[name].append(seconds)
-        medians = {name: statistics.median(values) for name, values in times.items()}
         if world.is_main:
-            print(f"resnet18 {SIDE} px, {precision.name}, {world.world_size} processes with {micro_batches}"
-                  f" micro-batches of {MICRO_BATCH}, {ROUNDS} rounds, torch {torch.__version__}")
-            for name, median in medians.items():
-                ratios = [mine / theirs for mine, theirs in zip(times[name], times["ddp"], strict=True)]
-                print(f"{name:<6} {1000 * median:8.1f} ms  {statistics.median(ratios):.3f} x ddp"
-                      f" (rounds: {min(ratios):.3f} to {max(ratios):.3f})")
+            torch.set_num_threads(available_cores())  # for the speed of products, which is reported
+            report(f"exact, resnet18 at {SIDE} px, {precision.name}, {world.world_size} processes, {micro_batches} x"
+                   f" {MICRO_BATCH} images each", "s a step", times, "ddp")
     sys.stdout.flush()
     os._exit(0)
 

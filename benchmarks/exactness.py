@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from benchmarks.accuracy import ROOT
+from benchmarks.accuracy import ROOT, torchrun
 from benchmarks.exactness_peers import EPOCHS, LR, SAVE_EVERY, TRAIN, VAL, VOCABULARY, samples
-from benchmarks.in_turn import hardware, versions
+from benchmarks.in_turn import about
 
 BATCH, KILL_AT = 16, 26  # samples of a step; the step, of 16 an epoch, after which a run is killed; its save is older
 STEPS = ceil(TRAIN / BATCH)  # of an epoch
@@ -53,10 +53,8 @@ class Contender:
         folder.mkdir(exist_ok=True)
         words = self.words(folder, self.models / str(dropout), micro, processes, evaluate)
         return subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-             f"--nproc-per-node={processes}", *map(str, words)],
-            cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True)
+            [*torchrun(processes), *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def run(self, *where: object, **how: object) -> str:
         """The same to its end; what it prints. Exits if it fails."""
@@ -182,7 +180,7 @@ def write_models(root: Path) -> Path:
 
 def main() -> None:
     """Print the table, a row at a time."""
-    print(f"{hardware()}; {', '.join(f'{name} {number}' for name, number in versions().items())}")
+    print(about())
     print(f"| | {' | '.join(HEADER)} |\n|{'---|' * (len(HEADER) + 1)}", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         data, models = write_texts(Path(temporary) / "texts"), write_models(Path(temporary) / "models")

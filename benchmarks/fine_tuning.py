@@ -14,13 +14,12 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
 
 import torch
 
 from benchmarks.accuracy import ROOT, write_lite0
-from benchmarks.in_turn import hardware, versions
-from benchmarks.recipes import RUNS, lay_out, verdict
+from benchmarks.in_turn import about
+from benchmarks.recipes import RUNS, lay_out, shown, verdict
 
 NAME, EPOCHS = "tf_efficientnet_lite0", 12
 DATA = RUNS / "data" / "cifar"
@@ -29,31 +28,45 @@ DATA = RUNS / "data" / "cifar"
 def main(data: Path, seeds: int) -> None:
     """Train both on all seeds, as many at a time as there are cores, and print accuracies in percent."""
     lay_out("cifar", data)
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with tempfile.TemporaryDirectory() as temporary:
         write_lite0(weights := f"{temporary}/lite0.pth")
 
         def ours(seed: int) -> float:
-            run = Path(temporary) / str(seed)
-            output("train.py", "--model", f"timm/{NAME}", "--weights", weights, "--data", DATA, "--epochs", EPOCHS,
-                   "--eval-every", 10**6, "--seed", seed, "--run-dir", run, "--device", "cpu", "--precision", "fp32",
-                   "--threads", 1, "--workers", 0)
-            return 100 * json.loads((run / "summary.json").read_text())["top1"]
+            return trained("train.py", "--model", f"timm/{NAME}", "--weights", weights, "--data", DATA, "--epochs",
+                           EPOCHS, "--eval-every", 10**6, "--seed", seed, "--precision", "fp32")
 
         def timms(seed: int) -> float:
             return float(output("-m", "benchmarks.fine_tuning", DATA, "--weights", weights, "--seed", seed))
 
-        def told(name: str, train: Callable[[int], float], seed: int) -> float:
-            figure = train(seed)
-            print(f"{name}, seed {seed}: {figure:.1f} %", file=sys.stderr, flush=True)
-            return figure
+        compare({"ours": ours, "timm": timms}, seeds)
 
+
+def compare(trainings: dict[str, Callable[[int], float]], seeds: int) -> None:
+    """Train two, seed by seed, as many at a time as there are cores; print the figures, and whether the first's differ.
+
+    trainings: by name, from a seed to a figure, 100 times.
+    """
+    def told(name: str, train: Callable[[int], float], seed: int) -> float:
+        figure = train(seed)
+        print(f"{name}, seed {seed}: {figure:.1f}", file=sys.stderr, flush=True)
+        return figure
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = {name: [pool.submit(told, name, train, seed) for seed in range(seeds)]
-                 for name, train in (("ours", ours), ("timm", timms))}
+                 for name, train in trainings.items()}
         figures = {name: [each.result() for each in runs] for name, runs in found.items()}
-    print(f"{hardware()}; {versions()}; n = {seeds}")
+    print(f"{about()}; n = {seeds}")
     for name, each in figures.items():
-        print(f"{name}: {mean(each):.1f} ± {stdev(each) if seeds > 1 else 0:.1f} %")
-    print("ours is", verdict([a - b for a, b in zip(*figures.values(), strict=True)]))
+        print(f"{name}: {shown(each)}")
+    differences = [mine - other for mine, other in zip(*figures.values(), strict=True)]
+    print(f"{next(iter(figures))}: {verdict(differences)} ({shown(differences, '+')})")
+
+
+def trained(*words: object, figure: str = "top1") -> float:
+    """100 times the figure at the end of a run of train.py on one core: an accuracy in percent."""
+    with tempfile.TemporaryDirectory() as temporary:
+        output(*words, "--run-dir", run := Path(temporary) / "run", "--device", "cpu", "--threads", 1, "--workers", 0)
+        return 100 * json.loads((run / "summary.json").read_text())[figure]
 
 
 def output(*words: object) -> str:

@@ -1,16 +1,20 @@
-"""`make gpu-bench`: Lockstep's speed, MFU, data wait and memory on this machine's accelerator, against a bare loop.
+"""`make gpu-bench`: Lockstep's speed, MFU, data wait and memory on this machine's accelerator, beside others.
 
 Lockstep is train.py as a user starts it, in its own process; its figures come from its train records. The bare loop is
-in this file: the same model, precision, batch and device, fused AdamW; no records, checks or saves. Each is one
-process. They alternate (A B A B); figures are medians over the second half of the steps of every turn.
+in this file: the same model, precision, batch and device, fused AdamW; no records, checks or saves. The peer is a
+process of peers.py: timm's loader and model for images, transformers.Trainer for texts; "-" where it is not installed.
+They take turns (A B C C B A); figures are medians over the second half of the steps of every turn.
 
-    row     Lockstep reads                                    the bare loop reads
-    image   uncompressed images of the model's size, moved    one batch that stays on the device
+    row     Lockstep reads                                    the bare loop reads                  the peer reads
+    image   uncompressed images of the model's size, moved    one batch that stays on the device   (none)
             (--augmentation shift): little work to load
-    jpeg    JPEGs of 500 x 375 px, random crops, flips        the same files by torchvision's ImageFolder (Pillow),
-                                                              with as many processes as Lockstep's --workers auto
-    text    texts of random words, to classify                one batch that stays on the device
-    mlm     the same texts, 15 % of the tokens to predict     one batch that stays on the device
+    jpeg    JPEGs of 500 x 375 px, random crops, flips        the same files by torchvision's      the same files
+                                                              ImageFolder (Pillow), with as many
+                                                              processes as --workers auto
+    packed  the same files by --cache jpeg                    as before                            as before
+    text    texts of random words, to classify                one batch that stays on the device   the same texts
+    mlm     the same of 512 tokens, 15 % of them to predict   one batch that stays on the device   the same texts
+    vit-... ViT-B/16 instead of ResNet-50
     ...-compiled: the same with --compile, and with model.compile()
 
 All data is generated (gpu_rows.py). Without a package index and without .venv: python3 -m benchmarks.gpu
@@ -29,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -36,8 +41,10 @@ from torch import nn
 
 from benchmarks.gpu_rows import (
     TASKS,
+    TIMMS,
     TINY,
     Batch,
+    Row,
     Sizes,
     build_model,
     example,
@@ -46,19 +53,25 @@ from benchmarks.gpu_rows import (
     loss_of,
     to_device,
     write_images,
+    write_model,
     write_texts,
 )
+from benchmarks.in_turn import matrix_rate, ratios, spread
 from utils.errors import Exit
 from utils.hardware.cores import available_cores
 
 ROOT = Path(__file__).parents[1]
-ROWS = ("image", "text", "mlm", "jpeg", "image-compiled", "text-compiled", "mlm-compiled", "jpeg-compiled")
+ROWS = (  # those that are left out first stand last
+    "image", "text", "mlm", "jpeg", "packed", "image-compiled", "text-compiled", "mlm-compiled", "vit-image",
+    "vit-jpeg", "vit-packed", "vit-image-compiled", "jpeg-compiled", "packed-compiled", "vit-jpeg-compiled",
+    "vit-packed-compiled")
 LATEST_S = 420  # no row starts later unless --rows names it, so that the benchmark ends within ten minutes
 PEAKS = {  # dense bf16 FLOP/s by the vendors' data sheets; the first name that occurs in the device's name counts
     "B200": 2250e12, "H200 NVL": 835e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H200": 989e12, "H100": 989e12,
     "A100": 312e12, "L40S": 362e12, "L4": 121e12, "MI300X": 1307e12}
-FORM = "{:<14} {:<16} {:>10} {:>8} {:>22} {:>12} {:>6} {:>9} {:>15}".format
-HEAD = ("row", "model x batch", "Lockstep/s", "bare/s", "ratio", "GFLOP/sample", "MFU", "data wait", "MiB, bare's")
+FORM = "{:<19} {:<15} {:>10} {:>8} {:>21} {:>8} {:>21} {:>12} {:>6} {:>11} {:>9} {:>14}".format
+HEAD = ("row", "model x batch", "Lockstep/s", "bare/s", "ratio", "peer/s", "ratio", "GFLOP/sample", "MFU",
+        "of matrices", "data wait", "MiB, bare's")
 
 
 def peak_of(name: str) -> float | None:
@@ -89,9 +102,9 @@ def run_bare(model: nn.Module, batches: Iterator[Batch], options: argparse.Names
     return rates[len(rates) // 2:]
 
 
-def run_lockstep(row: str, data: Path, batch: int, options: argparse.Namespace, sizes: Sizes) -> list[dict]:
+def run_lockstep(row: Row, data: Path, batch: int, options: argparse.Namespace, sizes: Sizes) -> list[dict]:
     """Train with train.py. Returns its train records, second half only; exits with its message if it fails."""
-    kind, run = row.partition("-")[0], data.parent / "run"
+    kind, run = row.kind, data.parent / "run"
     settings = {
         "data": data, "run-dir": run, "device": options.device.type, "precision": sizes.precision, "strategy": "ddp",
         "global-batch-size": batch, "micro-batch-size": batch, "epochs": options.steps, "stop-after": options.steps,
@@ -99,14 +112,15 @@ def run_lockstep(row: str, data: Path, batch: int, options: argparse.Namespace, 
     settings |= {
         "task": TASKS[kind], "model": sizes.text_model, "max-length": sizes.tokens, "tokenizer": data / "tokenizer",
     } if kind in TASKS else {
-        "model": sizes.image_model, "image-size": sizes.side, "augmentation": "photo" if kind == "jpeg" else "shift"}
+        "model": sizes.image_model, "image-size": sizes.side, "augmentation": "shift" if kind == "image" else "photo"}
+    settings |= {"cache": "jpeg"} if kind == "packed" else {}
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    words += ["--compile"] if row.endswith("-compiled") else []
+    words += ["--compile"] if row.is_compiled else []
     environment = {name: value for name, value in os.environ.items() if "RANK" not in name and "WORLD_SIZE" not in name}
     done = subprocess.run([sys.executable, "train.py", *words], cwd=ROOT, capture_output=True, text=True,
                           env=environment | {"LOCKSTEP_CACHE": str(data.parent / "cache")})
     if done.returncode != Exit.STOPPED:
-        sys.exit(f"{row}: train.py ended with {done.returncode}:\n{done.stdout[-500:]}\n{done.stderr[-3000:]}")
+        sys.exit(f"{row.name}: train.py ended with {done.returncode}:\n{done.stdout[-500:]}\n{done.stderr[-3000:]}")
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(run)
     return [record for record in records if record["split"] == "train" and record["step"] > options.steps // 2]
@@ -123,36 +137,67 @@ def take_peak_mib(device: torch.device) -> float:
         return 0.0
 
 
-def measure(row: str, options: argparse.Namespace, sizes: Sizes, root: Path) -> list[str]:
+def run_peer(row: Row, data: Path, batch: int, options: argparse.Namespace, sizes: Sizes) -> float | None:
+    """Train with the row's peer. Returns samples per second of the second half; None if it has no peer here."""
+    name, packages = ("trainer", ("transformers", "accelerate")) if row.kind in TASKS else ("timm", ("timm",))
+    if row.kind == "image" or not all(map(find_spec, packages)):
+        return None
+    words = ["--data", data, "--batch", batch, "--steps", options.steps // 2, "--warm-up", options.steps // 2,
+             "--precision", sizes.precision, "--device", options.device.type, "--scratch", data.parent / "scratch"]
+    words += (["--task", TASKS[row.kind], "--model", data / "model", "--length", sizes.tokens] if row.kind in TASKS
+              else ["--model", TIMMS.get(sizes.image_model, sizes.image_model), "--side", sizes.side])
+    words += ["--compile"] if row.is_compiled else []
+    done = subprocess.run([sys.executable, "-m", "benchmarks.peers", name, *map(str, words)], cwd=ROOT,
+                          capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{row.name}: {name} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])["samples_per_s"]
+
+
+def lay_out(row: Row, sizes: Sizes, batch: int, root: Path) -> Path:
+    """The folder of the row's data, written if it is missing; with texts also model/, which the peer trains."""
+    data = root / ("jpeg" if row.kind == "packed" else row.kind)
+    if not data.exists() and row.kind in TASKS:
+        write_texts(data, sizes, 4 * batch, row.kind == "text")
+        write_model(row.kind, sizes, data)
+    elif not data.exists():
+        write_images(data, sizes, 4 * batch, row.kind != "image")
+    return data
+
+
+def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> list[str]:
     """Measure one row; returns its cells."""
-    kind, device = row.partition("-")[0], options.device
+    kind, device = row.kind, options.device
     batch = options.batch or (sizes.text_batch if kind in TASKS else sizes.image_batch)
-    data = root / ("texts" if kind in TASKS else kind)
-    if not data.exists():
-        write_texts(data, sizes, 4 * batch) if kind in TASKS else write_images(data, sizes, 4 * batch, kind == "jpeg")
+    data = lay_out(row, sizes, batch, root)
     model = build_model(kind, sizes, data)
     flop = flop_per_sample(model, example(kind, sizes, 2))
     model = model.to(device)
-    if row.endswith("-compiled"):
+    if row.is_compiled:
         model.compile()
-    batches = (jpeg_batches(data, sizes, batch, device) if kind == "jpeg"
+    batches = (jpeg_batches(data, sizes, batch, device) if kind in ("jpeg", "packed")
                else itertools.repeat(to_device(example(kind, sizes, batch), device)))
 
-    records, bare, ratios, peaks = [], [], [], [0.0]
-    for _ in range(sizes.rounds):
-        take_peak_mib(device)
-        found = run_lockstep(row, data, batch, options, sizes)
-        rates = run_bare(model, batches, options, sizes)
-        peaks.append(take_peak_mib(device))
-        ratios.append(statistics.median(record["samples_per_s"] for record in found) / statistics.median(rates))
-        records, bare = records + found, bare + rates
+    records, peaks, found = [], [0.0], {"ours": [], "bare": [], "peer": []}
+    for number in range(sizes.rounds):
+        for name in list(found)[::-1 if number % 2 else 1]:
+            if name == "ours":
+                records += (new := run_lockstep(row, data, batch, options, sizes))
+                found[name].append(statistics.median(record["samples_per_s"] for record in new))
+            elif name == "bare":
+                found[name].append(statistics.median(run_bare(model, batches, options, sizes)))
+                peaks.append(take_peak_mib(device))
+            elif speed := run_peer(row, data, batch, options, sizes):
+                found[name].append(speed)
 
-    speed, wait = (statistics.median(record[name] for record in records) for name in ("samples_per_s", "data_wait"))
+    ours, wait = statistics.median(found["ours"]), statistics.median(record["data_wait"] for record in records)
     memory = [max(record.get("memory", 0.0) for record in records), max(peaks)]
-    return [row, f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}", f"{speed:.1f}",
-            f"{statistics.median(bare):.1f}",
-            f"{speed / statistics.median(bare):.3f} ({min(ratios):.3f} to {max(ratios):.3f})", f"{flop / 1e9:.3g}",
-            f"{100 * mfu(speed, flop, options.peak):.1f} %" if options.peak else "-", f"{100 * wait:.1f} %",
+    beside = [cell for name in ("bare", "peer") for cell in (
+        (f"{statistics.median(found[name]):.1f}", spread(ratios(found["ours"], found[name]))) if found[name]
+        else ("-", "-"))]
+    return [row.name, f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}", f"{ours:.1f}", *beside,
+            f"{flop / 1e9:.3g}", f"{100 * mfu(ours, flop, options.peak):.1f} %" if options.peak else "-",
+            f"{100 * mfu(ours, flop, matrix_rate(device, sizes.precision)):.1f} %", f"{100 * wait:.1f} %",
             ", ".join(f"{mib:.0f}" if mib else "-" for mib in memory)]
 
 
@@ -195,13 +240,15 @@ def main(options: argparse.Namespace) -> None:
     print(f"{options.name}, torch {torch.__version__}, {sizes.precision}, {available_cores()} cores; rounds:"
           f" {sizes.rounds}, of {options.steps} steps\n"
           "MFU = Lockstep's samples/s x FLOP per sample / peak; FLOP of forward and backward, counted by torch's"
-          f" FlopCounterMode on 2 samples; peak, dense bf16: {peak}\n{FORM(*HEAD)}", flush=True)
+          f" FlopCounterMode on 2 samples; peak, dense bf16: {peak}\n"
+          "of matrices: the same over what a product of large matrices reaches when the row is measured\n"
+          f"{FORM(*HEAD)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for row in options.rows or [row for row in ROWS if not (options.tiny and "-" in row)]:
             if not options.rows and time.monotonic() - began > LATEST_S:
-                print(f"{row:<14} left out after {LATEST_S} s; --rows {row} measures it", flush=True)
+                print(f"{row:<19} left out after {LATEST_S} s; --rows {row} measures it", flush=True)
             else:
-                print(FORM(*measure(row, options, sizes, Path(folder))), flush=True)
+                print(FORM(*measure(Row(row), options, Row(row).sizes(sizes), Path(folder))), flush=True)
     print(f"{time.monotonic() - began:.0f} s")
 
 

@@ -4,10 +4,9 @@ Legend: B samples, T tokens, P predicted tokens.
 """
 
 import copy
-import csv
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import datasets, transforms
 from transformers import PreTrainedTokenizerFast
 
+from benchmarks.peers import loaders
 from data.tokenizer import SPECIAL, load_tokenizer
 from models.bert import EncoderSpec, SparsePrediction, build_encoder
 from models.tasks import load_task
 from models.vision import build_classifier
-from utils.hardware.cores import available_cores
 from utils.settings.text_options import TextModelOptions
 
 TASKS = {"text": "text-classification", "mlm": "masked-lm"}
+VIT, TIMMS = "vit_b_16", {"vit_b_16": "vit_base_patch16_224"}  # torchvision's name; timm's where it is another
 DISTINCT = 128  # image files; the others are links to them
 Batch = tuple[dict[str, Tensor], Tensor]  # inputs by name, targets
 
@@ -41,16 +41,42 @@ class Sizes:
     side: int = 224  # px
     classes: int = 1000
     image_batch: int = 256
+    vit_batch: int = 128
     text_model: str = "bert-base"
     tokens: int = 128
     vocabulary: int = 30522
     text_batch: int = 128
+    masked_tokens: int = 512
+    masked_batch: int = 32
     precision: str = "bf16"
     steps: int = 80
     rounds: int = 2
 
 
-TINY = Sizes("resnet18", 32, 10, 8, "bert-tiny", 16, 200, 8, "fp32", steps=8, rounds=1)
+TINY = Sizes("resnet18", 32, 10, 8, 8, "bert-tiny", 16, 200, 8, 32, 4, "fp32", steps=8, rounds=1)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is measured: [vit-]KIND[-compiled]. kind: image, jpeg, packed, text or mlm."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """What is trained, and from what."""
+        return next(part for part in self.name.split("-") if part not in ("vit", "compiled"))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the model is compiled."""
+        return self.name.endswith("-compiled")
+
+    def sizes(self, sizes: Sizes) -> Sizes:
+        """Those of this row."""
+        if self.kind == "mlm":
+            return replace(sizes, tokens=sizes.masked_tokens, text_batch=sizes.masked_batch)
+        return replace(sizes, image_model=VIT, image_batch=sizes.vit_batch) if self.name.startswith("vit-") else sizes
 
 
 def write_images(root: Path, sizes: Sizes, count: int, is_jpeg: bool) -> None:
@@ -76,14 +102,19 @@ def photo(seed: int, width: int, height: int) -> Image.Image:
     return ImageChops.add(coarse, grain, offset=-12)
 
 
-def write_texts(root: Path, sizes: Sizes, count: int) -> None:
-    """Write train.csv, val.csv, tokenizer/: each word is one token, and each text fills the model's input."""
+def write_texts(root: Path, sizes: Sizes, count: int, is_labelled: bool) -> None:
+    """Write train.tsv, val.tsv (without labels train.txt, val.txt) and tokenizer/.
+
+    Each word is one token, and each text fills the model's input.
+    """
     rng, words = np.random.default_rng(0), [f"w{index}" for index in range(sizes.vocabulary - len(SPECIAL))]
     root.mkdir()
     for name, rows in (("train", count), ("val", 8)):
         texts = rng.choice(words, (rows, sizes.tokens - 2))  # [CLS] and [SEP] are the other two
-        with (root / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("label", "text"), *((i % 2, " ".join(text)) for i, text in enumerate(texts))])
+        lines = [" ".join(text) for text in texts]
+        if is_labelled:
+            lines = ["label\ttext", *(f"{index % 2}\t{line}" for index, line in enumerate(lines))]
+        (root / f"{name}.{'tsv' if is_labelled else 'txt'}").write_text("\n".join(lines) + "\n")
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate([*SPECIAL, *words])}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -102,6 +133,12 @@ def build_model(kind: str, sizes: Sizes, data: Path) -> nn.Module:
     model = build_encoder(spec, TextModelOptions(model=sizes.text_model), None, None)
     model.sparse = SparsePrediction(model) if kind == "mlm" else None
     return model
+
+
+def write_model(kind: str, sizes: Sizes, data: Path) -> None:
+    """Write model/ into a folder of texts, in the Hugging Face format."""
+    build_model(kind, sizes, data).save_pretrained(data / "model")
+    load_tokenizer(str(data / "tokenizer")).save_pretrained(data / "model")
 
 
 def example(kind: str, sizes: Sizes, size: int) -> Batch:
@@ -140,9 +177,8 @@ def jpeg_batches(folder: Path, sizes: Sizes, batch: int, device: torch.device) -
     """Endless batches by torchvision's usual augmentation and torch's DataLoader."""
     prepare = transforms.Compose([
         transforms.RandomResizedCrop(sizes.side), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
-    workers = max(1, min(1 if device.type == "cpu" else 8, available_cores() - 1))
     loader = DataLoader(datasets.ImageFolder(folder / "train", prepare), batch, shuffle=True, drop_last=True,
-                        num_workers=workers, persistent_workers=True, pin_memory=device.type != "cpu")
+                        num_workers=loaders(device), persistent_workers=True, pin_memory=device.type != "cpu")
     while True:
         for images, targets in loader:
             inputs, targets = to_device(({"images": images}, targets), device)

@@ -6,16 +6,23 @@
 
 import json
 import platform
+import subprocess
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
-from utils.hardware.cores import available_cores
+import torch
 
-RESULTS = Path(__file__).with_name("results.jsonl")
+from utils.hardware.cores import available_cores
+from utils.numerics.precision import hardware_precision
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results.jsonl"
 FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of which the first decides how fast matrices are multiplied
+SIDES, REPEATS = {"cpu": 2048, "other": 8192}, 5  # of matrices whose products are timed
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning")
 
 
@@ -30,20 +37,65 @@ def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[
     return found
 
 
-def report(what: str, unit: str, found: Mapping[str, list[float]], against: str) -> None:
-    """Print medians, and ratios to one contender's, round by round, with their spread; append the same to RESULTS."""
-    rounds = len(found[against])
-    ratios = {name: [mine / theirs for mine, theirs in zip(figures, found[against], strict=True)]
-              for name, figures in found.items()}
-    print(f"\n{what}: {hardware()}, n = {rounds}\n\n| | {unit} | to {against} |\n|---|---|---|")
-    for name, each in ratios.items():
-        spread = f" ({min(each):.2f} to {max(each):.2f})" if name != against else ""
-        print(f"| {name} | {median(found[name]):.4g} | {median(each):.2f}{spread} |", flush=True)
+def report(what: str, unit: str, found: Mapping[str, list[float]], against: str, *others: str) -> None:
+    """Print medians, and ratios to contenders, round by round, with their spread; append the same to RESULTS.
+
+    What is appended has the ratios to `against` alone.
+    """
+    rounds, columns, cpu = len(found[against]), (against, *others), torch.device("cpu")
+    rates = {name: matrix_rate(cpu, name) for name in sorted({"fp32", hardware_precision(cpu)})}
+    print(f"\n{what}: n = {rounds}; {about()}; products of matrices: "
+          + ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in rates.items())
+          + f"\n\n| | {unit} | {' | '.join(f'to {other}' for other in columns)} |\n{'|---' * (2 + len(columns))}|")
+    for name, figures in found.items():
+        cells = [spread(ratios(figures, found[other])) if other != name else "1" for other in columns]
+        print(f"| {name} | {median(figures):.4g} | {' | '.join(cells)} |", flush=True)
     line = {"what": what, "unit": unit, "against": against, "rounds": rounds, "time": datetime.now(UTC).isoformat(),
-            "hardware": hardware(), "versions": versions(), "figures": found,
-            "ratios": {name: [median(each), min(each), max(each)] for name, each in ratios.items()}}
+            "commit": commit(), "hardware": hardware(), "products": rates, "versions": versions(), "figures": found,
+            "ratios": {name: [median(each), min(each), max(each)] for name, figures in found.items()
+                       if (each := ratios(figures, found[against]))}}
     with RESULTS.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def ratios(mine: list[float], theirs: list[float]) -> list[float]:
+    """Round by round."""
+    return [one / other for one, other in zip(mine, theirs, strict=True)]
+
+
+def spread(values: list[float]) -> str:
+    """The median and the range."""
+    return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def matrix_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of a product of square matrices, now: about the most that a model can reach here."""
+    side = SIDES["cpu" if device.type == "cpu" else "other"]
+    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        matrix @ matrix
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
+        return time.perf_counter() - start
+
+    seconds()
+    return 2 * side**3 / median(seconds() for _ in range(REPEATS))
+
+
+def about() -> str:
+    """Hardware and versions, in a line."""
+    return f"{hardware()}; " + ", ".join(f"{name} {number}" for name, number in versions().items())
+
+
+def commit() -> str:
+    """Of this program; with a + if files other than the results are changed. Empty outside a repository."""
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results.jsonl")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
 def hardware() -> str:

@@ -4,7 +4,7 @@
     python -m benchmarks.peers trainer --data DIR --model FOLDER --batch 32 --steps 20 --precision bf16
 
 It prints {"samples_per_s": ..., "first_step_s": ...}: over --steps steps, after --warm-up others; and seconds from the
-start of the process to the end of the first step.
+start of the process to the end of the first step. On an accelerator, too: --device.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from utils.hardware.cores import available_cores
 from utils.rundir.clock import process_began
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
 
 
 class Steps:
-    """The time of each step."""
+    """The time of each step. On an accelerator only those where measuring begins and ends are waited for."""
 
     def __init__(self, options: argparse.Namespace):
         self._batch, self._warm_up, self._ends = options.batch, options.warm_up, []
         self.number = options.warm_up + options.steps  # in all
+        self._waits = {1, options.warm_up, self.number} if options.device.type != "cpu" else set()
 
     def done(self) -> None:
         """A step is done."""
+        if len(self._ends) + 1 in self._waits:
+            torch.accelerator.synchronize()
         self._ends.append(time.perf_counter())
 
     def print(self) -> None:
@@ -59,13 +63,18 @@ def bare(options: argparse.Namespace) -> None:
 
 
 def timm_loop(options: argparse.Namespace) -> None:
-    """timm's train.py (which is in no package): its model, loader and options, with --channels-last --amp."""
+    """timm's train.py (which is in no package): its model, loader and options, with --channels-last --amp.
+
+    On an accelerator its prefetcher copies the next batch and normalizes it there, on a stream of its own.
+    """
     import timm
     from timm.data import create_dataset, create_loader
     data = create_dataset("", root=str(options.data), split="train", is_training=True)
-    loader = create_loader(data, (3, 224, 224), options.batch, is_training=True, use_prefetcher=False, num_workers=1,
-                           device=torch.device("cpu"), color_jitter=None)
-    model = timm.create_model(options.model, num_classes=len(data.reader.class_to_idx))
+    loader = create_loader(data, (3, options.side, options.side), options.batch, is_training=True,
+                           use_prefetcher=options.device.type != "cpu", num_workers=loaders(options.device),
+                           device=options.device, color_jitter=None, pin_memory=options.device.type != "cpu")
+    size = {"img_size": options.side} if options.model.startswith("vit") else {}
+    model = timm.create_model(options.model, num_classes=len(data.reader.class_to_idx), **size)
     train_images(options, model, loader, torch.channels_last)
 
 
@@ -82,12 +91,15 @@ def image_loader(options: argparse.Namespace) -> torch.utils.data.DataLoader:
 def train_images(options: argparse.Namespace, model: nn.Module, loader: Iterator, memory: torch.memory_format,
                  is_fused: bool = True) -> None:
     """The loop that the three share. is_fused: the optimizer is torch's fastest."""
-    model.to(memory_format=memory).train()
+    model.to(options.device, memory_format=memory).train()
+    if options.compile:
+        model.compile()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4, fused=is_fused)
     steps, number = Steps(options), 0
     while True:
         for images, labels in loader:
-            update(model, optimizer, images.to(memory_format=memory), labels, options.precision)
+            images = images.to(options.device, memory_format=memory, non_blocking=True)
+            update(model, optimizer, images, labels.to(options.device, non_blocking=True), options.precision)
             steps.done()
             number += 1
             if number == steps.number:
@@ -96,7 +108,7 @@ def train_images(options: argparse.Namespace, model: nn.Module, loader: Iterator
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor, precision: str) -> None:
     """A step. images: [B, 3, H, W]; labels: [B]."""
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
         logits = model(images)                            # [B, C]
     F.cross_entropy(logits.float(), labels).backward()
     optimizer.step()
@@ -131,7 +143,10 @@ def trainer(options: argparse.Namespace) -> None:
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             steps.done()
 
-    arguments = training_arguments(options.scratch, options.batch, options.precision, max_steps=steps.number,
+    is_cpu = options.device.type == "cpu"
+    arguments = training_arguments(options.scratch, options.batch, options.precision, is_cpu, max_steps=steps.number,
+                                   torch_compile=options.compile,
+                                   dataloader_num_workers=0 if is_cpu else loaders(options.device),
                                    train_sampling_strategy="random" if is_masked else "group_by_length")
     Trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Timer()]).train()
     steps.print()
@@ -145,10 +160,16 @@ def sentences(table: Path, tokenizer: "PreTrainedTokenizerBase", length: int) ->
     return [{"input_ids": each, "labels": int(line[label])} for each, line in zip(ids, lines[1:], strict=True)]
 
 
-def training_arguments(scratch: Path, batch: int, precision: str, **more: object) -> "TrainingArguments":
-    """Of the Trainer on the CPU, without what takes time beside the training: checkpoints, logs, a progress bar."""
+def loaders(device: torch.device) -> int:
+    """How many processes load images."""
+    return max(1, min(1 if device.type == "cpu" else 8, available_cores() - 1))
+
+
+def training_arguments(scratch: Path, batch: int, precision: str, is_cpu: bool = True,
+                       **more: object) -> "TrainingArguments":
+    """Of the Trainer, without what takes time beside the training: checkpoints, logs, a progress bar."""
     from transformers import TrainingArguments
-    return TrainingArguments(output_dir=str(scratch), per_device_train_batch_size=batch, use_cpu=True,
+    return TrainingArguments(output_dir=str(scratch), per_device_train_batch_size=batch, use_cpu=is_cpu,
                              bf16=precision == "bf16", report_to="none", save_strategy="no", logging_strategy="no",
                              disable_tqdm=True, **more)
 
@@ -163,9 +184,15 @@ if __name__ == "__main__":
     parser.add_argument("--task", default="")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--length", type=int, default=128, help="tokens of a text at most")
+    parser.add_argument("--side", type=int, default=224, help="px of timm's images")
+    parser.add_argument("--device", type=torch.device, default="cpu")
+    parser.add_argument("--compile", action="store_true", help="not with torchvision's reference")
     parser.add_argument("--warm-up", type=int, default=2, help="steps, 1 or more")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/trainer"))
     arguments = parser.parse_args()
+    if arguments.device.type != "cpu":  # as timm's train.py
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
     PEERS[arguments.peer](arguments)

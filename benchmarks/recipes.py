@@ -175,7 +175,7 @@ def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str, str]:
     steps, fewer = (mean(pair[index]["step"] for pair in pairs) for index in (0, 1))
     differences = [b - a for a, b in zip(without, having, strict=True)]
     note = f" ({100 * fewer / steps:.0f} %)" if fewer < steps else ""
-    return _shown(without), _shown(having) + note, f"{verdict(differences)} ({_shown(differences, '+')})"
+    return shown(without), shown(having) + note, f"{verdict(differences)} ({shown(differences, '+')})"
 
 
 def verdict(differences: list[float]) -> str:
@@ -185,7 +185,8 @@ def verdict(differences: list[float]) -> str:
     return "higher" if mean(differences) > 0 else "lower"
 
 
-def _shown(values: list[float], sign: str = "") -> str:
+def shown(values: list[float], sign: str = "") -> str:
+    """The mean, and the standard deviation where there is more than one."""
     return f"{mean(values):{sign}.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 

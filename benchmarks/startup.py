@@ -16,19 +16,18 @@ from statistics import median
 
 import torch
 
+from benchmarks.accuracy import ROOT, torchrun
 from benchmarks.in_turn import in_turn, report
-from benchmarks.training import torchrun
 from data.demo import unpack_demo
 from utils.files import cache_path
 from utils.numerics.precision import hardware_precision
 
-ROOT = Path(__file__).parents[1]
 ROUNDS = 5
 WORDS = ["--log-every", "1", "--device", "cpu"]
-FLOOR = ("import torch, torchvision, torch.utils.tensorboard\n"
-         "torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()")
+FLOOR = ("import torch, torchvision\n"
+         "torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()")  # which imports torch._dynamo
 COMMANDS = {
-    "python -c 'import torch, torchvision, tensorboard', an optimizer": [sys.executable, "-c", FLOOR],
+    "python -c 'import torch, torchvision', an optimizer": [sys.executable, "-c", FLOOR],
     "./launch.sh": ["./launch.sh", *WORDS],
     "torchrun --nproc-per-node=1 train.py": [*torchrun(1), "train.py", *WORDS],
 }

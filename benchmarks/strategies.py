@@ -16,9 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
-import torch
-
-from benchmarks.accuracy import ROOT
+from benchmarks.accuracy import ROOT, torchrun
+from benchmarks.in_turn import about
 
 ROWS = [  # strategy, processes, devices of each
     ("ddp", 1, 1), ("ddp", 2, 1), ("exact", 2, 1), ("fsdp", 2, 1), ("dp", 1, 2), ("dp-classic", 1, 2),
@@ -33,7 +32,7 @@ def main(device: str, rounds: int) -> None:
         for row in ROWS:
             found[row].append(_measure(*row, device))
             print(f"round {number + 1} of {rounds}: {row}: {found[row][-1]}", file=sys.stderr, flush=True)
-    print(f"resnet18, 32 px, {device}, {rounds} rounds, torch {torch.__version__}\n")
+    print(f"resnet18, 32 px, {device}, {rounds} rounds; {about()}\n")
     print("| strategy | processes x devices | samples/s | to `ddp` on 2 | memory | time to"
           f" {100 * GOAL:.0f} % |\n|---|---|---|---|---|---|")
     for row, runs in found.items():
@@ -49,9 +48,7 @@ def _measure(strategy: str, processes: int, devices: int, device: str) -> tuple[
     words = ["train.py", "--strategy", strategy, "--device", device, "--threads", str(threads), "--workers", "0"]
     if devices > 1:
         words += ["--devices-per-process", str(devices)]
-    start = [sys.executable] if processes == 1 else [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-        f"--nproc-per-node={processes}"]
+    start = [sys.executable] if processes == 1 else torchrun(processes)
     with tempfile.TemporaryDirectory() as run:
         began = time.time()
         process = subprocess.Popen([*start, *words, "--run-dir", run], cwd=ROOT, stdout=subprocess.DEVNULL,

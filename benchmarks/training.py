@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
-from statistics import harmonic_mean
 
 import torch
 
-from benchmarks.accuracy import ROOT, minilm_folder
+from benchmarks.accuracy import ROOT, minilm_folder, torchrun
 from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
 from data.sampler import WINDOW
@@ -27,11 +27,11 @@ from utils.numerics.precision import hardware_precision
 ROWS = ("resnet18", "resnet50", "sst2", "mlm")
 IMAGE_BATCH, TEXT_BATCH = 32, 32
 IMAGES = IMAGE_BATCH * 10  # on disk
-LOGGED_EVERY = 10  # steps of train.py with texts, as by default; those of images are few
+LOGGED_EVERY = 10  # steps of train.py, as by default
 
 # Batch; steps that warm up; steps that are measured. Of sentences these are a whole window: train.py has batches of all
 # lengths in it, in random order, and the Trainer, whose windows are as large, begins each with the longest.
-OF_IMAGES = {"batch": IMAGE_BATCH, "warm_up": 2, "steps": 4}
+OF_IMAGES = {"batch": IMAGE_BATCH, "warm_up": 2, "steps": 10}
 OF_SENTENCES = {"batch": TEXT_BATCH, "warm_up": WINDOW, "steps": WINDOW}
 OF_MASKED = {"batch": TEXT_BATCH, "warm_up": LOGGED_EVERY, "steps": 20}
 LENGTH = 128  # tokens
@@ -62,7 +62,7 @@ def compare_images(model: str, temporary: Path, precision: str, rounds: int) -> 
         "ours": ours(*words, **OF_IMAGES),
         **{f"{name}, {kind}": peer(name, *words, "--precision", kind, **OF_IMAGES)
            for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}}, rounds),
-        f"bare, {precision}")
+        f"bare, {precision}", f"timm, {precision}", "torchvision, fp32")
 
 
 def compare_sentences(data: Path, precision: str, rounds: int) -> None:
@@ -71,7 +71,7 @@ def compare_sentences(data: Path, precision: str, rounds: int) -> None:
     report(f"training, MiniLM on SST-2, batch {TEXT_BATCH}, {precision}", "samples/s", in_turn({
         "ours": ours(*task, *words, **OF_SENTENCES),
         "ours, 2 processes": ours(*task, *words, **OF_SENTENCES, processes=2),
-        "Trainer": peer("trainer", *words, "--precision", precision, **OF_SENTENCES)}, rounds), "Trainer")
+        "Trainer": peer("trainer", *words, "--precision", precision, **OF_SENTENCES)}, rounds), "Trainer", "ours")
 
 
 def write_blocks(source: Path, target: Path) -> Path:
@@ -97,7 +97,7 @@ def compare_masked(data: Path, precision: str, rounds: int) -> None:
 
 def ours(*words: object, batch: int, warm_up: int, steps: int, processes: int = 1) -> Callable[[], float]:
     """Samples per second of `steps` steps of train.py, after those that warm up."""
-    every = LOGGED_EVERY if steps > LOGGED_EVERY else 1
+    every = min(LOGGED_EVERY, warm_up)  # the last that warms up is logged, and the last
 
     def measure() -> float:
         launcher = [sys.executable] if processes == 1 else torchrun(processes)
@@ -107,17 +107,11 @@ def ours(*words: object, batch: int, warm_up: int, steps: int, processes: int = 
                     "--device", "cpu"],
                    available_cores() // processes)
             records = map(json.loads, (Path(run) / "metrics.jsonl").read_text().splitlines())
-            speeds = [record["samples_per_s"] for record in records
-                      if record["split"] == "train" and record["step"] > warm_up]
-        return harmonic_mean(speeds)
+            ends = {record["step"]: datetime.fromisoformat(record["time"]) for record in records
+                    if record["split"] == "train"}
+        return steps * batch / (ends[warm_up + steps] - ends[warm_up]).total_seconds()
 
     return measure
-
-
-def torchrun(processes: int) -> list[str]:
-    """The command that starts a program on this many processes."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-            f"--nproc-per-node={processes}"]
 
 
 def peer(*words: object, batch: int, warm_up: int, steps: int) -> Callable[[], float]:

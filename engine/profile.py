@@ -1,6 +1,7 @@
 """--profile N: what N optimizer steps spend their time on, as torch.profiler sees it: a file for each rank.
 
-RUN/profile/rank-R.json opens in https://ui.perfetto.dev. RUN/profile/operators.txt is rank 0's table.
+RUN/profile/rank-R.pt.trace.json opens in https://ui.perfetto.dev, and in TensorBoard with its plugin torch-tb-profiler.
+RUN/profile/operators.txt is rank 0's table.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,8 @@ class Profile:
 
     def _write(self, found: profile) -> None:
         self._folder.mkdir(exist_ok=True)
-        found.export_chrome_trace(str(self._folder / f"rank-{self._world.rank}.json"))
+        found.export_chrome_trace(str(self._folder / f"rank-{self._world.rank}.pt.trace.json"))
         if self._world.is_main:
             by = "self_cpu_time_total" if self._world.device.type == "cpu" else "self_device_time_total"
             (self._folder / "operators.txt").write_text(found.key_averages().table(sort_by=by, row_limit=50))
-            self._note(f"profile: {self._folder}; rank-*.json open in https://ui.perfetto.dev")
+            self._note(f"profile: {self._folder}; rank-*.pt.trace.json open in https://ui.perfetto.dev")

@@ -11,6 +11,7 @@ from docs.pictures.measured import FOLDER, load
 from docs.pictures.svg import BLUE, GREY, WIDTH, Svg
 
 LEFT, RIGHT, TOP, ROW = 190, 560, 96, 24  # px; bars stand between LEFT and RIGHT, their figures right of them
+DRAWN = ("input", "training", "to ")  # the beginnings of what was measured
 LARGEST = 20  # times the peer: a benchmark with more than that has no picture
 
 
@@ -40,13 +41,13 @@ def draw() -> str:
 
 
 def newest() -> list[dict[str, Any]]:
-    """The newest speeds of each benchmark, in the order in which they were first measured; no floors, no starts."""
+    """The newest speeds of each benchmark, in the order in which they were first measured."""
     found = {}
     for line in RESULTS.read_text().splitlines():
         each = json.loads(line)
         ratios = {name: [round(value, 3) for value in values] for name, values in each["ratios"].items()
                   if not name.startswith("floor")}
-        if not each["what"].startswith(("floor", "start")) and max(high for _, _, high in ratios.values()) <= LARGEST:
+        if each["what"].startswith(DRAWN) and max(high for _, _, high in ratios.values()) <= LARGEST:
             found[each["what"]] = {name: each[name] for name in ("what", "against", "rounds", "hardware")} | {
                 "torch": each["versions"]["torch"], "ratios": ratios}
     return list(found.values())

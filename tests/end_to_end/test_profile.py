@@ -17,7 +17,7 @@ def test_each_rank_writes_the_steps_and_the_run_is_the_same(run_torchrun, photos
         assert result.returncode == 0, result.text
         assert result.out.count("https://ui.perfetto.dev") == len(words) / 2
     for rank in range(2):
-        trace = json.loads((runs["with"] / "profile" / f"rank-{rank}.json").read_text())
+        trace = json.loads((runs["with"] / "profile" / f"rank-{rank}.pt.trace.json").read_text())
         found = Counter(event["name"] for event in trace["traceEvents"] if event.get("cat") == "user_annotation")
         assert sum(count for name, count in found.items() if name.startswith("ProfilerStep#")) == recorded
     assert "aten::mkldnn_convolution" in (runs["with"] / "profile/operators.txt").read_text()

@@ -4,7 +4,9 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -58,18 +60,43 @@ def test_it_names_no_vendors_interface():
     assert "cuda" not in (Path(gpu.__file__).read_text() + Path(gpu_rows.__file__).read_text()).lower()
 
 
-def test_a_tiny_run_prints_its_rows():
-    words = ["--tiny", "--device", "cpu", "--peak", "0.1", "--rows", "mlm"]
+@pytest.mark.parametrize("name", gpu.ROWS)
+def test_a_row_is_its_name(name):
+    row = gpu_rows.Row(name)
+    sizes = row.sizes(gpu_rows.Sizes())
+    assert f"{'vit-' if sizes.image_model == 'vit_b_16' else ''}{row.kind}{'-compiled' * row.is_compiled}" == name
+    assert sizes.tokens * sizes.text_batch == 128 * 128  # as many tokens in a step, of either length
+
+
+def test_contenders_go_back_and_forth(tmp_path, monkeypatch):
+    """A machine that grows slower favours nobody: each contender is as early as it is late."""
+    order, records = [], [{"samples_per_s": 6.0, "data_wait": 0.25}]
+    monkeypatch.setattr(gpu, "run_lockstep", lambda *given: order.append("ours") or records)
+    monkeypatch.setattr(gpu, "run_bare", lambda *given: order.append("bare") or [3.0])
+    monkeypatch.setattr(gpu, "run_peer", lambda *given: order.append("peer") or 2.0)
+    options = gpu.parse(["--device", "cpu", "--tiny"])
+    cells = gpu.measure(gpu_rows.Row("image"), options, replace(gpu_rows.TINY, rounds=2), tmp_path)
+    assert order == ["ours", "bare", "peer", "peer", "bare", "ours"]
+    assert cells[2:7] == ["6.0", "3.0", "2.00 (2.00 to 2.00)", "2.0", "3.00 (3.00 to 3.00)"]
+
+
+@pytest.mark.parametrize(("row", "model", "has_peer"), [
+    ("mlm", "bert-tiny x 4", find_spec("accelerate") is not None), ("packed", "resnet18 x 8", True)])
+def test_a_tiny_run_prints_its_rows(row, model, has_peer):
+    words = ["--tiny", "--device", "cpu", "--peak", "0.1", "--rows", row]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    about, formula, head, row, _ = done.stdout.splitlines()
+    about, formula, _, head, line, _ = done.stdout.splitlines()
     assert about.startswith(f"cpu, torch {torch.__version__}, fp32") and head.startswith("row")
     assert formula.startswith("MFU = ") and formula.endswith(" 0.1 TFLOP/s")
-    figures = re.fullmatch(
-        r"mlm +bert-tiny x 8 +([\d.]+) +([\d.]+) +([\d.]+) \(.*\) +([\d.]+) +([\d.]+) % +[\d.]+ % +-, -", row).groups()
-    own, bare, ratio, gflop, percent = map(float, figures)
-    assert ratio == pytest.approx(own / bare, rel=0.01)  # all are rounded
-    assert percent / 100 == pytest.approx(own * gflop * 1e9 / 0.1e12, abs=0.001)
+    ratio = r" +([\d.]+) +([\d.]+) \(.*?\)"
+    figures = re.fullmatch(rf"{row} +{model} +([\d.]+){ratio}{ratio if has_peer else ' +- +-()()'} +([\d.]+)"
+                           r" +([\d.]+) % +([\d.]+) % +[\d.]+ % +-, -", line).groups()
+    own, bare, to_bare, peer, to_peer, gflop, of_peak, of_matrices = (float(figure or 0) for figure in figures)
+    assert to_bare == pytest.approx(own / bare, rel=0.01)  # all are rounded
+    assert not has_peer or to_peer == pytest.approx(own / peer, rel=0.01)
+    assert of_peak / 100 == pytest.approx(own * gflop * 1e9 / 0.1e12, abs=0.001)
+    assert 0 < of_matrices < 100
 
 
 def needs_of(*names):
@@ -93,7 +120,8 @@ def test_the_wheels_for_a_gpu_machine_are_all_that_it_lacks():
     [download] = [line for line in planned.stdout.replace("\\\n", " ").splitlines() if " pip download " in line]
     brought = {Requirement(word).name for word in shlex.split(download.partition("--dest wheels")[2])}
     lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
-    wanted = needs_of("pytest-timeout", *(Requirement(line).name for line in lines if line))
+    wanted = needs_of("pytest-timeout", "timm", *(Requirement(line).name for line in lines if line))
+    wanted |= {"accelerate", "psutil"}  # which needs no others; it is not installed here
     there = needs_of("torch", "torchvision", "transformers", "tensorboard", "pytest")
     newer = {"typing-extensions"}  # torch brings one; typeguard may need a newer one
     assert brought == wanted - there | newer

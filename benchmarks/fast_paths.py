@@ -1,0 +1,64 @@
+"""`python -m benchmarks.fast_paths DIR`: train.py with the fast paths that change numbers, and without them.
+
+fast     train.py by itself: bf16 where the hardware computes in it
+plain    float32; torch's own dropout masks and attention; batches of texts of any lengths; all tokens through the
+         output layer; JPEGs decoded whole
+
+--cache is an option, and measured in recipes.py. Rows are those of recipes.py, and masked tokens. A run takes one to
+three minutes of one core, and there are as many at a time as there are cores.
+"""
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+from unittest.mock import patch
+
+from benchmarks.accuracy import minilm_folder, write_lite0
+from benchmarks.fine_tuning import compare, trained
+from benchmarks.recipes import FILMS, LARGE, LITE0, RUNS, SMALL, Base, lay_out
+from data.image_decode import EncodedImage
+
+MASKED = Base("masked tokens", "wikitext2", "--task masked-lm --model MINILM --epochs 1 --eval-every 1000")
+BASES = {base.data: base for base in (SMALL, FILMS, LARGE, MASKED)}
+PLAIN = ("-m", "benchmarks.fast_paths", "plain")
+
+
+def main(data: Path, name: str, seeds: int) -> None:
+    """Train a row on all seeds, fast and plainly, and print accuracies or losses."""
+    base = BASES[name]
+    lay_out(name, data)
+    if base is LARGE and not LITE0.exists():
+        write_lite0(str(LITE0))
+    words = [*base.words.replace("MINILM", minilm_folder()).split(), "--data", RUNS / "data" / name]
+    figure = "loss" if base is MASKED else "top1"
+    print(f"\n{base.what}: {base.words}")
+    compare({"fast": lambda seed: trained("train.py", *words, "--seed", seed, figure=figure),
+             "plain": lambda seed: trained(*PLAIN, *words, "--precision", "fp32", "--seed", seed, figure=figure)},
+            seeds)
+
+
+def train_plainly(words: list[str]) -> None:
+    """Run train.py in this process without what it does for speed."""
+    decode = EncodedImage._decode_jpeg
+    with (patch("engine.arithmetic.replace_kernels", lambda: None),
+          patch("data.sampler.bucketed", lambda order, *others: order),
+          patch("models.bert.SparsePrediction.logits", lambda self, model, inputs, positions: model(**inputs).logits
+                .flatten(0, 1)[positions]),
+          patch("data.image_decode.EncodedImage._decode_jpeg", lambda image, at_least: decode(image, 1.0)),
+          patch("sys.argv", ["train.py", *words])):
+        runpy.run_path("train.py", run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["plain"]:
+        train_plainly(sys.argv[2:])
+    else:
+        parser = argparse.ArgumentParser(prog="python -m benchmarks.fast_paths")
+        parser.add_argument("data", type=Path, help="a folder with cifar10, sst2, ants_bees, wikitext2, as for make"
+                            " accuracy")
+        parser.add_argument("--rows", default=",".join(BASES))
+        parser.add_argument("--seeds", type=int, default=5)
+        arguments = parser.parse_args()
+        for row in arguments.rows.split(","):
+            main(arguments.data, row, arguments.seeds)
