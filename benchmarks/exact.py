@@ -66,7 +66,7 @@ def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision:
 
 
 def main() -> None:
-    """Print a table on rank 0. Run under torchrun. Arguments: a device as in --device, micro-batches per rank."""
+    """Report on rank 0. Run under torchrun. Arguments: a device as in --device, micro-batches per rank."""
     torch.set_num_threads(1)
     keep_freed_memory()  # as train.py does
     micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
@@ -87,8 +87,8 @@ def main() -> None:
                     times[name].append(seconds)
         if world.is_main:
             torch.set_num_threads(available_cores())  # for the speed of products, which is reported
-            report(f"exact, resnet18 at {SIDE} px, {precision.name}, {world.world_size} processes, {micro_batches} x"
-                   f" {MICRO_BATCH} images each", "s a step", times, "ddp")
+            report(f"exact, resnet18 at {SIDE} px, {precision.name}, {world.world_size} x {world.device.type},"
+                   f" {micro_batches} x {MICRO_BATCH} images each", "s a step", times, "ddp")
     sys.stdout.flush()
     os._exit(0)
 

@@ -38,24 +38,24 @@ def main(data: Path, seeds: int) -> None:
         def timms(seed: int) -> float:
             return float(output("-m", "benchmarks.fine_tuning", DATA, "--weights", weights, "--seed", seed))
 
-        compare({"ours": ours, "timm": timms}, seeds)
+        compare("top1 in %", {"ours": ours, "timm": timms}, seeds)
 
 
-def compare(trainings: dict[str, Callable[[int], float]], seeds: int) -> None:
+def compare(figure: str, trainings: dict[str, Callable[[int], float]], seeds: int) -> None:
     """Train two, seed by seed, as many at a time as there are cores; print the figures, and whether the first's differ.
 
-    trainings: by name, from a seed to a figure, 100 times.
+    figure: its name and unit. trainings: by name, from a seed to the figure.
     """
     def told(name: str, train: Callable[[int], float], seed: int) -> float:
-        figure = train(seed)
-        print(f"{name}, seed {seed}: {figure:.1f}", file=sys.stderr, flush=True)
-        return figure
+        value = train(seed)
+        print(f"{name}, seed {seed}: {value:.1f}", file=sys.stderr, flush=True)
+        return value
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         found = {name: [pool.submit(told, name, train, seed) for seed in range(seeds)]
                  for name, train in trainings.items()}
         figures = {name: [each.result() for each in runs] for name, runs in found.items()}
-    print(f"{about()}; n = {seeds}")
+    print(f"{figure}; n = {seeds}; {about()}")
     for name, each in figures.items():
         print(f"{name}: {shown(each)}")
     differences = [mine - other for mine, other in zip(*figures.values(), strict=True)]
@@ -63,7 +63,7 @@ def compare(trainings: dict[str, Callable[[int], float]], seeds: int) -> None:
 
 
 def trained(*words: object, figure: str = "top1") -> float:
-    """100 times the figure at the end of a run of train.py on one core: an accuracy in percent."""
+    """100 times the figure at the end of a run of train.py on one core, so an accuracy in percent."""
     with tempfile.TemporaryDirectory() as temporary:
         output(*words, "--run-dir", run := Path(temporary) / "run", "--device", "cpu", "--threads", 1, "--workers", 0)
         return 100 * json.loads((run / "summary.json").read_text())[figure]

@@ -1,9 +1,10 @@
 """`make gpu-bench`: Lockstep's speed, MFU, data wait and memory on this machine's accelerator, beside others.
 
-Lockstep is train.py as a user starts it, in its own process; its figures come from its train records. The bare loop is
-in this file: the same model, precision, batch and device, fused AdamW; no records, checks or saves. The peer is a
-process of peers.py: timm's loader and model for images, transformers.Trainer for texts; "-" where it is not installed.
-They take turns (A B C C B A); figures are medians over the second half of the steps of every turn.
+Lockstep is train.py as a user starts it, in its own process. The bare loop is in this file: the same model, precision,
+batch and device, fused AdamW; no records, checks or saves. The peer is a process of peers.py: timm's model and loader
+with fused SGD for images, transformers.Trainer for texts; "-" where it is not installed. The Trainer clips gradients,
+passes a mask, and predicts all tokens where Lockstep predicts the masked ones.
+They take turns (A B C C B A), of an epoch each; a speed is that of the second half of a turn, by the clock on the wall.
 
     row     Lockstep reads                                    the bare loop reads                  the peer reads
     image   uncompressed images of the model's size, moved    one batch that stays on the device   (none)
@@ -26,15 +27,16 @@ import json
 import os
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import nn
@@ -65,7 +67,7 @@ ROWS = (  # those that are left out first stand last
     "image", "text", "mlm", "jpeg", "packed", "image-compiled", "text-compiled", "mlm-compiled", "vit-image",
     "vit-jpeg", "vit-packed", "vit-image-compiled", "jpeg-compiled", "packed-compiled", "vit-jpeg-compiled",
     "vit-packed-compiled")
-LATEST_S = 420  # no row starts later unless --rows names it, so that the benchmark ends within ten minutes
+MOST_S = 570  # no row starts that may end later, unless --rows names it: the benchmark ends within ten minutes
 PEAKS = {  # dense bf16 FLOP/s by the vendors' data sheets; the first name that occurs in the device's name counts
     "B200": 2250e12, "H200 NVL": 835e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H200": 989e12, "H100": 989e12,
     "A100": 312e12, "L40S": 362e12, "L4": 121e12, "MI300X": 1307e12}
@@ -84,12 +86,12 @@ def mfu(samples_per_s: float, flop: float, peak: float) -> float:
     return samples_per_s * flop / peak
 
 
-def run_bare(model: nn.Module, batches: Iterator[Batch], options: argparse.Namespace, sizes: Sizes) -> list[float]:
-    """Train with the bare loop. Returns samples per second, one value per `every` steps, second half only."""
-    optimizer, rates, device = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), [], options.device
-    for _ in range(options.steps // options.every):
+def run_bare(model: nn.Module, batches: Iterator[Batch], options: argparse.Namespace, sizes: Sizes) -> float:
+    """Train with the bare loop. Returns samples per second of the second half of the steps."""
+    optimizer, device = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True), options.device
+    for part in (options.steps - options.steps // 2, options.steps // 2):
         samples, began = 0, time.perf_counter()
-        for inputs, targets in itertools.islice(batches, options.every):
+        for inputs, targets in itertools.islice(batches, part):
             with torch.autocast(device.type, torch.bfloat16) if sizes.precision == "bf16" else nullcontext():
                 loss = loss_of(model, inputs, targets)
             loss.backward()
@@ -98,17 +100,18 @@ def run_bare(model: nn.Module, batches: Iterator[Batch], options: argparse.Names
             samples += len(next(iter(inputs.values())))
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        rates.append(samples / (time.perf_counter() - began))
-    return rates[len(rates) // 2:]
+        taken_s = time.perf_counter() - began
+    return samples / taken_s
 
 
 def run_lockstep(row: Row, data: Path, batch: int, options: argparse.Namespace, sizes: Sizes) -> list[dict]:
-    """Train with train.py. Returns its train records, second half only; exits with its message if it fails."""
+    """Train with train.py. Returns its train records from the middle on; exits with its message if it fails."""
     kind, run = row.kind, data.parent / "run"
     settings = {
         "data": data, "run-dir": run, "device": options.device.type, "precision": sizes.precision, "strategy": "ddp",
         "global-batch-size": batch, "micro-batch-size": batch, "epochs": options.steps, "stop-after": options.steps,
-        "log-every": options.every, "eval-every": 10**6, "save-every": 10**6, "threads": torch.get_num_threads()}
+        "log-every": options.steps // 4, "eval-every": 10**6, "save-every": 10**6,
+        "threads": torch.get_num_threads()}
     settings |= {
         "task": TASKS[kind], "model": sizes.text_model, "max-length": sizes.tokens, "tokenizer": data / "tokenizer",
     } if kind in TASKS else {
@@ -123,7 +126,14 @@ def run_lockstep(row: Row, data: Path, batch: int, options: argparse.Namespace, 
         sys.exit(f"{row.name}: train.py ended with {done.returncode}:\n{done.stdout[-500:]}\n{done.stderr[-3000:]}")
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     shutil.rmtree(run)
-    return [record for record in records if record["split"] == "train" and record["step"] > options.steps // 2]
+    return [record for record in records if record["split"] == "train" and record["step"] >= options.steps // 2]
+
+
+def speed_of(records: list[dict], batch: int) -> float:
+    """Samples per second from the first of these train records to the last."""
+    first, last = records[0], records[-1]
+    began, ended = (datetime.fromisoformat(record["time"]) for record in (first, last))
+    return (last["step"] - first["step"]) * batch / (ended - began).total_seconds()
 
 
 def take_peak_mib(device: torch.device) -> float:
@@ -154,14 +164,17 @@ def run_peer(row: Row, data: Path, batch: int, options: argparse.Namespace, size
     return json.loads(done.stdout.splitlines()[-1])["samples_per_s"]
 
 
-def lay_out(row: Row, sizes: Sizes, batch: int, root: Path) -> Path:
-    """The folder of the row's data, written if it is missing; with texts also model/, which the peer trains."""
-    data = root / ("jpeg" if row.kind == "packed" else row.kind)
+def lay_out(row: Row, sizes: Sizes, count: int, root: Path) -> Path:
+    """The folder of the row's data, written if it is missing; with texts also model/, which the peer trains.
+
+    count: samples to train on; images at least two of each class.
+    """
+    data = root / f"{'jpeg' if row.kind == 'packed' else row.kind}-{count}"
     if not data.exists() and row.kind in TASKS:
-        write_texts(data, sizes, 4 * batch, row.kind == "text")
+        write_texts(data, sizes, count, row.kind == "text")
         write_model(row.kind, sizes, data)
     elif not data.exists():
-        write_images(data, sizes, 4 * batch, row.kind != "image")
+        write_images(data, sizes, max(2 * sizes.classes, count), row.kind != "image")
     return data
 
 
@@ -169,11 +182,12 @@ def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> 
     """Measure one row; returns its cells."""
     kind, device = row.kind, options.device
     batch = options.batch or (sizes.text_batch if kind in TASKS else sizes.image_batch)
-    data = lay_out(row, sizes, batch, root)
+    data = lay_out(row, sizes, options.steps * batch, root)
     model = build_model(kind, sizes, data)
     flop = flop_per_sample(model, example(kind, sizes, 2))
     model = model.to(device)
     if row.is_compiled:
+        torch.compiler.reset()  # what an earlier row has compiled, train.py and the peer do not know
         model.compile()
     batches = (jpeg_batches(data, sizes, batch, device) if kind in ("jpeg", "packed")
                else itertools.repeat(to_device(example(kind, sizes, batch), device)))
@@ -183,17 +197,17 @@ def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> 
         for name in list(found)[::-1 if number % 2 else 1]:
             if name == "ours":
                 records += (new := run_lockstep(row, data, batch, options, sizes))
-                found[name].append(statistics.median(record["samples_per_s"] for record in new))
+                found[name].append(speed_of(new, batch))
             elif name == "bare":
-                found[name].append(statistics.median(run_bare(model, batches, options, sizes)))
+                found[name].append(run_bare(model, batches, options, sizes))
                 peaks.append(take_peak_mib(device))
             elif speed := run_peer(row, data, batch, options, sizes):
                 found[name].append(speed)
 
-    ours, wait = statistics.median(found["ours"]), statistics.median(record["data_wait"] for record in records)
+    ours, wait = median(found["ours"]), median(record["data_wait"] for record in records)
     memory = [max(record.get("memory", 0.0) for record in records), max(peaks)]
     beside = [cell for name in ("bare", "peer") for cell in (
-        (f"{statistics.median(found[name]):.1f}", spread(ratios(found["ours"], found[name]))) if found[name]
+        (f"{median(found[name]):.1f}", spread(ratios(found["ours"], found[name]))) if found[name]
         else ("-", "-"))]
     return [row.name, f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}", f"{ours:.1f}", *beside,
             f"{flop / 1e9:.3g}", f"{100 * mfu(ours, flop, options.peak):.1f} %" if options.peak else "-",
@@ -212,7 +226,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto = the accelerator, or else the CPU")
-    parser.add_argument("--steps", type=at_least(4), help="optimizer steps per turn; default 80; tiny: 8")
+    parser.add_argument("--steps", type=at_least(4), help="optimizer steps per turn; default 40; tiny: 8")
     parser.add_argument("--batch", type=at_least(2), help="samples per step; default 256 images, 128 texts; tiny: 8")
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}")
     parser.add_argument("--peak", type=at_least(0.001), metavar="TFLOPS", help="bf16 peak, if the table lacks it")
@@ -233,7 +247,7 @@ def main(options: argparse.Namespace) -> None:
     """Print the table, each row when it is measured."""
     sizes, began = TINY if options.tiny else Sizes(), time.monotonic()
     options.steps = options.steps or sizes.steps
-    options.every = max(1, options.steps // 8)
+    options.steps -= options.steps % 4  # so that records fall on the middle and the end
     torch.set_float32_matmul_precision("high")  # TF32 where bf16 is not used, as Lockstep's --tf32 auto
     torch.backends.cudnn.benchmark = True
     peak = f"{options.peak / 1e12:.6g} TFLOP/s" if options.peak else "unknown (--peak)"
@@ -244,11 +258,14 @@ def main(options: argparse.Namespace) -> None:
           "of matrices: the same over what a product of large matrices reaches when the row is measured\n"
           f"{FORM(*HEAD)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
+        longest_s = 0.0
         for row in options.rows or [row for row in ROWS if not (options.tiny and "-" in row)]:
-            if not options.rows and time.monotonic() - began > LATEST_S:
-                print(f"{row:<19} left out after {LATEST_S} s; --rows {row} measures it", flush=True)
-            else:
-                print(FORM(*measure(Row(row), options, Row(row).sizes(sizes), Path(folder))), flush=True)
+            start_s = time.monotonic() - began
+            if not options.rows and start_s + longest_s > MOST_S:
+                print(f"{row:<19} left out after {start_s:.0f} s; --rows {row} measures it", flush=True)
+                continue
+            print(FORM(*measure(Row(row), options, Row(row).sizes(sizes), Path(folder))), flush=True)
+            longest_s = max(longest_s, time.monotonic() - began - start_s)
     print(f"{time.monotonic() - began:.0f} s")
 
 

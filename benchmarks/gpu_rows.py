@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import datasets, transforms
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.peers import loaders
+from benchmarks.peers import num_loaders
 from data.tokenizer import SPECIAL, load_tokenizer
 from models.bert import EncoderSpec, SparsePrediction, build_encoder
 from models.tasks import load_task
@@ -49,7 +49,7 @@ class Sizes:
     masked_tokens: int = 512
     masked_batch: int = 32
     precision: str = "bf16"
-    steps: int = 80
+    steps: int = 40
     rounds: int = 2
 
 
@@ -178,7 +178,7 @@ def jpeg_batches(folder: Path, sizes: Sizes, batch: int, device: torch.device) -
     prepare = transforms.Compose([
         transforms.RandomResizedCrop(sizes.side), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
     loader = DataLoader(datasets.ImageFolder(folder / "train", prepare), batch, shuffle=True, drop_last=True,
-                        num_workers=loaders(device), persistent_workers=True, pin_memory=device.type != "cpu")
+                        num_workers=num_loaders(device), persistent_workers=True, pin_memory=device.type != "cpu")
     while True:
         for images, targets in loader:
             inputs, targets = to_device(({"images": images}, targets), device)

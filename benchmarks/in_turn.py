@@ -6,6 +6,7 @@
 
 import json
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from utils.numerics.precision import hardware_precision
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results.jsonl"
 FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of which the first decides how fast matrices are multiplied
-SIDES, REPEATS = {"cpu": 2048, "other": 8192}, 5  # of matrices whose products are timed
+RATE_S = 1.0
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning")
 
 
@@ -69,19 +70,21 @@ def spread(values: list[float]) -> str:
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:
-    """FLOP/s of a product of square matrices, now: about the most that a model can reach here."""
-    side = SIDES["cpu" if device.type == "cpu" else "other"]
-    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    """FLOP/s of products of square matrices, now: about the most that a model can reach here.
 
-    def seconds() -> float:
-        start = time.perf_counter()
-        matrix @ matrix
+    They go on for RATE_S seconds, of which the second half counts: clocks and temperatures are those of a training.
+    """
+    side, at_once = (2048, 1) if device.type == "cpu" else (8192, 10)
+    matrix = torch.randn(side, side, device=device, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    began, ends = time.perf_counter(), [time.perf_counter()]
+    while ends[-1] - began < RATE_S or len(ends) < 4:
+        for _ in range(at_once):
+            matrix @ matrix
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        return time.perf_counter() - start
-
-    seconds()
-    return 2 * side**3 / median(seconds() for _ in range(REPEATS))
+        ends.append(time.perf_counter())
+    half = len(ends) // 2
+    return 2 * side**3 * at_once * (len(ends) - 1 - half) / (ends[-1] - ends[half])
 
 
 def about() -> str:
@@ -90,10 +93,12 @@ def about() -> str:
 
 
 def commit() -> str:
-    """Of this program; with a + if files other than the results are changed. Empty outside a repository."""
+    """Of this program; with a + if files other than the results are changed. Empty without git or a repository."""
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
+    if not shutil.which("git"):
+        return ""
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results.jsonl")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 

@@ -71,7 +71,7 @@ def timm_loop(options: argparse.Namespace) -> None:
     from timm.data import create_dataset, create_loader
     data = create_dataset("", root=str(options.data), split="train", is_training=True)
     loader = create_loader(data, (3, options.side, options.side), options.batch, is_training=True,
-                           use_prefetcher=options.device.type != "cpu", num_workers=loaders(options.device),
+                           use_prefetcher=options.device.type != "cpu", num_workers=num_loaders(options.device),
                            device=options.device, color_jitter=None, pin_memory=options.device.type != "cpu")
     size = {"img_size": options.side} if options.model.startswith("vit") else {}
     model = timm.create_model(options.model, num_classes=len(data.reader.class_to_idx), **size)
@@ -127,12 +127,16 @@ def trainer(options: argparse.Namespace) -> None:
         TrainerCallback,
     )
     tokenizer, is_masked = AutoTokenizer.from_pretrained(options.model), options.task == "masked-lm"
+    is_cpu = options.device.type == "cpu"
     if is_masked:
         ids = tokenizer((options.data / "train.txt").read_text(), add_special_tokens=False)["input_ids"]
         width = options.length - 2
         rows = [{"input_ids": [tokenizer.cls_token_id, *ids[at:at + width], tokenizer.sep_token_id]}
-                for at in range(0, len(ids) - width, width)]
-        model, collate = AutoModelForMaskedLM.from_pretrained(options.model), DataCollatorForLanguageModeling(tokenizer)
+                for at in range(0, len(ids) - width + 1, width)]
+        # torch has no kernel for attention with dropout on the CPU: sdpa composes it in float32, which is slower
+        attention = {"attn_implementation": "eager"} if is_cpu else {}
+        model = AutoModelForMaskedLM.from_pretrained(options.model, **attention)
+        collate = DataCollatorForLanguageModeling(tokenizer)
     else:
         rows = sentences(options.data / "train.tsv", tokenizer, options.length)
         model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2)
@@ -143,11 +147,11 @@ def trainer(options: argparse.Namespace) -> None:
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             steps.done()
 
-    is_cpu = options.device.type == "cpu"
-    arguments = training_arguments(options.scratch, options.batch, options.precision, is_cpu, max_steps=steps.number,
-                                   torch_compile=options.compile,
-                                   dataloader_num_workers=0 if is_cpu else loaders(options.device),
-                                   train_sampling_strategy="random" if is_masked else "group_by_length")
+    arguments = training_arguments(
+        options.scratch, options.batch, options.precision, is_cpu, max_steps=steps.number,
+        torch_compile=options.compile, dataloader_num_workers=0 if is_cpu else num_loaders(options.device),
+        dataloader_persistent_workers=not is_cpu, dataloader_drop_last=True,
+        train_sampling_strategy="random" if is_masked else "group_by_length")
     Trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Timer()]).train()
     steps.print()
 
@@ -160,8 +164,8 @@ def sentences(table: Path, tokenizer: "PreTrainedTokenizerBase", length: int) ->
     return [{"input_ids": each, "labels": int(line[label])} for each, line in zip(ids, lines[1:], strict=True)]
 
 
-def loaders(device: torch.device) -> int:
-    """How many processes load images."""
+def num_loaders(device: torch.device) -> int:
+    """How many processes load data: as --workers auto."""
     return max(1, min(1 if device.type == "cpu" else 8, available_cores() - 1))
 
 
@@ -171,7 +175,7 @@ def training_arguments(scratch: Path, batch: int, precision: str, is_cpu: bool =
     from transformers import TrainingArguments
     return TrainingArguments(output_dir=str(scratch), per_device_train_batch_size=batch, use_cpu=is_cpu,
                              bf16=precision == "bf16", report_to="none", save_strategy="no", logging_strategy="no",
-                             disable_tqdm=True, **more)
+                             logging_nan_inf_filter=False, disable_tqdm=True, **more)
 
 
 PEERS = {"torchvision": torchvision_reference, "bare": bare, "timm": timm_loop, "trainer": trainer}
@@ -186,7 +190,7 @@ if __name__ == "__main__":
     parser.add_argument("--length", type=int, default=128, help="tokens of a text at most")
     parser.add_argument("--side", type=int, default=224, help="px of timm's images")
     parser.add_argument("--device", type=torch.device, default="cpu")
-    parser.add_argument("--compile", action="store_true", help="not with torchvision's reference")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--warm-up", type=int, default=2, help="steps, 1 or more")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--precision", choices=("fp32", "bf16"), required=True)

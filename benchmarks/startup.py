@@ -1,7 +1,7 @@
 """`make bench`: seconds from a command to the first training step of the built-in digits, beside what others would use.
 
-The floor is the time to import the libraries. All commands take turns for several rounds in one run; the table has
-medians, and their ratios to the floor. A second table has the starts on two processes alone, among them that of two
+The floor is the time to import torch and torchvision. All commands take turns for several rounds in one run; the table
+has medians, and their ratios to the floor. A second table has the starts on two processes alone, among them that of two
 processes that import the libraries and end, with ratios to the faster peer's.
 """
 

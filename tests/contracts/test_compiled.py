@@ -1,4 +1,4 @@
-"""--compile on the CPU: a run of two starts ends with the bits of one, and its first line says that it is compiled."""
+"""--compile on the CPU: a run of two starts ends with the bits of one, and each says that it is compiled."""
 
 import pytest
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -70,18 +69,25 @@ def test_a_row_is_its_name(name):
 
 def test_contenders_go_back_and_forth(tmp_path, monkeypatch):
     """A machine that grows slower favours nobody: each contender is as early as it is late."""
-    order, records = [], [{"samples_per_s": 6.0, "data_wait": 0.25}]
+    order = []
+    records = [{"step": step, "time": f"2026-01-01T00:00:{step}+00:00", "data_wait": 0.25} for step in (10, 14, 18)]
     monkeypatch.setattr(gpu, "run_lockstep", lambda *given: order.append("ours") or records)
-    monkeypatch.setattr(gpu, "run_bare", lambda *given: order.append("bare") or [3.0])
+    monkeypatch.setattr(gpu, "run_bare", lambda *given: order.append("bare") or 4.0)
     monkeypatch.setattr(gpu, "run_peer", lambda *given: order.append("peer") or 2.0)
     options = gpu.parse(["--device", "cpu", "--tiny"])
     cells = gpu.measure(gpu_rows.Row("image"), options, replace(gpu_rows.TINY, rounds=2), tmp_path)
     assert order == ["ours", "bare", "peer", "peer", "bare", "ours"]
-    assert cells[2:7] == ["6.0", "3.0", "2.00 (2.00 to 2.00)", "2.0", "3.00 (3.00 to 3.00)"]
+    assert cells[2:7] == ["8.0", "4.0", "2.00 (2.00 to 2.00)", "2.0", "4.00 (4.00 to 4.00)"]  # a batch of 8 a second
+
+
+def test_every_class_has_images_to_train_on_and_to_evaluate(tmp_path):
+    data = gpu.lay_out(gpu_rows.Row("vit-packed"), replace(gpu_rows.TINY, classes=30), 8, tmp_path)
+    assert [len(list(data.glob(f"{split}/*"))) for split in ("train", "val")] == [30, 30]
+    assert len(list(data.glob("train/*/*.jpg"))) == 60
 
 
 @pytest.mark.parametrize(("row", "model", "has_peer"), [
-    ("mlm", "bert-tiny x 4", find_spec("accelerate") is not None), ("packed", "resnet18 x 8", True)])
+    ("image", "resnet18 x 8", False), ("packed", "resnet18 x 8", True), ("mlm", "bert-tiny x 4", True)])
 def test_a_tiny_run_prints_its_rows(row, model, has_peer):
     words = ["--tiny", "--device", "cpu", "--peak", "0.1", "--rows", row]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, capture_output=True, text=True)
@@ -120,8 +126,7 @@ def test_the_wheels_for_a_gpu_machine_are_all_that_it_lacks():
     [download] = [line for line in planned.stdout.replace("\\\n", " ").splitlines() if " pip download " in line]
     brought = {Requirement(word).name for word in shlex.split(download.partition("--dest wheels")[2])}
     lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
-    wanted = needs_of("pytest-timeout", "timm", *(Requirement(line).name for line in lines if line))
-    wanted |= {"accelerate", "psutil"}  # which needs no others; it is not installed here
+    wanted = needs_of("pytest-timeout", "timm", "accelerate", *(Requirement(line).name for line in lines if line))
     there = needs_of("torch", "torchvision", "transformers", "tensorboard", "pytest")
     newer = {"typing-extensions"}  # torch brings one; typeguard may need a newer one
     assert brought == wanted - there | newer

@@ -1,6 +1,7 @@
 """benchmarks/in_turn.py: contenders take turns, and ratios are made round by round."""
 
 import json
+import subprocess
 from importlib.metadata import version
 
 from benchmarks import in_turn as module
@@ -21,9 +22,32 @@ def test_ratios_are_those_of_each_round_and_are_kept_with_the_hardware(tmp_path,
     """A machine that becomes slower changes no ratio."""
     monkeypatch.setattr(module, "RESULTS", tmp_path / "results.jsonl")
     for _ in range(2):
-        report("input", "images/s", {"ours": [30, 20, 6], "theirs": [10, 10, 2]}, against="theirs")
-    assert "| ours | 20 | 3.00 (2.00 to 3.00) |" in capsys.readouterr().out
+        report("input", "images/s", {"ours": [30, 20, 6], "theirs": [10, 10, 2], "old": [5, 5, 3]}, "theirs", "old")
+    assert "| ours | 20 | 3.00 (2.00 to 3.00) | 4.00 (2.00 to 6.00) |" in capsys.readouterr().out
     first, second = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
-    assert first["ratios"] == second["ratios"] == {"ours": [3, 2, 3], "theirs": [1, 1, 1]}
+    assert first["ratios"] == second["ratios"] == {"ours": [3, 2, 3], "theirs": [1, 1, 1], "old": [0.5, 0.5, 1.5]}
+    assert first["commit"] == module.commit() and first["products"]["fp32"] > 1e9
     assert first["hardware"] == module.hardware() and first["versions"]["torch"] == version("torch")
     assert first["rounds"] == 3
+
+
+def test_a_commit_is_marked_where_a_file_is_changed_but_not_for_new_results(tmp_path, monkeypatch):
+    (tmp_path / "benchmarks").mkdir()
+    files = [tmp_path / "train.py", tmp_path / "benchmarks" / "results.jsonl"]
+    for file in files:
+        file.write_text("")
+    for words in ("init -q", "add .", "-c user.name=a -c user.email=a@b commit -qm first"):
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    clean = module.commit()
+    files[1].write_text("{}")
+    assert clean and module.commit() == clean
+    files[0].write_text("#")
+    assert module.commit() == f"{clean}+"
+
+
+def test_outside_a_repository_and_without_git_there_is_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert module.commit() == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert module.commit() == ""
