@@ -28,15 +28,17 @@ def build_optimizer(
         alike.setdefault(key, []).append((name, param))
     groups = [{"params": params, "weight_decay": 0.0 if has_no_decay else config.weight_decay, "lr_factor": factor}
               for (has_no_decay, factor), params in sorted(alike.items())]
+    is_turned = any(map(_Turned.has_view, model.parameters()))
     if config.optimizer == "sgd":
         is_sharded = any(hasattr(param, "to_local") for param in model.parameters())  # a DTensor
-        optimizer = (_ShardedSGD if is_sharded else torch.optim.SGD)(
+        optimizer = (_ShardedSGD if is_sharded else _TurnedSGD if is_turned else torch.optim.SGD)(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
         for param in (param for param in model.parameters() if config.momentum and param.requires_grad):
             # torch 2.15 would leave uninitialised memory here if the first step is skipped; zeros are the same start.
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
     else:
-        kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}[config.optimizer]
+        kinds = {"adamw": (torch.optim.AdamW, _TurnedAdamW), "adam": (torch.optim.Adam, _TurnedAdam)}
+        kind = kinds[config.optimizer][is_turned]
         optimizer = kind(groups, lr=config.lr, betas=config.betas, fused=True)
     require_skippable(optimizer)
     return optimizer
@@ -45,27 +47,79 @@ def build_optimizer(
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-class _ShardedSGD(torch.optim.SGD):
-    """SGD on this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
+class _OnViews:
+    """An optimizer whose step sees views of some parameters, of their gradients and state: the same memory."""
 
     def step(self, closure: None = None) -> None:
         params, state = [group["params"] for group in self.param_groups], self.state
         self.state = defaultdict(dict)
         for group in self.param_groups:
-            group["params"] = [self._part(param, state) for param in group["params"]]
+            group["params"] = [self._seen(param, state) for param in group["params"]]
         try:
-            super().step()  # in place, momentum too
+            super().step()  # in place
         finally:
-            self.state = state
+            state_seen, self.state = self.state, state
             for group, whole in zip(self.param_groups, params, strict=True):
+                for seen, param in zip(group["params"], whole, strict=True):
+                    if seen in state_seen and param not in state:  # the first step
+                        state[param] = {name: value if seen is param else self.back(value)
+                                        for name, value in state_seen[seen].items()}
                 group["params"] = whole
 
-    def _part(self, param: nn.Parameter, state: Mapping[nn.Parameter, dict[str, Tensor]]) -> Tensor:
-        part = param.detach().to_local()
-        if param.grad is not None:
-            part.grad = param.grad.to_local()
-            self.state[part] = {name: value.to_local() for name, value in state[param].items()}
-        return part
+    def _seen(self, param: nn.Parameter, state: Mapping[nn.Parameter, dict[str, Tensor]]) -> Tensor:
+        if param.grad is None or not self.has_view(param):
+            if param in state:
+                self.state[param] = state[param]
+            return param
+        view = self.view(param.detach())
+        view.grad = self.view(param.grad)
+        if param in state:
+            self.state[view] = {name: self.view(value) for name, value in state[param].items()}
+        return view
+
+
+class _Turned(_OnViews):
+    """Sees filters in channels_last with their dimensions in the order of memory; on the CPU.
+
+    torch's fused optimizers make a contiguous copy of each gradient there, and do not use it (torch 2.14).
+    """
+
+    @staticmethod
+    def has_view(param: Tensor) -> bool:
+        return (param.device.type == "cpu" and param.ndim == 4 and not param.is_contiguous()
+                and param.is_contiguous(memory_format=torch.channels_last))
+
+    @staticmethod
+    def view(tensor: Tensor) -> Tensor:
+        return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor  # else: the number of steps
+
+    @staticmethod
+    def back(tensor: Tensor) -> Tensor:
+        return tensor.permute(0, 3, 1, 2) if tensor.ndim == 4 else tensor
+
+
+class _TurnedAdamW(_Turned, torch.optim.AdamW):
+    pass
+
+
+class _TurnedAdam(_Turned, torch.optim.Adam):
+    pass
+
+
+class _TurnedSGD(_Turned, torch.optim.SGD):
+    pass
+
+
+class _ShardedSGD(_OnViews, torch.optim.SGD):
+    """SGD on this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
+
+    @staticmethod
+    def has_view(param: Tensor) -> bool:
+        return True
+
+    @staticmethod
+    def view(tensor: Tensor) -> Tensor:
+        return tensor.to_local()
 
 
 def require_skippable(optimizer: torch.optim.Optimizer) -> None:
