@@ -74,7 +74,7 @@ def test_contenders_go_back_and_forth(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "run_lockstep", lambda *given: order.append("ours") or records)
     monkeypatch.setattr(gpu, "run_bare", lambda *given: order.append("bare") or 4.0)
     monkeypatch.setattr(gpu, "run_peer", lambda *given: order.append("peer") or 2.0)
-    options = gpu.parse(["--device", "cpu", "--tiny"])
+    options = gpu.parse(["--device", "cpu", "--tiny", "--steps", "8"])
     cells = gpu.measure(gpu_rows.Row("image"), options, replace(gpu_rows.TINY, rounds=2), tmp_path)
     assert order == ["ours", "bare", "peer", "peer", "bare", "ours"]
     assert cells[2:7] == ["8.0", "4.0", "2.00 (2.00 to 2.00)", "2.0", "4.00 (4.00 to 4.00)"]  # a batch of 8 a second
