@@ -48,9 +48,13 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class _OnViews:
-    """An optimizer whose step sees views of some parameters, of their gradients and state: the same memory."""
+    """An optimizer whose step sees views of some parameters, of their gradients and state: the same memory.
+
+    has_view says of which parameters, view gives the view of a tensor, and back the tensor of a view.
+    """
 
     def step(self, closure: None = None) -> None:
+        """One step of torch's optimizer."""
         params, state = [group["params"] for group in self.param_groups], self.state
         self.state = defaultdict(dict)
         for group in self.param_groups:

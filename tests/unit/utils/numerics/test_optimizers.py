@@ -169,7 +169,7 @@ def filters_stepped(optimizer_of):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_filters_in_channels_last_step_with_torchs_bits_and_without_its_copies(kind, momentum):
+def test_filters_in_channels_last_step_as_in_torch_without_its_copies(kind, momentum):
     def build(model):
         return build_optimizer(model, OptimOptions(optimizer=kind, lr=0.1, momentum=momentum))
 
