@@ -5,8 +5,8 @@ plain    float32; torch's own dropout masks and attention; batches of texts of a
          output layer; JPEGs decoded whole
 
 Fused optimizers and channels_last, which change rounding alone, are in both. --cache is an option, and measured in
-recipes.py. Rows are those of recipes.py, and masked tokens. A run takes one to
-three minutes of one core, and there are as many at a time as there are cores.
+recipes.py. Rows are those of recipes.py, and masked tokens. A run takes one to three minutes of one core, and there are
+as many at a time as there are cores.
 """
 
 import argparse

@@ -83,22 +83,25 @@ class _OnViews:
 
 
 class _Turned(_OnViews):
-    """Sees filters in channels_last with their dimensions in the order of memory; on the CPU.
+    """Sees filters in channels_last with their dimensions in the order of memory.
 
     torch's fused optimizers make a contiguous copy of each gradient there, and do not use it (torch 2.14).
     """
 
     @staticmethod
     def has_view(param: Tensor) -> bool:
+        """Whether it is a filter in channels_last, on the CPU."""
         return (param.device.type == "cpu" and param.ndim == 4 and not param.is_contiguous()
                 and param.is_contiguous(memory_format=torch.channels_last))
 
     @staticmethod
     def view(tensor: Tensor) -> Tensor:
-        return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor  # else: the number of steps
+        """[O, I, H, W] as [O, H, W, I]; the number of steps, a part of the state, as it is."""
+        return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
 
     @staticmethod
     def back(tensor: Tensor) -> Tensor:
+        """[O, H, W, I] as [O, I, H, W]."""
         return tensor.permute(0, 3, 1, 2) if tensor.ndim == 4 else tensor
 
 
@@ -119,10 +122,12 @@ class _ShardedSGD(_OnViews, torch.optim.SGD):
 
     @staticmethod
     def has_view(param: Tensor) -> bool:
+        """All are sharded."""
         return True
 
     @staticmethod
     def view(tensor: Tensor) -> Tensor:
+        """This rank's part."""
         return tensor.to_local()
 
 

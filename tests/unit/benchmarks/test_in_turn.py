@@ -31,7 +31,7 @@ def test_ratios_are_those_of_each_round_and_are_kept_with_the_hardware(tmp_path,
     assert first["rounds"] == 3
 
 
-def test_a_commit_is_marked_where_a_file_is_changed_but_not_for_new_results(tmp_path, monkeypatch):
+def test_a_commit_is_marked_where_a_file_other_than_results_is_changed(tmp_path, monkeypatch):
     (tmp_path / "benchmarks").mkdir()
     files = [tmp_path / "train.py", tmp_path / "benchmarks" / "results.jsonl"]
     for file in files:
