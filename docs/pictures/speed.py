@@ -18,7 +18,7 @@ LARGEST = 20  # times the peer: a benchmark with more than that has no picture
 def draw() -> str:
     """The picture: a bar for each contender, a line from its lowest to its highest ratio."""
     svg = Svg(0, "Speed beside what others would use", [
-        "In turn, in one run: the median ratio to the grey bar, and the range (line)."])
+        "In turn, in one run: the median ratio to the grey bar, and the range (line). 0: most missed it."])
     y = TOP
     for found in load("speed"):
         svg.text(24, y + 14, found["what"], "strong")
