@@ -61,6 +61,7 @@ from benchmarks.gpu_rows import (
 from benchmarks.in_turn import matrix_rate, ratios, spread
 from utils.errors import Exit
 from utils.hardware.cores import available_cores
+from utils.numerics.compiling import compile_model
 
 ROOT = Path(__file__).parents[1]
 ROWS = (  # those that are left out first stand last
@@ -188,7 +189,7 @@ def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> 
     model = model.to(device)
     if row.is_compiled:
         torch.compiler.reset()  # what an earlier row has compiled, train.py and the peer do not know
-        model.compile()
+        compile_model(model)
     batches = (jpeg_batches(data, sizes, batch, device) if kind in ("jpeg", "packed")
                else itertools.repeat(to_device(example(kind, sizes, batch), device)))
 

@@ -131,7 +131,8 @@ def build_model(kind: str, sizes: Sizes, data: Path) -> nn.Module:
     spec = EncoderSpec(load_task(TASKS[kind]).head, load_tokenizer(str(data / "tokenizer")), sizes.tokens,
                        ("0", "1") if kind == "text" else ())
     model = build_encoder(spec, TextModelOptions(model=sizes.text_model), None, None)
-    model.sparse = SparsePrediction(model) if kind == "mlm" else None
+    if kind == "mlm":
+        SparsePrediction(model)
     return model
 
 
@@ -163,13 +164,7 @@ def to_device(batch: Batch, device: torch.device | str) -> Batch:
 
 def loss_of(model: nn.Module, inputs: dict[str, Tensor], targets: Tensor) -> Tensor:
     """Mean cross-entropy in float32."""
-    if "images" in inputs:
-        logits = model(inputs["images"])
-    elif "positions" in inputs:
-        tokens = {name: tensor for name, tensor in inputs.items() if name != "positions"}
-        logits = model.sparse.logits(model, tokens, inputs["positions"])
-    else:
-        logits = model(**inputs).logits
+    logits = model(inputs["images"]) if "images" in inputs else model(**inputs).logits
     return F.cross_entropy(logits.float(), targets)
 
 

@@ -16,6 +16,7 @@ from models.blocks import blocks_of
 from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
+from utils.numerics.compiling import compile_model
 from utils.rundir.checkpoint import Checkpoints, Progress
 from utils.rundir.coverage import Coverage
 from utils.strategies import load_strategy
@@ -67,7 +68,7 @@ def evaluate_only(start: Start) -> Exit:
     kind = load_strategy(config.device.strategy)
     model = model if kind.is_split else model.to(world.device)
     if config.device.compile:
-        model.compile()
+        compile_model(model)
     strategy = kind(model, world, blocks_of, config.device)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
     if run.is_there:

@@ -25,6 +25,7 @@ from utils.distributed.agreement import Agreement
 from utils.distributed.world import World
 from utils.errors import UserError, counted
 from utils.numerics.averages import Averages
+from utils.numerics.compiling import compile_model
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
@@ -85,7 +86,7 @@ def build_training(start: Start) -> Training:
     is_resumed = checkpoints.restore(state)  # Collective.
     run.keep_resolved()
     if config.device.compile:
-        model.compile()
+        compile_model(model)
     strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
 
     # data

@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.utils import ModelOutput
 
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
@@ -230,27 +231,32 @@ for _name, _make_mask in {"sdpa": sdpa_mask, "eager": eager_mask}.items():
 class SparsePrediction:
     """The output layer for the predicted tokens alone: [P, H] instead of [B, T, H], at 15 % a seventh of the work.
 
-    Source: sparse_prediction of ModernBERT (Warner et al., 2024), here as a hook for any masked LM.
+    Gives a masked LM one more argument, `positions`: [P] int64, into the flattened [B x T] tokens; its logits are
+    [P, V] then. Source: sparse_prediction of ModernBERT (Warner et al., 2024), here as hooks for any masked LM.
+    The positions come as an argument because torch.compile takes the size of what a hook keeps for a constant.
     """
 
     def __init__(self, model: nn.Module):
         self._positions: Tensor | None = None
+        model.register_forward_pre_hook(self._take, with_kwargs=True)
         if (output_layer := model.get_output_embeddings()) is not None:
-            output_layer.register_forward_pre_hook(self._select)
+            output_layer.register_forward_pre_hook(self._before_output)
+        model.register_forward_hook(self._after_output)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "SparsePrediction":
-        return self  # a copy of the model gets its positions here, too
+    def _take(self, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+        self._positions = options.get("positions")
+        return args, {name: value for name, value in options.items() if name != "positions"}
 
-    def logits(self, model: nn.Module, inputs: dict[str, Tensor], positions: Tensor) -> Tensor:
-        """[P, V]. positions: [P] int64, into the flattened [B x T] tokens."""
-        self._positions = positions
-        logits = model(**inputs).logits  # [P, V]; [B, T, V] if a model does not call its output layer
-        return logits if logits.ndim == 2 else logits.flatten(0, 1)[positions]
+    def _before_output(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (self._chosen(args[0]), *args[1:])
 
-    def _select(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if self._positions is None:  # the model was not called by logits()
-            return args
-        return (args[0].flatten(0, 1)[self._positions.to(args[0].device)], *args[1:])
+    def _after_output(self, model: nn.Module, args: tuple[Any, ...], output: ModelOutput) -> None:
+        if output.logits.ndim == 3:  # this model does not call its output layer
+            output["logits"] = self._chosen(output.logits)
+
+    def _chosen(self, values: Tensor) -> Tensor:
+        """Those of the positions, [P, ...], of [B, T, ...]; all if the model was called without positions."""
+        return values if self._positions is None else values.flatten(0, 1)[self._positions.to(values.device)]
 
 
 def save_model_folder(

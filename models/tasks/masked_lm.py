@@ -71,13 +71,12 @@ class MaskedLM(TextTask):
         Raises UserError (64, 66).
         """
         model = super().build_model(initial_weights)
-        self._sparse = SparsePrediction(model)
+        SparsePrediction(model)  # adds its hooks
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy of the predicted tokens, in float32."""
-        inputs = {name: tensor for name, tensor in batch.inputs.items() if name != "positions"}
-        logits = widened(self._sparse.logits(model, inputs, batch.inputs["positions"]))  # [P, V]
+        logits = widened(model(**batch.inputs).logits)  # [P, V]
         losses = cross_entropies(logits, batch.labels, self._config.loss, model.training)  # [P]
         return Output((losses * _token_weight(batch)).sum(), logits)
 

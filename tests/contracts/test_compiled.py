@@ -1,4 +1,4 @@
-"""--compile on the CPU: a run of images in two starts ends with the bits of one, and says that it is compiled."""
+"""--compile on the CPU: a run in two starts ends with the bits of one, and says that it is compiled."""
 
 import pytest
 
@@ -7,11 +7,14 @@ from tests.harness.run_directory import outcome
 
 
 @pytest.mark.slow
-def test_two_starts_end_with_the_bits_of_one(run_torchrun, photos, run_dir):
-    words = [*WORDS["image-classification"], "--data", photos, *COMMON, "--compile"]
+@pytest.mark.parametrize("task", ["image-classification", "masked-lm"])
+def test_two_starts_end_with_the_bits_of_one(task, run_torchrun, photos, texts, run_dir):
+    data = photos if task == "image-classification" else texts
+    words = ["--task", task, "--data", data, *WORDS[task], *COMMON, "--compile"]
     straight, halves = run_dir.parent / "straight", run_dir.parent / "halves"
     whole = run_torchrun(2, *words, "--run-dir", straight)
     assert whole.returncode == 0 and ", compiled;" in whole.out, whole.text
+    assert "recompile_limit" not in whole.text  # from there on torch would not compile
     run_torchrun(2, *words, "--run-dir", halves, "--stop-after", 4)
     second = run_torchrun(2, *words, "--run-dir", halves)
     assert second.returncode == 0 and "resumed at step 4" in second.out, second.text

@@ -15,6 +15,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
+from utils.numerics.compiling import compile_model
 from utils.strategies.base import AnyMicroBatch
 from utils.strategies.buffers import Buffers
 from utils.strategies.replicated import Replicated
@@ -56,7 +57,7 @@ def make_replicas(module: nn.Module, devices: Sequence[torch.device]) -> list[nn
     """`module`, which is on the first of `devices`, and a copy on each of the others."""
     replicas = [module, *(copied(module, device) for device in devices[1:])]
     for replica in replicas[1:] if module._compiled_call_impl else ():  # a copy is not compiled
-        replica.compile()
+        compile_model(replica)
     return replicas
 
 

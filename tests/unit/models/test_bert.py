@@ -375,8 +375,8 @@ def test_sparse_prediction_gives_logits_and_gradients_of_the_full_model(family, 
     ids, positions = torch.randint(5, len(TOKENIZER), (3, 16)), torch.tensor([1, 7, 20, 40])
     inputs, targets = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.randint(5, len(TOKENIZER), (4,))
     models = [built(folders[family, "masked-lm"], "masked-lm").eval() for _ in range(2)]
-    sparse, full = SparsePrediction(models[0]).logits(models[0], inputs,
-                                                      positions), models[1](**inputs).logits.flatten(0, 1)[positions]
+    SparsePrediction(models[0])
+    sparse, full = models[0](**inputs, positions=positions).logits, models[1](**inputs).logits.flatten(0, 1)[positions]
     for logits in (sparse, full):
         torch.nn.functional.cross_entropy(logits, targets).backward()
     torch.testing.assert_close(sparse, full, rtol=0, atol=1e-6)  # sums over other shapes
@@ -391,7 +391,8 @@ def test_sparse_prediction_suits_a_model_that_computes_its_output_itself():
     model, ids, positions = transformers.AutoModelForMaskedLM.from_config(config).eval(), torch.ones(2, 8,
         dtype=torch.int64), [1, 9]
     full = model(ids).logits.flatten(0, 1)[positions]
-    assert SparsePrediction(model).logits(model, {"input_ids": ids}, torch.tensor(positions)).shape == full.shape
+    SparsePrediction(model)
+    assert torch.equal(model(input_ids=ids, positions=torch.tensor(positions)).logits, full)
 
 
 # --- --eval-only of weights as they are: their own head counts
