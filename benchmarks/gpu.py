@@ -16,7 +16,7 @@ They take turns (A B C C B A), of an epoch each; a speed is that of the second h
     text    texts of random words, to classify                one batch that stays on the device   the same texts
     mlm     the same of 512 tokens, 15 % of them to predict   one batch that stays on the device   the same texts
     vit-... ViT-B/16 instead of ResNet-50
-    ...-compiled: the same with --compile, and with model.compile()
+    ...-compiled: the same with --compile; the bare loop compiles as train.py does
 
 All data is generated (gpu_rows.py). Without a package index and without .venv: python3 -m benchmarks.gpu
 """

@@ -132,7 +132,7 @@ def build_model(kind: str, sizes: Sizes, data: Path) -> nn.Module:
                        ("0", "1") if kind == "text" else ())
     model = build_encoder(spec, TextModelOptions(model=sizes.text_model), None, None)
     if kind == "mlm":
-        SparsePrediction(model)
+        SparsePrediction.add_to(model)
     return model
 
 

@@ -233,17 +233,25 @@ class SparsePrediction:
 
     Gives a masked LM one more argument, `positions`: [P] int64, into the flattened [B x T] tokens; its logits are
     [P, V] then. Source: sparse_prediction of ModernBERT (Warner et al., 2024), here as hooks for any masked LM.
-    The positions come as an argument because torch.compile takes the size of what a hook keeps for a constant.
+    torch.compile lets the size of an argument vary, and not that of a tensor that it finds in an attribute; for it
+    the hooks are compiled with the model (utils/numerics/compiling.py).
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self) -> None:
         self._positions: Tensor | None = None
-        model.register_forward_pre_hook(self._take, with_kwargs=True)
-        if (output_layer := model.get_output_embeddings()) is not None:
-            output_layer.register_forward_pre_hook(self._before_output)
-        model.register_forward_hook(self._after_output)
 
-    def _take(self, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
+    @classmethod
+    def add_to(cls, model: nn.Module) -> None:
+        """Register the hooks. They are bound methods, so a deep copy of the model has positions of its own."""
+        sparse = cls()
+        model.register_forward_pre_hook(sparse._take, with_kwargs=True)
+        if (output_layer := model.get_output_embeddings()) is not None:
+            output_layer.register_forward_pre_hook(sparse._before_output)
+        model.register_forward_hook(sparse._after_output)
+
+    def _take(
+        self, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._positions = options.get("positions")
         return args, {name: value for name, value in options.items() if name != "positions"}
 
@@ -255,7 +263,7 @@ class SparsePrediction:
             output["logits"] = self._chosen(output.logits)
 
     def _chosen(self, values: Tensor) -> Tensor:
-        """Those of the positions, [P, ...], of [B, T, ...]; all if the model was called without positions."""
+        """values: [B, T, ...]. Returns [P, ...], or `values` if the model was called without positions."""
         return values if self._positions is None else values.flatten(0, 1)[self._positions.to(values.device)]
 
 

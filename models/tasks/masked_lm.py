@@ -71,7 +71,7 @@ class MaskedLM(TextTask):
         Raises UserError (64, 66).
         """
         model = super().build_model(initial_weights)
-        SparsePrediction(model)  # adds its hooks
+        SparsePrediction.add_to(model)
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:

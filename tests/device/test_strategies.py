@@ -140,7 +140,8 @@ def test_an_evaluation_gives_the_digits_of_ddp(accelerator, runs, strategy, what
     (4, None, ["--strategy", "dp-classic", "--task", "masked-lm"], ["a layer of this model takes a whole one"]),
     (4, None, ["--strategy", "dp-classic", "--checkpoint-activations"], ["cannot compute activations again"]),
     (4, None, ["--strategy", "dp", "--find-unused-parameters"], ["--strategy dp has none; leave it out"]),
-], ids=["processes", "one-device", "too-few", "too-fine", "ddp", "tokens", "again", "switch"])
+    (4, None, ["--strategy", "model-parallel", "--compile"], ["--compile does not work with --strategy model-p"]),
+], ids=["processes", "one-device", "too-few", "too-fine", "ddp", "tokens", "again", "switch", "compiled"])
 def test_what_cannot_be_is_refused_before_training(accelerator, runs, run_dir, devices, processes, words, parts):
     task = "masked-lm" if "masked-lm" in words else "image-classification"
     result = accelerator.simulating(devices=devices).run(

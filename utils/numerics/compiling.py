@@ -1,16 +1,16 @@
-"""torch.compile, told what batches of texts need."""
+"""torch.compile with the settings that batches of texts need."""
 
 import torch
 from torch import nn
 
-MAX_VARIANTS = 64  # of a model: training or evaluating, padded or not, one size or any; torch's 8 are too few
+MAX_VARIANTS = 64  # training or evaluating, padded or not, sizes fixed, free or 1: 21 have been seen; torch allows 8
 
 
 def compile_model(model: nn.Module) -> None:
-    """Have the model compiled at its first batches, and again at the first of another kind.
+    """Compile the model at its first call, and again for a batch that no compiled variant fits.
 
-    After MAX_VARIANTS torch computes without compiling, and its dropout masks are others then. Hooks are compiled, too:
-    outside, the number of predicted tokens of a masked LM would be a constant, and each number one more variant.
+    After MAX_VARIANTS torch computes such batches without compiling, with other dropout masks. The model's own hooks
+    are compiled with it: otherwise each variant of a masked LM would have one number of predicted tokens.
     """
     torch.compiler.config.recompile_limit = MAX_VARIANTS
     torch.compiler.config.wrap_top_frame = True

@@ -48,5 +48,6 @@ def require_possible(config: DeviceOptions, world: "World") -> None:
     if config.find_unused_parameters and not strategy.finds_unused:
         raise UserError(f"--find-unused-parameters is a switch of DistributedDataParallel, and {name} has none; leave"
                         " it out, or use --strategy ddp")
-    if config.compile and strategy.is_sharded and world.world_size > 1:  # torch 2.15's inductor fails on image models
+    shares_weights = strategy.is_sharded and world.world_size > 1  # torch 2.15's inductor fails on image models
+    if config.compile and (shares_weights or strategy.min_devices > 1):  # torch cannot trace the seeds of several
         raise UserError(f"--compile does not work with {name}; leave it out, or use --strategy ddp")

@@ -8,6 +8,8 @@ import os
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
 
 import huggingface_hub
@@ -375,8 +377,11 @@ def test_sparse_prediction_gives_logits_and_gradients_of_the_full_model(family, 
     ids, positions = torch.randint(5, len(TOKENIZER), (3, 16)), torch.tensor([1, 7, 20, 40])
     inputs, targets = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, torch.randint(5, len(TOKENIZER), (4,))
     models = [built(folders[family, "masked-lm"], "masked-lm").eval() for _ in range(2)]
-    SparsePrediction(models[0])
+    SparsePrediction.add_to(models[0])
+    rows = []
+    models[0].get_output_embeddings().register_forward_pre_hook(lambda layer, args: rows.append(args[0].shape[:-1]))
     sparse, full = models[0](**inputs, positions=positions).logits, models[1](**inputs).logits.flatten(0, 1)[positions]
+    assert rows == [(4,)]  # the output layer saw the predicted tokens alone
     for logits in (sparse, full):
         torch.nn.functional.cross_entropy(logits, targets).backward()
     torch.testing.assert_close(sparse, full, rtol=0, atol=1e-6)  # sums over other shapes
@@ -391,8 +396,20 @@ def test_sparse_prediction_suits_a_model_that_computes_its_output_itself():
     model, ids, positions = transformers.AutoModelForMaskedLM.from_config(config).eval(), torch.ones(2, 8,
         dtype=torch.int64), [1, 9]
     full = model(ids).logits.flatten(0, 1)[positions]
-    SparsePrediction(model)
+    SparsePrediction.add_to(model)
     assert torch.equal(model(input_ids=ids, positions=torch.tensor(positions)).logits, full)
+
+
+def test_a_model_and_its_copy_give_all_logits_again_without_positions(folders):
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-6)
+    model, ids = built(folders["bert", "masked-lm"], "masked-lm").eval(), torch.randint(5, len(TOKENIZER), (3, 16))
+    full = model(input_ids=ids).logits
+    SparsePrediction.add_to(model)
+    copy = deepcopy(model)
+    for each, positions in (model, [1, 7]), (copy, [2, 8, 40]), (model, [1, 7]):
+        close(each(input_ids=ids, positions=torch.tensor(positions)).logits, full.flatten(0, 1)[positions])
+    for each in model, copy:
+        close(each(input_ids=ids).logits, full)
 
 
 # --- --eval-only of weights as they are: their own head counts

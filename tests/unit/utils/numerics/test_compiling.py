@@ -11,30 +11,50 @@ from torch._dynamo.utils import counters
 from models.bert import SparsePrediction
 from utils.numerics.compiling import compile_model
 
+OWN_LIMIT = torch.compiler.config.recompile_limit
+
 
 @pytest.fixture
 def model(monkeypatch):
     """Traced as for --compile, and then computed by torch: what is counted here is the tracing."""
     torch.compiler.reset()
-    for name in ("recompile_limit", "wrap_top_frame"):
-        monkeypatch.setattr(torch.compiler.config, name, getattr(torch.compiler.config, name))  # puts them back
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     config = transformers.BertConfig(
         vocab_size=90, hidden_size=16, num_hidden_layers=1, intermediate_size=32, num_attention_heads=2)
     model = transformers.AutoModelForMaskedLM.from_config(config).eval()
-    SparsePrediction(model)
-    yield model
+    SparsePrediction.add_to(model)
+    with torch._dynamo.config.patch(recompile_limit=OWN_LIMIT, wrap_top_frame=False):  # what is set here, ends here
+        yield model
     torch.compiler.reset()
 
 
-def test_a_masked_lm_is_compiled_once_for_each_kind_of_batch(model):
-    shapes = [(4, 8, 5), (4, 8, 6), *itertools.product((3, 5), (9, 12, 16), (4, 7, 11))]  # B, T, P
-    batches = [{"input_ids": torch.randint(90, (samples, tokens)),
-                "positions": torch.randperm(samples * tokens)[:predicted]}
-               for samples, tokens, predicted in shapes]
-    expected = [model(**batch).logits for batch in batches]
+def batch(samples, tokens, predicted):
+    return {"input_ids": torch.randint(90, (samples, tokens)),
+            "positions": torch.randperm(samples * tokens)[:predicted]}
+
+
+def num_variants(model, batches):
+    """How many variants `batches` add; each has the logits of the model that is not compiled."""
+    before = counters["stats"]["unique_graphs"]
+    for each in batches:
+        torch.testing.assert_close(model(**each).logits, model._call_impl(**each).logits)
+    return counters["stats"]["unique_graphs"] - before
+
+
+def test_a_masked_lm_is_compiled_once_for_all_sizes(model):
     compile_model(model)
-    counters.clear()
-    for batch, logits in zip(batches, expected, strict=True):
-        torch.testing.assert_close(model(**batch).logits, logits)
-    assert counters["stats"]["unique_graphs"] <= 4  # none is dynamic, and then each dimension in turn
+    assert num_variants(model, [batch(4, 8, 5)]) == 1  # all sizes fixed
+    assert num_variants(model, [batch(4, 8, 6)]) == 1  # P is free
+    assert num_variants(model, itertools.starmap(batch, itertools.product((3, 5), (9, 12, 16), (4, 7, 11)))) == 1
+
+
+def test_more_variants_than_torchs_own_limit_are_compiled(model):
+    compile_model(model)
+    found = 0
+    for is_trained, is_padded in itertools.product((True, False), (True, False)):
+        batches = list(itertools.starmap(batch, itertools.product((4, 1, 3), (8, 9), (5, 1, 6))))
+        masks = [{"attention_mask": torch.ones_like(each["input_ids"])} if is_padded else {} for each in batches]
+        with torch.set_grad_enabled(is_trained):
+            found += num_variants(model, [each | mask for each, mask in zip(batches, masks, strict=True)])
+    assert found > OWN_LIMIT
+    assert num_variants(model, [batch(2, 8, 5)]) == 0
