@@ -100,6 +100,7 @@ bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, 
 		-m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup
 	@$(BIN)/python -m benchmarks.floors $(if $(DATA),--data $(DATA))
+	@$(BIN)/python -m benchmarks.compiled $(if $(DATA),--data $(DATA))
 	@$(BIN)/python -m benchmarks.strategies
 	@$(BIN)/python -m benchmarks.exactness
 	@$(if $(DATA),$(BIN)/python -m benchmarks.padding --data $(DATA))

@@ -31,19 +31,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.accuracy import minilm_folder, torchrun
-from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
 from benchmarks.training import (
     IMAGE_BATCH,
-    IMAGES,
     LENGTH,
-    OF_IMAGES,
-    OF_MASKED,
-    OF_SENTENCES,
     TEXT_BATCH,
+    needs_texts,
+    of_train,
     ours,
     output,
-    write_blocks,
 )
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
@@ -170,10 +166,9 @@ def rest_s() -> float:
     return taken
 
 
-def compare_processes(data: Path, precision: str, rounds: int) -> None:
+def compare_processes(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
     """MiniLM on SST-2, on two processes and on one."""
-    words = ["--task", "text-classification", "--data", data, "--model", minilm_folder()]
-    one, two = (ours(*words, **OF_SENTENCES, processes=number) for number in (1, 2))
+    one, two = (ours(*words, **steps, processes=number) for number in (1, 2))
     of_one: list[float] = []  # samples/s in each round
 
     def alone() -> float:
@@ -202,22 +197,14 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
-            if data is None and not row.startswith("resnet"):
-                print(f"{row} is left out: it needs --data DIR")
+            if needs_texts(row, data):
                 continue
+            words, steps = of_train(row, Path(temporary), data)
             if row == "sst2":
-                compare_processes(data / "sst2", precision, rounds)
-                mine = ours("--task", "text-classification", "--data", data / "sst2", "--model", minilm_folder(),
-                            **OF_SENTENCES)
-            elif row == "mlm":
-                texts = write_blocks(data / "wikitext2", Path(temporary))
-                mine = ours("--task", "masked-lm", "--data", texts, "--model", minilm_folder(), **OF_MASKED)
-            else:
-                if not (folder := Path(temporary) / "images").exists():
-                    write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
-                mine = ours("--data", folder, "--model", row, **OF_IMAGES)
+                compare_processes(words, steps, precision, rounds)
             report(f"floor, {row}, {precision}", "samples/s",
-                   in_turn({"ours": mine} | {kind: of(row, kind) for kind in FLOORS}, rounds), "operations", "step")
+                   in_turn({"ours": ours(*words, **steps)} | {kind: of(row, kind) for kind in FLOORS}, rounds),
+                   "operations", "step")
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ from benchmarks.gpu_rows import (
 )
 from benchmarks.in_turn import matrix_rate, ratios, spread
 from utils.errors import Exit
+from utils.hardware.compiling import compile_model
 from utils.hardware.cores import available_cores
-from utils.numerics.compiling import compile_model
 
 ROOT = Path(__file__).parents[1]
 ROWS = (  # those that are left out first stand last

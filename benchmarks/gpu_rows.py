@@ -22,7 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.peers import num_loaders
 from data.tokenizer import SPECIAL, load_tokenizer
-from models.bert import EncoderSpec, SparsePrediction, build_encoder
+from models.bert import EncoderSpec, build_encoder
+from models.sparse_prediction import SparsePrediction
 from models.tasks import load_task
 from models.vision import build_classifier
 from utils.settings.text_options import TextModelOptions

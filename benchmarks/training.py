@@ -42,36 +42,58 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
     precision = hardware_precision(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
-            if row.startswith("resnet"):
-                compare_images(row, Path(temporary), precision, rounds)
-            elif data is None:
-                print(f"{row} is left out: it needs --data DIR")
-            elif row == "sst2":
-                compare_sentences(data / "sst2", precision, rounds)
+            if needs_texts(row, data):
+                continue
+            words, steps = of_train(row, Path(temporary), data)
+            if row == "sst2":
+                compare_sentences(words, steps, precision, rounds)
+            elif row == "mlm":
+                compare_masked(words, steps, precision, rounds)
             else:
-                compare_masked(write_blocks(data / "wikitext2", Path(temporary)), precision, rounds)
+                compare_images(row, words, steps, precision, rounds)
 
 
-def compare_images(model: str, temporary: Path, precision: str, rounds: int) -> None:
+def compare_images(model: str, words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
     """A ResNet of 100 classes from JPEGs."""
-    folder = temporary / "images"
-    if not folder.exists():
-        write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
-    words = ["--data", folder, "--model", model]
     report(f"training, {model} at 224 px, batch {IMAGE_BATCH}, {precision}", "images/s", in_turn({
-        "ours": ours(*words, **OF_IMAGES),
-        **{f"{name}, {kind}": peer(name, *words, "--precision", kind, **OF_IMAGES)
+        "ours": ours(*words, **steps),
+        **{f"{name}, {kind}": peer(name, *words, "--precision", kind, **steps)
            for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}}, rounds),
         f"bare, {precision}", f"timm, {precision}", "torchvision, fp32")
 
 
-def compare_sentences(data: Path, precision: str, rounds: int) -> None:
+def compare_sentences(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
     """MiniLM on SST-2; ours also on two processes with half of the threads each."""
-    words, task = ["--data", data, "--model", minilm_folder()], ["--task", "text-classification"]
     report(f"training, MiniLM on SST-2, batch {TEXT_BATCH}, {precision}", "samples/s", in_turn({
-        "ours": ours(*task, *words, **OF_SENTENCES),
-        "ours, 2 processes": ours(*task, *words, **OF_SENTENCES, processes=2),
-        "Trainer": peer("trainer", *words, "--precision", precision, **OF_SENTENCES)}, rounds), "Trainer", "ours")
+        "ours": ours(*words, **steps),
+        "ours, 2 processes": ours(*words, **steps, processes=2),
+        "Trainer": peer("trainer", *words, "--precision", precision, **steps)}, rounds), "Trainer", "ours")
+
+
+def compare_masked(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
+    """MiniLM on masked tokens of WikiText-2, LENGTH at a time."""
+    report(f"training, masked tokens with MiniLM, batch {TEXT_BATCH}, {precision}", "samples of 128 tokens/s", in_turn({
+        "ours": ours(*words, **steps),
+        "Trainer": peer("trainer", *words, "--precision", precision, **steps)}, rounds), "Trainer")
+
+
+def needs_texts(row: str, data: Path | None) -> bool:
+    """Whether the row reads texts and there are none; says so."""
+    if is_left_out := data is None and not row.startswith("resnet"):
+        print(f"{row} is left out: it needs --data DIR")
+    return is_left_out
+
+
+def of_train(row: str, temporary: Path, data: Path | None) -> tuple[list[object], dict[str, int]]:
+    """train.py's words for a row, and the batch and steps of `ours`. What it reads is written if need be."""
+    if row.startswith("resnet"):
+        if not (folder := temporary / "images").exists():
+            write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
+        return ["--data", folder, "--model", row], OF_IMAGES
+    if row == "sst2":
+        return ["--task", "text-classification", "--data", data / row, "--model", minilm_folder()], OF_SENTENCES
+    blocks = write_blocks(data / "wikitext2", temporary)
+    return ["--task", "masked-lm", "--data", blocks, "--model", minilm_folder()], OF_MASKED
 
 
 def write_blocks(source: Path, target: Path) -> Path:
@@ -85,14 +107,6 @@ def write_blocks(source: Path, target: Path) -> Path:
         full = [text for text in texts if len(tokenizer(text)["input_ids"]) == LENGTH]  # a few change on the way
         (folder / f"{split}.txt").write_text("\n".join(full) + "\n")
     return folder
-
-
-def compare_masked(data: Path, precision: str, rounds: int) -> None:
-    """MiniLM on masked tokens of WikiText-2, 128 at a time."""
-    words = ["--task", "masked-lm", "--data", data, "--model", minilm_folder()]
-    report(f"training, masked tokens with MiniLM, batch {TEXT_BATCH}, {precision}", "samples of 128 tokens/s", in_turn({
-        "ours": ours(*words, **OF_MASKED),
-        "Trainer": peer("trainer", *words, "--precision", precision, **OF_MASKED)}, rounds), "Trainer")
 
 
 def ours(*words: object, batch: int, warm_up: int, steps: int, processes: int = 1) -> Callable[[], float]:

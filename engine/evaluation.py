@@ -16,7 +16,7 @@ from models.blocks import blocks_of
 from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
-from utils.numerics.compiling import compile_model
+from utils.hardware.compiling import compile_model
 from utils.rundir.checkpoint import Checkpoints, Progress
 from utils.rundir.coverage import Coverage
 from utils.strategies import load_strategy

@@ -24,8 +24,8 @@ from models.blocks import blocks_of, freeze, lr_factors
 from utils.distributed.agreement import Agreement
 from utils.distributed.world import World
 from utils.errors import UserError, counted
+from utils.hardware.compiling import compile_model
 from utils.numerics.averages import Averages
-from utils.numerics.compiling import compile_model
 from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState

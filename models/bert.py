@@ -27,7 +27,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.utils import ModelOutput
 
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
@@ -226,45 +225,6 @@ def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., 
 
 for _name, _make_mask in {"sdpa": sdpa_mask, "eager": eager_mask}.items():
     AttentionMaskInterface.register(_name, _without_question(_make_mask))
-
-
-class SparsePrediction:
-    """The output layer for the predicted tokens alone: [P, H] instead of [B, T, H], at 15 % a seventh of the work.
-
-    Gives a masked LM one more argument, `positions`: [P] int64, into the flattened [B x T] tokens; its logits are
-    [P, V] then. Source: sparse_prediction of ModernBERT (Warner et al., 2024), here as hooks for any masked LM.
-    torch.compile lets the size of an argument vary, and not that of a tensor that it finds in an attribute; for it
-    the hooks are compiled with the model (utils/numerics/compiling.py).
-    """
-
-    def __init__(self) -> None:
-        self._positions: Tensor | None = None
-
-    @classmethod
-    def add_to(cls, model: nn.Module) -> None:
-        """Register the hooks. They are bound methods, so a deep copy of the model has positions of its own."""
-        sparse = cls()
-        model.register_forward_pre_hook(sparse._take, with_kwargs=True)
-        if (output_layer := model.get_output_embeddings()) is not None:
-            output_layer.register_forward_pre_hook(sparse._before_output)
-        model.register_forward_hook(sparse._after_output)
-
-    def _take(
-        self, model: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._positions = options.get("positions")
-        return args, {name: value for name, value in options.items() if name != "positions"}
-
-    def _before_output(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (self._chosen(args[0]), *args[1:])
-
-    def _after_output(self, model: nn.Module, args: tuple[Any, ...], output: ModelOutput) -> None:
-        if output.logits.ndim == 3:  # this model does not call its output layer
-            output["logits"] = self._chosen(output.logits)
-
-    def _chosen(self, values: Tensor) -> Tensor:
-        """values: [B, T, ...]. Returns [P, ...], or `values` if the model was called without positions."""
-        return values if self._positions is None else values.flatten(0, 1)[self._positions.to(values.device)]
 
 
 def save_model_folder(

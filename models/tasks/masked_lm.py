@@ -17,9 +17,9 @@ from data.batch import Batch
 from data.labels import CLASSES
 from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.tokenizer import is_special
-from models.bert import SparsePrediction
 from models.losses import cross_entropies
 from models.metrics import Metric
+from models.sparse_prediction import SparsePrediction
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.distributed.world import World

@@ -15,7 +15,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from utils.numerics.compiling import compile_model
+from utils.hardware.compiling import compile_model
 from utils.strategies.base import AnyMicroBatch
 from utils.strategies.buffers import Buffers
 from utils.strategies.replicated import Replicated

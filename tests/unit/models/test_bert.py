@@ -22,13 +22,13 @@ from data.tokenizer import train_tokenizer
 from models.bert import (
     SIZES,
     EncoderSpec,
-    SparsePrediction,
     build_encoder,
     outputs_of,
     read_config,
     save_model_folder,
 )
 from models.hub import find_folder, resolve_encoder
+from models.sparse_prediction import SparsePrediction
 from models.tasks import load_task
 from models.tasks.text_classification import brings_head
 from utils.errors import Exit, UserError
