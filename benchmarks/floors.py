@@ -217,7 +217,7 @@ if __name__ == "__main__":
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments = parser.parse_args()
     if arguments.rest:
-        print(rest_s())
+        print(f"{rest_s()}\n", end="")  # at once: two processes write into one pipe
     elif arguments.floor:
         print(floor(arguments.rows.split(",")[0], arguments.floor, arguments.precision))
     else:
