@@ -4,14 +4,13 @@ Rows as in benchmarks/training.py, in fp32 and, where the hardware computes in i
 first, in which most is compiled, warm up.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 
 from benchmarks.in_turn import in_turn, report
-from benchmarks.training import needs_texts, of_train, ours
+from benchmarks.training import command_line, is_left_out, of_train, ours
 from utils.numerics.precision import hardware_precision
 
 ROWS = ("resnet18", "sst2", "mlm")
@@ -21,7 +20,7 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
     """Measure and report the rows. data: a folder with sst2 and wikitext2, which two of them read."""
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
-            if needs_texts(row, data):
+            if is_left_out(row, data):
                 continue
             words, steps = of_train(row, Path(temporary), data)
             for precision in sorted({"fp32", hardware_precision(torch.device("cpu"))}):
@@ -32,9 +31,5 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled")
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
-    options = parser.parse_args()
-    main(options.rows.split(","), options.rounds, options.data)
+    arguments = command_line("compiled", ROWS, rounds=3).parse_args()
+    main(arguments.rows.split(","), arguments.rounds, arguments.data)

@@ -14,7 +14,6 @@ parameters: the sum of gradients, clipping, the update. They can only be faster 
 thread, or where the sum hides behind the backward.
 """
 
-import argparse
 import sys
 import tempfile
 import time
@@ -36,7 +35,8 @@ from benchmarks.training import (
     IMAGE_BATCH,
     LENGTH,
     TEXT_BATCH,
-    needs_texts,
+    command_line,
+    is_left_out,
     of_train,
     ours,
     output,
@@ -197,7 +197,7 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
 
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
-            if needs_texts(row, data):
+            if is_left_out(row, data):
                 continue
             words, steps = of_train(row, Path(temporary), data)
             if row == "sst2":
@@ -208,10 +208,7 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.floors")
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
+    parser = command_line("floors", ROWS, rounds=3)
     parser.add_argument("--rest", action="store_true", help="print the seconds of rest_s, and nothing else")
     parser.add_argument("--floor", choices=FLOORS, help="print this floor of the first row, and nothing else")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")

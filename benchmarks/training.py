@@ -42,7 +42,7 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
     precision = hardware_precision(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
-            if needs_texts(row, data):
+            if is_left_out(row, data):
                 continue
             words, steps = of_train(row, Path(temporary), data)
             if row == "sst2":
@@ -77,11 +77,12 @@ def compare_masked(words: list[object], steps: dict[str, int], precision: str, r
         "Trainer": peer("trainer", *words, "--precision", precision, **steps)}, rounds), "Trainer")
 
 
-def needs_texts(row: str, data: Path | None) -> bool:
-    """Whether the row reads texts and there are none; says so."""
-    if is_left_out := data is None and not row.startswith("resnet"):
+def is_left_out(row: str, data: Path | None) -> bool:
+    """Whether the row reads texts and no --data was given; says so."""
+    lacks_texts = data is None and not row.startswith("resnet")
+    if lacks_texts:
         print(f"{row} is left out: it needs --data DIR")
-    return is_left_out
+    return lacks_texts
 
 
 def of_train(row: str, temporary: Path, data: Path | None) -> tuple[list[object], dict[str, int]]:
@@ -148,10 +149,15 @@ def output(words: list[object], threads: int) -> str:
     return done.stdout
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--rounds", type=int, default=7)
+def command_line(name: str, rows: tuple[str, ...], rounds: int) -> argparse.ArgumentParser:
+    """--rows, --rounds and --data of a benchmark with these rows, or some of them."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+    parser.add_argument("--rows", default=",".join(rows))
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
-    arguments = parser.parse_args()
+    return parser
+
+
+if __name__ == "__main__":
+    arguments = command_line("training", ROWS, rounds=7).parse_args()
     main(arguments.rows.split(","), arguments.rounds, arguments.data)

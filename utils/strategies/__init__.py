@@ -48,6 +48,7 @@ def require_possible(config: DeviceOptions, world: "World") -> None:
     if config.find_unused_parameters and not strategy.finds_unused:
         raise UserError(f"--find-unused-parameters is a switch of DistributedDataParallel, and {name} has none; leave"
                         " it out, or use --strategy ddp")
-    shares_weights = strategy.is_sharded and world.world_size > 1  # torch 2.15's inductor fails on image models
-    if config.compile and (shares_weights or strategy.min_devices > 1):  # torch cannot trace the seeds of several
+    is_shared = strategy.is_sharded and world.world_size > 1  # torch 2.15's inductor fails on image models
+    has_several = strategy.min_devices > 1  # devices: torch cannot trace how each is seeded
+    if config.compile and (is_shared or has_several):
         raise UserError(f"--compile does not work with {name}; leave it out, or use --strategy ddp")
