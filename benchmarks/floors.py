@@ -10,8 +10,8 @@ timed. The others must at least read what they are given and write what they mak
 Rows: resnet18, resnet50 at 224 px; mlm, masked tokens with MiniLM at length 128; sst2, sentences of about 24 tokens.
 Batches are those of training.py. sst2 is also measured on two processes with half of the threads each. They are
 expected to share forward and backward without a loss, and to do the rest of a step, which is timed alone, both for all
-parameters: the sum of gradients, clipping, the update. They can only be faster where the one process computes on one
-thread, or where the sum hides behind the backward.
+parameters: the sum of gradients, clipping, the update (their times are printed). They can only be faster where the one
+process computes on one thread, or where the sum hides behind the backward.
 """
 
 import sys
@@ -145,7 +145,7 @@ def step_of(row: str) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
     return lambda: F.cross_entropy(net(images).float(), labels), list(net.parameters())
 
 
-def rest_s() -> float:
+def rest_s() -> list[float]:
     """Seconds of what does not depend on the batch: the sum of MiniLM's gradients, clipping, AdamW. Collective."""
     from transformers import AutoModel
     params = list(AutoModel.from_pretrained(minilm_folder()).parameters())
@@ -155,21 +155,17 @@ def rest_s() -> float:
     optimizer = torch.optim.AdamW(params, 1e-4, fused=True)
     dist.init_process_group("gloo")
 
-    def rest() -> None:
-        if dist.get_world_size() > 1:
-            dist.all_reduce(gradients)
-        nn.utils.clip_grad_norm_(params, 1.0)
-        optimizer.step()
-
-    taken = median(seconds(rest) for _ in range(4 * REPEATS))
+    parts = (lambda: dist.all_reduce(gradients), lambda: nn.utils.clip_grad_norm_(params, 1.0), optimizer.step)
+    taken = [[seconds(part) for part in parts] for _ in range(4 * REPEATS)]
     dist.destroy_process_group()
-    return taken
+    return [median(part) for part in zip(*taken, strict=True)]
 
 
 def compare_processes(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
     """MiniLM on SST-2, on two processes and on one."""
     one, two = (ours(*words, **steps, processes=number) for number in (1, 2))
     of_one: list[float] = []  # samples/s in each round
+    parts: dict[int, list[float]] = {}  # seconds of rest_s in the last round
 
     def alone() -> float:
         of_one.append(one())
@@ -177,7 +173,9 @@ def compare_processes(words: list[object], steps: dict[str, int], precision: str
 
     def rest(processes: int) -> float:
         words = [*torchrun(processes), "-m", "benchmarks.floors", "--rest"]
-        return max(map(float, output(words, available_cores() // processes).split()))
+        lines = output(words, available_cores() // processes).splitlines()
+        parts[processes] = max((list(map(float, line.split())) for line in lines), key=sum)
+        return sum(parts[processes])
 
     def shared() -> float:
         return TEXT_BATCH / (TEXT_BATCH / of_one[-1] - rest(1) + rest(2))
@@ -185,6 +183,9 @@ def compare_processes(words: list[object], steps: dict[str, int], precision: str
     report(f"floor, MiniLM on SST-2 on two processes, {precision}", "samples/s", in_turn(
         {"ours, 1 process": alone, "ours, 2 processes": two, "expected of 2": shared}, rounds),
         "expected of 2", "ours, 1 process")
+    for processes, taken in parts.items():
+        print(f"{processes} x: the sum of the gradients, clipping, the update: "
+              + ", ".join(f"{1000 * part:.1f} ms" for part in taken))
 
 
 def main(rows: list[str], rounds: int, data: Path | None) -> None:
@@ -214,7 +215,7 @@ if __name__ == "__main__":
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     arguments = parser.parse_args()
     if arguments.rest:
-        print(f"{rest_s()}\n", end="")  # at once: two processes write into one pipe
+        print(" ".join(map(str, rest_s())) + "\n", end="")  # at once: two processes write into one pipe
     elif arguments.floor:
         print(floor(arguments.rows.split(",")[0], arguments.floor, arguments.precision))
     else:

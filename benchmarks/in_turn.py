@@ -109,7 +109,10 @@ def hardware() -> str:
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = set(facts.get("flags", "").split())
     fastest = next((flag for flag in FLAGS if flag in flags), "no AVX2")
-    return f"{facts.get('model name', platform.machine())}, {fastest}, {available_cores()} cores"
+    name = facts.get("model name", platform.machine())
+    if "cpu family" in facts:  # on x86; one name may stand for several
+        name += f" (family {facts['cpu family']}, model {facts['model']})"
+    return f"{name}, {fastest}, {available_cores()} cores"
 
 
 def versions() -> dict[str, str]:

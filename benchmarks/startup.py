@@ -2,7 +2,7 @@
 
 The floor is the time to import torch and torchvision. All commands take turns for several rounds in one run; the table
 has medians, and their ratios to the floor. A second table has the starts on two processes alone, among them that of two
-processes that import the libraries and end, with ratios to the faster peer's.
+processes that only import the libraries, with ratios to the faster peer's.
 """
 
 import os
@@ -24,8 +24,12 @@ from utils.numerics.precision import hardware_precision
 
 ROUNDS = 5
 WORDS = ["--log-every", "1", "--device", "cpu"]
-FLOOR = ("import torch, torchvision\n"
-         "torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()")  # which imports torch._dynamo
+FLOOR = """import os, sys, torch, torchvision
+torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()  # which imports torch._dynamo
+if os.environ.get("RANK", "0") == "0":
+    os.makedirs(sys.argv[-1])
+    print("imported", file=open(sys.argv[-1] + "/metrics.jsonl", "w"), flush=True)
+"""
 COMMANDS = {
     "python -c 'import torch, torchvision', an optimizer": [sys.executable, "-c", FLOOR],
     "./launch.sh": ["./launch.sh", *WORDS],
@@ -47,18 +51,17 @@ def peers() -> dict[str, list[str]]:
 
 
 def seconds(words: list[str]) -> float:
-    """Seconds from the start of a command to its first training record, or to its end if it is no run."""
+    """Seconds from the start of a command to its first training record; of FLOOR's, until all is imported."""
     with tempfile.TemporaryDirectory() as folder:
         records = Path(folder) / "run" / "metrics.jsonl"
-        is_run = FLOOR not in words
         began = time.monotonic()
         process = subprocess.Popen(
-            [*words, *(["--run-dir", str(records.parent)] if is_run else [])], cwd=ROOT, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=os.environ | {"LOCKSTEP_PYTHON": sys.executable})
+            [*words, "--run-dir", str(records.parent)], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env=os.environ | {"LOCKSTEP_PYTHON": sys.executable})
         while process.poll() is None and not (records.exists() and records.stat().st_size):
             time.sleep(0.005)
         found = time.monotonic() - began
-        if is_run and not records.exists():
+        if not records.exists():
             sys.exit(f"{' '.join(words)}: exit code {process.returncode}")
         process.terminate()
         process.wait()

@@ -33,7 +33,9 @@ def draw() -> str:
                 svg.line(LEFT + scale * low, y + 10, LEFT + scale * high, y + 10, stroke_width=2)
             svg.text(RIGHT + 12, y + 14, f"{middle:.2f}", "strong small" if is_ours else "quiet small")
             y += ROW
-        svg.text(LEFT, y + 12, f"{found['hardware']}; torch {found['torch']}; n = {found['rounds']}", "quiet small")
+        rate = f"; {found['products']} GFLOP/s" if "products" in found else ""  # of matrices; older lines lack it
+        about = f"{found['hardware']}{rate}; torch {found['torch']}; n = {found['rounds']}"
+        svg.text(LEFT, y + 12, about, "quiet small")
         y += ROW + 14
     svg.line(24, y, WIDTH - 24, y, stroke_opacity=".3")
     svg.height = y + 20
@@ -49,7 +51,8 @@ def newest() -> list[dict[str, Any]]:
                   if not name.startswith("floor")}
         if each["what"].startswith(DRAWN) and max(high for _, _, high in ratios.values()) <= LARGEST:
             found[each["what"]] = {name: each[name] for name in ("what", "against", "rounds", "hardware")} | {
-                "torch": each["versions"]["torch"], "ratios": ratios}
+                "torch": each["versions"]["torch"], "ratios": ratios} | (
+                {"products": round(max(each["products"].values()) / 1e9)} if "products" in each else {})
     return list(found.values())
 
 
