@@ -42,7 +42,7 @@ def main(data: Path, name: str, seeds: int) -> None:
 def train_plainly(words: list[str]) -> None:
     """Run train.py in this process without what it does for speed."""
     decode = EncodedImage._decode_jpeg
-    with (patch("engine.arithmetic.replace_kernels", lambda: None),
+    with (patch("engine.arithmetic.replace_kernels", lambda *_: None),
           patch("data.sampler.bucketed", lambda order, *others: order),
           patch("models.sparse_prediction.SparsePrediction._before_output", lambda *_: None),
           patch("data.image_decode.EncodedImage._decode_jpeg", lambda image, at_least: decode(image, 1.0)),

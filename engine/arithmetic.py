@@ -18,7 +18,9 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     """Set the arithmetic of this process as the run keeps it. Collective."""
     # device and threads; on the CPU sums depend on the number of threads
     require_possible(config, world)
-    is_fast = run.kept.setdefault("fast_dropout", "device" not in run.kept)  # not if an earlier version began the run
+    is_new = "device" not in run.kept
+    is_fast = run.kept.setdefault("fast_dropout", is_new)  # this and the next: not if an earlier version began the run
+    has_fast_convolutions = run.kept.setdefault("fast_convolutions", is_new)
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
@@ -37,7 +39,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
 
     # kernels on the CPU
     if is_fast:
-        replace_kernels()
+        replace_kernels(has_fast_convolutions)
         vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
     return Precision(precision, world.device)
 

@@ -1,25 +1,31 @@
-"""Two operations on the CPU in place of torch's own: random masks, which dropout takes, and attention's softmax."""
+"""Operations on the CPU in place of torch's own: dropout's masks, attention's softmax, the gradients of filters."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 BITS = 16  # of randomness for a value of a mask
 _library = torch.library.Library("aten", "IMPL")  # while it lives, the kernels are ours
 
 
-def replace_kernels() -> None:
-    """Make torch use the two below on the CPU, until the process ends."""
+def replace_kernels(convolutions: bool = True) -> None:
+    """Make torch use those below on the CPU, the third if `convolutions`, until the process ends.
+
+    Where AMX computes in bf16, convolutions stay torch's: it has other kernels there, and ours is not measured.
+    """
     _replace("bernoulli_.float", bernoulli_)
     _replace("_safe_softmax", safe_softmax)
+    if convolutions and not torch.cpu._is_amx_tile_supported():  # torch 2.15: none is public
+        _replace("convolution_backward", convolution_backward, with_keyset=True)
 
 
-def _replace(operator: str, kernel: Callable[..., Tensor]) -> None:
+def _replace(operator: str, kernel: Callable[..., object], **more: bool) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        _library.impl(operator, kernel, "CPU", allow_override=True)
+        _library.impl(operator, kernel, "CPU", allow_override=True, **more)
 
 
 def bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
@@ -50,3 +56,35 @@ def safe_softmax(scores: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
     if not probabilities.narrow(dim, 0, min(1, probabilities.shape[dim])).isnan().any():
         return probabilities
     return probabilities.masked_fill((scores == -torch.inf).all(dim, keepdim=True), 0.0)
+
+
+_torchs_convolution_backward = torch.library.get_kernel("aten::convolution_backward", "CPU")
+
+
+def convolution_backward(
+    keys: torch.DispatchKeySet, grad: Tensor, images: Tensor, filters: Tensor, bias_sizes: Sequence[int] | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], is_transposed: bool,
+    output_padding: Sequence[int], groups: int, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a convolution's images, filters and bias.
+
+    oneDNN takes as long for the gradient of large filters in bf16, however small the images are. Where their boxes are
+    fewer than the values of a filter, a product of matrices is faster, but for rounding the same.
+    Legend: B images, I and O channels of images and of grad, h, w height and width of grad, k, l those of a filter.
+    """
+    def torchs(*wanted: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        return _torchs_convolution_backward.call_boxed(
+            keys, grad, images, filters, bias_sizes, stride, padding, dilation, is_transposed, output_padding, groups,
+            wanted)
+
+    is_plain = len(stride) == len(padding) == 2 and groups == max(dilation) == 1 and not is_transposed
+    is_in_order = filters.dtype == torch.bfloat16 and filters.is_contiguous(memory_format=torch.channels_last)
+    if not (wanted[1] and is_plain and is_in_order and grad[:, 0].numel() <= filters[0].numel()):
+        return torchs(*wanted)
+    of_images, _, of_bias = torchs(wanted[0], False, wanted[2]) if wanted[0] or wanted[2] else (None, None, None)
+    size = filters.shape[2:]
+    padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))  # [B, H, W, I]
+    boxes = padded.unfold(1, size[0], stride[0]).unfold(2, size[1], stride[1])          # [B, h, w, I, k, l]
+    rows = boxes.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(0, 2)                     # [B * h * w, k * l * I]
+    product = grad.permute(1, 0, 2, 3).flatten(1) @ rows                                # [O, k * l * I]
+    return of_images, product.view(len(filters), *size, -1).permute(0, 3, 1, 2), of_bias

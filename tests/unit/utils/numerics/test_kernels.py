@@ -1,6 +1,6 @@
 """utils/numerics/kernels.py: masks are as torch's, independent, with the probability asked for, of any shape.
 
-And softmax has torch's bits.
+And softmax has torch's bits, the gradients of filters those of float32 but for rounding.
 """
 
 import math
@@ -21,7 +21,8 @@ P = [0.9, 0.5, 0.1, 0.999]
 
 
 @pytest.fixture(autouse=True)
-def seeded():
+def seeded(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     replace_kernels()
     torch.manual_seed(0)
 
@@ -188,14 +189,118 @@ def test_attention_looks_through_all_scores_only_if_a_row_may_have_none():
     assert searches == [False, True]
 
 
-# What starts set: of an older run, of a new run in another precision, of a new run, of that run when it goes on.
-# Each prints whether masks are ours, whether attention is in 16 bits, and what is kept.
+# Images [B, I, H, W], filters [O, I, k, l], stride, padding: the filters are larger than what they are moved over.
+LARGE_FILTERS = [
+    ((64, 32, 1, 1), (16, 32, 3, 3), 1, 1),
+    ((8, 16, 2, 2), (24, 16, 3, 3), 2, 1),
+    ((3, 40, 4, 6), (8, 40, 3, 5), 1, 2),
+    ((2, 8, 5, 9), (6, 8, 2, 4), (2, 1), (0, 3)),
+    ((9, 32, 2, 2), (4, 32, 1, 1), 2, 0),
+    ((0, 4, 3, 3), (2, 4, 3, 3), 1, 1)]
+
+
+def operations_of(work):
+    """Its result, and the names of the operations that torch did for it."""
+    with torch.autograd.profiler.profile() as profile:
+        result = work()
+    return result, {event.name for event in profile.function_events}
+
+
+def gradients(images, filters, stride, padding, dtype, has_bias=True):
+    """Of images, filters and bias, in channels_last; deterministic numbers that bf16 holds exactly."""
+    torch.manual_seed(1)
+    image = torch.randn(images).bfloat16().to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(filters).bfloat16().to(dtype).to(memory_format=torch.channels_last).requires_grad_()
+    bias = torch.zeros(len(weight), dtype=dtype, requires_grad=has_bias)
+    made = F.conv2d(image, weight, bias, stride, padding)
+    of = torch.randn(made.shape).bfloat16().to(dtype)
+    return operations_of(lambda: torch.autograd.grad(made, [image, weight] + [bias] * has_bias, of))
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("images, filters, stride, padding", LARGE_FILTERS)
+def test_gradients_of_large_filters_are_a_product_of_matrices(images, filters, stride, padding, has_bias):
+    """Each is that of float32, rounded to bf16: within 2**-8 of its size, and a little for sums near 0."""
+    exact, _ = gradients(images, filters, stride, padding, torch.float32, has_bias)
+    found, operations = gradients(images, filters, stride, padding, torch.bfloat16, has_bias)
+    assert "aten::mm" in operations
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        torch.testing.assert_close(one.float(), other, rtol=2**-7, atol=2**-9 * max(1, images[0]))
+    assert found[1].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_without_a_gradient_of_images_torchs_kernel_is_not_called(monkeypatch):
+    image = torch.ones(2, 8, 1, 1).bfloat16()
+    weight = torch.ones(4, 8, 3, 3).bfloat16().to(memory_format=torch.channels_last).requires_grad_()
+    made = F.conv2d(image, weight, None, 1, 1).sum()
+    monkeypatch.setattr("utils.numerics.kernels._torchs_convolution_backward", None)
+    (found,) = torch.autograd.grad(made, [weight])
+    assert found[:, :, 1, 1].unique().tolist() == [2] and found.sum() == 2 * 4 * 8
+
+
+# Prints for how many of the convolutions that stay torch's a bit of a gradient differs: transposed, in groups, dilated,
+# of one dimension, of small filters, in float32, with filters whose memory is in another order, with frozen filters.
+CONVOLUTIONS = """
+import sys
+import torch
+from torch.nn import functional as F
+from utils.numerics.kernels import replace_kernels
+
+torch.cpu._is_amx_tile_supported = lambda: sys.argv[1] == "amx"
+last = {"memory_format": torch.channels_last}
+
+def computed():
+    torch.manual_seed(0)
+    small, large, row = torch.randn(3, 8, 2, 2), torch.randn(3, 8, 9, 9), torch.randn(3, 8, 4)
+    filters = torch.randn(8, 8, 3, 3)
+    for dtype in (torch.bfloat16, torch.float32):
+        for convolve, images, weights in (
+                (lambda x, w: F.conv_transpose2d(x, w, padding=1), small, filters.to(**last)),
+                (lambda x, w: F.conv2d(x, w, padding=1, groups=2), small, filters[:, :4].to(**last)),
+                (lambda x, w: F.conv2d(x, w, padding=2, dilation=2), small, filters.to(**last)),
+                (lambda x, w: F.conv1d(x, w, padding=1), row, filters[:, :, 0]),
+                (lambda x, w: torch.convolution(x, w, None, [1], [1], [1], False, [0], 1), small, filters.to(**last)),
+                (lambda x, w: F.conv2d(x, w, padding=1), large, filters.to(**last)),
+                (lambda x, w: F.conv2d(x, w, padding=1), small, filters),
+                (lambda x, w: F.conv2d(x, w.detach(), padding=1) + w.sum(), small, filters.to(**last))):
+            x, w = (each.to(dtype).requires_grad_() for each in (images, weights))
+            yield dtype, *torch.autograd.grad(convolve(x, w).square().sum(), [x, w])
+    x, w = small.requires_grad_(), filters.to(**last).requires_grad_()
+    yield torch.float32, *torch.autograd.grad(F.conv2d(x, w, padding=1).square().sum(), [x, w])
+
+torchs = list(computed())
+replace_kernels(convolutions=True)
+ours = list(computed())
+print(len(ours), sum(not all(map(torch.equal, one[1:], two[1:])) for one, two in zip(torchs, ours, strict=True)))
+
+weight = torch.ones(8, 8, 3, 3).bfloat16().to(**last).requires_grad_()
+made = F.conv2d(torch.ones(3, 8, 2, 2).bfloat16(), weight, padding=1).sum()
+with torch.autograd.profiler.profile() as profile:
+    torch.autograd.grad(made, weight)
+print("aten::mm" in {event.name for event in profile.function_events})
+"""
+
+
+@pytest.mark.parametrize("hardware, is_ours", [("avx512", "True"), ("amx", "False")])
+def test_other_convolutions_have_the_bits_of_torchs_own(hardware, is_ours):
+    """In a process of its own, where torch's kernel is not replaced yet. Where there is AMX it never is."""
+    words = [sys.executable, "-c", CONVOLUTIONS, hardware]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.split() == ["17", "0", is_ours] and "Warning" not in done.stderr
+
+
+# What starts set: of an older run, of a run of a later version without our convolutions, of a new run in another
+# precision, of a new run, of that run when it goes on. Each prints whether masks are ours, whether attention is in 16
+# bits, whether our convolutions are asked for, and what is kept.
 STARTS = """
 import sys
 from pathlib import Path
+from unittest.mock import patch
 import torch
 from engine.arithmetic import resolve_arithmetic
 from utils.distributed.world import World
+from utils.numerics.kernels import replace_kernels
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
 
@@ -205,18 +310,23 @@ def mask():
 
 before = mask()
 with World.from_env("cpu") as world:
-    for kept, precision in (({"device": "cpu"}, "bf16"), ({}, "fp16"), ({}, "bf16"),
-                            ({"device": "cpu", "fast_dropout": True}, "bf16")):
+    for kept, precision in (({"device": "cpu"}, "bf16"), ({"device": "cpu", "fast_dropout": True}, "bf16"),
+                            ({}, "fp16"), ({}, "bf16"),
+                            ({"device": "cpu", "fast_dropout": True, "fast_convolutions": True}, "bf16")):
         run = Run(Path(sys.argv[1]), kept, {"start": 1, "cores_per_process": 1}, print, None)
-        resolve_arithmetic(DeviceOptions(precision=precision), run, world)
+        with patch("engine.arithmetic.replace_kernels", wraps=replace_kernels) as replace:
+            resolve_arithmetic(DeviceOptions(precision=precision), run, world)
         print(not torch.equal(mask(), before), torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
-              run.kept["fast_dropout"])
+              *(asked.args[0] for asked in replace.call_args_list), run.kept["fast_dropout"],
+              run.kept["fast_convolutions"])
 """
 
 
-def test_a_run_keeps_the_dropout_that_it_began_with(tmp_path):
-    """In a process of its own, because our kernel, once set, stays. It is set without a warning."""
+def test_a_run_keeps_the_kernels_that_it_began_with(tmp_path):
+    """In a process of its own, because our kernels, once set, stay. They are set without a warning."""
     words = [sys.executable, "-c", STARTS, tmp_path]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["False False False", "True False True", "True True True", "True True True"]
+    assert done.stdout.splitlines() == [
+        "False False False False", "True True False True False", "True False True True True",
+        "True True True True True", "True True True True True"]
     assert "Warning" not in done.stderr

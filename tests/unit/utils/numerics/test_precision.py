@@ -229,7 +229,8 @@ def _torch_settings():
 def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
     run = Run(tmp_path, dict(kept), lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = resolve_arithmetic(options, run, world)
-    resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": not kept}
+    resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": not kept,
+                "fast_convolutions": not kept}
     assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, resolved)
 
 
