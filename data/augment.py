@@ -208,6 +208,8 @@ def resized(
     down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width  # 1; less after a reduced decode
     y, x = round(top * down), round(left * right)
     crop = pixels[y:max(y + 1, round((top + h) * down)), x:max(x + 1, round((left + w) * right))]
+    if crop.shape[:2] == size:
+        return crop.clone(memory_format=torch.contiguous_format)  # the pixels of a cache are read-only
 
     # resize. torch's fast path needs channels_last strides, the batch dimension's included: half the time of
     # crop.permute(2, 0, 1)[None].

@@ -52,22 +52,26 @@ class EncodedImage:
     """
 
     def __init__(self, source: str | bytes):
-        # read
         with _as_unreadable():
             self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
             if not self._data:
                 raise UnreadableImage("the file is empty")
-            image = Image.open(io.BytesIO(self._data), formats=FORMATS)
-            if image.height * image.width > MAX_PIXELS:
-                raise UnreadableImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}:"
-                                      " possibly a decompression bomb")
-            is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
-            self._decoded = None if is_jpeg else _decode_with_pillow(image)
-
-        # size. The orientation is read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
-        self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
-        self._orientation = _orientation(image)
+            stored = _size_of_plain_jpeg(self._data)
+            if stored:
+                self._stored, self._orientation, self._decoded = stored, 1, None
+                _require_size(*stored)
+            else:
+                self._look_with_pillow()
         self.height, self.width = self._stored[::-1] if self._orientation >= 5 else self._stored
+
+    def _look_with_pillow(self) -> None:
+        image = Image.open(io.BytesIO(self._data), formats=FORMATS)
+        _require_size(image.height, image.width)
+        is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
+        self._decoded = None if is_jpeg else _decode_with_pillow(image)
+        self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
+        # Read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
+        self._orientation = _orientation(image)
 
     def pixels(self, at_least: float = 1.0) -> Tensor:
         """uint8 [H, W, 3], at full size; a JPEG at the smallest of 1/1, 1/2, 1/4, 1/8 that is `at_least` or more.
@@ -115,6 +119,41 @@ class PackedImage(EncodedImage):
     def pixels(self, at_least: float = 1.0) -> Tensor:
         """As of a file; at_least: of the file's size."""
         return super().pixels(at_least * self.height / self._stored[0])
+
+
+def _require_size(height: int, width: int) -> None:
+    if height * width > MAX_PIXELS:
+        raise UnreadableImage(f"{width} x {height} pixels, more than {MAX_PIXELS}: possibly a decompression bomb")
+
+
+def _size_of_plain_jpeg(data: bytes) -> tuple[int, int] | None:
+    """Height and width of a grey or colour JPEG that is not turned; None of all that Pillow must look at.
+
+    Pillow takes 40 us for a header, as long as a small image takes to decode; libjpeg takes 1.
+    """
+    if not data.startswith(b"\xff\xd8") or _may_be_turned(data):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None  # Pillow knows better words for what is wrong
+    return (height, width) if colours in ("Gray", "YCbCr", "RGB") else None
+
+
+def _may_be_turned(data: bytes) -> bool:
+    """Whether a JPEG's header has a segment APP1, where EXIF and XMP are, or something unusual.
+
+    Source: ITU-T T.81, B.1: a segment is ff, its marker, and two bytes with its length, which counts these, too.
+    """
+    at = 2
+    while data[at:at + 1] == b"\xff" and at + 4 <= len(data):
+        marker = data[at + 1]
+        if marker == 0xDA:  # the image begins
+            return False
+        if marker == 0xE1 or not 0xC0 <= marker <= 0xFE:
+            return True
+        at += 2 + int.from_bytes(data[at + 2:at + 4])
+    return True
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:

@@ -112,6 +112,16 @@ def test_long_images_are_cut_before_they_are_resized():
         assert photo(224)(picture(*shape)[0]).shape == (224, 224, 3)
 
 
+@pytest.mark.parametrize("interpolation", MODES)
+def test_an_image_of_the_size_that_is_wanted_is_a_copy_with_the_bits_of_resizing(interpolation):
+    encoded, pixels = picture(40, 30)
+    same = torch.nn.functional.interpolate(pixels[None], (40, 30), mode=interpolation, antialias=True)[0]
+    found = augment.resized(encoded, (0, 0, 40, 30), (40, 30), interpolation)
+    assert torch.equal(found.permute(2, 0, 1), same) and found.is_contiguous()
+    found.zero_()
+    assert torch.equal(encoded.pixels().permute(2, 0, 1), pixels)
+
+
 def test_small_train_moves_the_image_over_zeros():
     encoded, pixels = picture(32, 32)
     padded = torch.nn.functional.pad(pixels, (4, 4, 4, 4)).permute(1, 2, 0)

@@ -340,6 +340,28 @@ def test_exif_orientation_is_applied(format, orientation):
     assert np.array_equal(image.pixels().numpy(), reference)
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_xmp_orientation_is_applied(orientation):
+    """As Pillow applies it; here in a JPEG with another segment before it."""
+    xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
+    data = encoded(SMALL, "JPEG", xmp=xmp, comment=b"before")
+    reference = as_rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+    assert np.array_equal(EncodedImage(data).pixels().numpy(), reference)
+    assert reference.shape == ((20, 30, 3) if orientation == 1 else (30, 20, 3))
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"progressive": True}, {"comment": b"\xff\xe1"}, {"icc_profile": b"\xff" * 99}])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_the_header_of_a_jpeg_that_is_not_turned_is_not_read_by_pillow(monkeypatch, mode, options):
+    """Pillow takes forty times as long as libjpeg for it, and longer than for a small image's pixels."""
+    data = encoded(SMALL.convert(mode), "JPEG", **options)
+    expected = as_rgb(Image.open(io.BytesIO(data)))
+    monkeypatch.setattr("data.image_decode.Image.open", None)
+    image = EncodedImage(data)
+    assert (image.height, image.width) == (20, 30) and np.array_equal(image.pixels().numpy(), expected)
+
+
 @pytest.mark.parametrize("at_least", [1, 0.7, 0.5, 0.4, 0.25, 0.2, 0.125, 0.01])
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_reduced_decode_keeps_what_is_asked_for(at_least, orientation):
@@ -363,6 +385,7 @@ BAD = {
     "header.png": GOOD_PNG[:8] + b"\0\0\0\1XXXX" + GOOD_PNG[16:],
     "length.png": GOOD_PNG[:8] + b"\xff" * 4 + GOOD_PNG[12:],
     "bomb.png": encoded(Image.new("1", (15_000, 15_000)), "PNG"),
+    "bomb.jpg": encoded(Image.new("L", (15_000, 15_000)), "JPEG"),
     "float.tif": encoded(Image.new("F", (4, 4)), "TIFF"), "int32.tif": encoded(Image.new("I", (4, 4), 70_000), "TIFF"),
 }
 
@@ -396,7 +419,7 @@ def test_damaged_files_raise_nothing_else():
     generator = random.Random(0)
     exif = Image.Exif()
     exif[0x0112] = 6
-    files = [encoded(SMALL, "JPEG", exif=exif), encoded(SMALL.convert("CMYK"), "JPEG"),
+    files = [encoded(SMALL, "JPEG", exif=exif), encoded(SMALL, "JPEG"), encoded(SMALL.convert("CMYK"), "JPEG"),
              encoded(SMALL, "PNG", exif=exif),
              encoded(PALETTE, "PNG", transparency=3), encoded(PALETTE, "GIF"), encoded(SMALL, "WEBP"),
              encoded(SMALL, "BMP"),
