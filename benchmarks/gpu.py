@@ -18,7 +18,8 @@ They take turns (A B C C B A), of an epoch each; a speed is that of the second h
     vit-... ViT-B/16 instead of ResNet-50
     ...-compiled: the same with --compile; the bare loop compiles as train.py does
 
-All data is generated (gpu_rows.py). Without a package index and without .venv: python3 -m benchmarks.gpu
+All data is generated (gpu_rows.py). Figures are appended to benchmarks/results.jsonl, but not with --tiny.
+Without a package index and without .venv: python3 -m benchmarks.gpu
 """
 
 import argparse
@@ -58,7 +59,7 @@ from benchmarks.gpu_rows import (
     write_model,
     write_texts,
 )
-from benchmarks.in_turn import matrix_rate, ratios, spread
+from benchmarks.in_turn import append, matrix_rate, ratios, spread, versions
 from utils.errors import Exit
 from utils.hardware.compiling import compile_model
 from utils.hardware.cores import available_cores
@@ -205,14 +206,19 @@ def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> 
             elif speed := run_peer(row, data, batch, options, sizes):
                 found[name].append(speed)
 
+    what = f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}"
+    rate = matrix_rate(device, sizes.precision)
+    if not options.tiny:
+        append(f"gpu, {row.name}, {what}", "samples/s", {name: each for name, each in found.items() if each}, "bare",
+               options.name, {sizes.precision: rate})
     ours, wait = median(found["ours"]), median(record["data_wait"] for record in records)
     memory = [max(record.get("memory", 0.0) for record in records), max(peaks)]
     beside = [cell for name in ("bare", "peer") for cell in (
         (f"{median(found[name]):.1f}", spread(ratios(found["ours"], found[name]))) if found[name]
         else ("-", "-"))]
-    return [row.name, f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}", f"{ours:.1f}", *beside,
+    return [row.name, what, f"{ours:.1f}", *beside,
             f"{flop / 1e9:.3g}", f"{100 * mfu(ours, flop, options.peak):.1f} %" if options.peak else "-",
-            f"{100 * mfu(ours, flop, matrix_rate(device, sizes.precision)):.1f} %", f"{100 * wait:.1f} %",
+            f"{100 * mfu(ours, flop, rate):.1f} %", f"{100 * wait:.1f} %",
             ", ".join(f"{mib:.0f}" if mib else "-" for mib in memory)]
 
 
@@ -252,8 +258,9 @@ def main(options: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")  # TF32 where bf16 is not used, as Lockstep's --tf32 auto
     torch.backends.cudnn.benchmark = True
     peak = f"{options.peak / 1e12:.6g} TFLOP/s" if options.peak else "unknown (--peak)"
-    print(f"{options.name}, torch {torch.__version__}, {sizes.precision}, {available_cores()} cores; rounds:"
-          f" {sizes.rounds}, of {options.steps} steps\n"
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
+    print(f"{options.name}, {packages}, {sizes.precision}, {available_cores()} cores; rounds: {sizes.rounds}, of"
+          f" {options.steps} steps\n"
           "MFU = Lockstep's samples/s x FLOP per sample / peak; FLOP of forward and backward, counted by torch's"
           f" FlopCounterMode on 2 samples; peak, dense bf16: {peak}\n"
           "of matrices: the same over what a product of large matrices reaches when the row is measured\n"

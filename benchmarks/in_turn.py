@@ -51,8 +51,15 @@ def report(what: str, unit: str, found: Mapping[str, list[float]], against: str,
     for name, figures in found.items():
         cells = [spread(ratios(figures, found[other])) if other != name else "1" for other in columns]
         print(f"| {name} | {median(figures):.4g} | {' | '.join(cells)} |", flush=True)
-    line = {"what": what, "unit": unit, "against": against, "rounds": rounds, "time": datetime.now(UTC).isoformat(),
-            "commit": commit(), "hardware": hardware(), "products": rates, "versions": versions(), "figures": found,
+    append(what, unit, found, against, hardware(), rates)
+
+
+def append(what: str, unit: str, found: Mapping[str, list[float]], against: str, device: str,
+           products: Mapping[str, float]) -> None:
+    """Append figures to RESULTS, and ratios to `against`. products: FLOP/s of products of matrices, by precision."""
+    line = {"what": what, "unit": unit, "against": against, "rounds": len(found[against]),
+            "time": datetime.now(UTC).isoformat(), "commit": commit(), "hardware": device, "products": dict(products),
+            "versions": versions(), "figures": found,
             "ratios": {name: [median(each), min(each), max(each)] for name, figures in found.items()
                        if (each := ratios(figures, found[against]))}}
     with RESULTS.open("a") as file:

@@ -127,16 +127,16 @@ def _require_size(height: int, width: int) -> None:
 
 
 def _size_of_plain_jpeg(data: bytes) -> tuple[int, int] | None:
-    """Height and width of a grey or colour JPEG that is not turned; None of all that Pillow must look at.
+    """Height and width of a JPEG that libjpeg decodes to RGB and nothing turns; None if Pillow must look at it.
 
-    Pillow takes 40 us for a header, as long as a small image takes to decode; libjpeg takes 1.
+    Pillow takes 40 us for a header, longer than a small image's pixels; libjpeg 1 (AMD EPYC, Pillow 12, n = 3,000).
     """
     if not data.startswith(b"\xff\xd8") or _may_be_turned(data):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
-        return None  # Pillow knows better words for what is wrong
+    except (ValueError, LookupError):  # LookupError: of a subsampling that simplejpeg has no name for
+        return None
     return (height, width) if colours in ("Gray", "YCbCr", "RGB") else None
 
 
@@ -150,7 +150,7 @@ def _may_be_turned(data: bytes) -> bool:
         marker = data[at + 1]
         if marker == 0xDA:  # the image begins
             return False
-        if marker == 0xE1 or not 0xC0 <= marker <= 0xFE:
+        if marker == 0xE1 or not 0xC0 <= marker <= 0xFE or 0xD0 <= marker <= 0xD9:  # d0 to d9 have no length
             return True
         at += 2 + int.from_bytes(data[at + 2:at + 4])
     return True

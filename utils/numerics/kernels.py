@@ -14,18 +14,18 @@ _library = torch.library.Library("aten", "IMPL")  # while it lives, the kernels 
 def replace_kernels(convolutions: bool = True) -> None:
     """Make torch use those below on the CPU, the third if `convolutions`, until the process ends.
 
-    Where AMX computes in bf16, convolutions stay torch's: it has other kernels there, and ours is not measured.
+    The third only on a CPU that computes in bf16 by AVX-512: on no other is it measured; by AMX oneDNN's are others.
     """
     _replace("bernoulli_.float", bernoulli_)
     _replace("_safe_softmax", safe_softmax)
-    if convolutions and not torch.cpu._is_amx_tile_supported():  # torch 2.15: none is public
+    if convolutions and torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
         _replace("convolution_backward", convolution_backward, with_keyset=True)
 
 
-def _replace(operator: str, kernel: Callable[..., object], **more: bool) -> None:
+def _replace(operator: str, kernel: Callable[..., object], with_keyset: bool = False) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        _library.impl(operator, kernel, "CPU", allow_override=True, **more)
+        _library.impl(operator, kernel, "CPU", allow_override=True, with_keyset=with_keyset)
 
 
 def bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
@@ -66,22 +66,27 @@ def convolution_backward(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], is_transposed: bool,
     output_padding: Sequence[int], groups: int, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of a convolution's images, filters and bias.
+    """The gradients of a convolution's images, filters and bias, those that are wanted: torch's but for rounding.
 
-    oneDNN takes as long for the gradient of large filters in bf16, however small the images are. Where their boxes are
-    fewer than the values of a filter, a product of matrices is faster, but for rounding the same.
-    Legend: B images, I and O channels of images and of grad, h, w height and width of grad, k, l those of a filter.
+    oneDNN's kernel for the gradient of large filters in bf16 takes milliseconds even on images of one pixel. Where
+    there are no more output positions than values in a filter, it is a product of matrices here, which takes at most
+    2 bytes times this number, squared (512 x 3 x 3: 42 MB). Figures: docs/performance.md.
+    Legend: B images of H x W, I, O channels of images and of grad, h, w height and width of grad, k, l of a filter.
     """
-    def torchs(*wanted: bool) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        return _torchs_convolution_backward.call_boxed(
-            keys, grad, images, filters, bias_sizes, stride, padding, dilation, is_transposed, output_padding, groups,
-            wanted)
-
+    given = grad, images, filters, bias_sizes, stride, padding, dilation, is_transposed, output_padding, groups
     is_plain = len(stride) == len(padding) == 2 and groups == max(dilation) == 1 and not is_transposed
+    # A gradient must have its filters' order in memory, and a product gives channels_last. Under fsdp it is another.
     is_in_order = filters.dtype == torch.bfloat16 and filters.is_contiguous(memory_format=torch.channels_last)
     if not (wanted[1] and is_plain and is_in_order and grad[:, 0].numel() <= filters[0].numel()):
-        return torchs(*wanted)
-    of_images, _, of_bias = torchs(wanted[0], False, wanted[2]) if wanted[0] or wanted[2] else (None, None, None)
+        return _torchs_convolution_backward.call_boxed(keys, *given, wanted)
+
+    # images and bias
+    of_bias = grad.sum((0, 2, 3)) if wanted[2] else None                                # [O]
+    of_images = None
+    if wanted[0]:
+        of_images, _, _ = _torchs_convolution_backward.call_boxed(keys, *given, (True, False, False))
+
+    # filters
     size = filters.shape[2:]
     padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))  # [B, H, W, I]
     boxes = padded.unfold(1, size[0], stride[0]).unfold(2, size[1], stride[1])          # [B, h, w, I, k, l]

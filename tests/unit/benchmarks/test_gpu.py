@@ -1,5 +1,6 @@
 """`make gpu-bench`: its formulas, its errors, one tiny run. `make gpu-wheels`: the packages that it downloads."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -13,7 +14,7 @@ import torch
 from packaging.requirements import Requirement
 from torch import nn
 
-from benchmarks import gpu, gpu_rows
+from benchmarks import gpu, gpu_rows, in_turn
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,10 +75,15 @@ def test_contenders_go_back_and_forth(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "run_lockstep", lambda *given: order.append("ours") or records)
     monkeypatch.setattr(gpu, "run_bare", lambda *given: order.append("bare") or 4.0)
     monkeypatch.setattr(gpu, "run_peer", lambda *given: order.append("peer") or 2.0)
-    options = gpu.parse(["--device", "cpu", "--tiny", "--steps", "8"])
+    monkeypatch.setattr(in_turn, "RESULTS", tmp_path / "results.jsonl")
+    options = gpu.parse(["--device", "cpu", "--steps", "8", "--batch", "8"])
     cells = gpu.measure(gpu_rows.Row("image"), options, replace(gpu_rows.TINY, rounds=2), tmp_path)
     assert order == ["ours", "bare", "peer", "peer", "bare", "ours"]
     assert cells[2:7] == ["8.0", "4.0", "2.00 (2.00 to 2.00)", "2.0", "4.00 (4.00 to 4.00)"]  # a batch of 8 a second
+    kept = json.loads((tmp_path / "results.jsonl").read_text())
+    assert (kept["what"], kept["hardware"]) == ("gpu, image, resnet18 x 8", "cpu")
+    assert kept["ratios"] == {"ours": [2, 2, 2], "bare": [1, 1, 1], "peer": [0.5, 0.5, 0.5]}
+    assert list(kept["products"]) == ["fp32"] and kept["products"]["fp32"] > 1e9
 
 
 def test_every_class_has_images_to_train_on_and_to_evaluate(tmp_path):
@@ -88,12 +94,15 @@ def test_every_class_has_images_to_train_on_and_to_evaluate(tmp_path):
 
 @pytest.mark.parametrize(("row", "model", "has_peer"), [
     ("image", "resnet18 x 8", False), ("packed", "resnet18 x 8", True), ("mlm", "bert-tiny x 4", True)])
-def test_a_tiny_run_prints_its_rows(row, model, has_peer):
+def test_a_tiny_run_prints_its_rows_and_keeps_nothing(row, model, has_peer):
+    before = in_turn.RESULTS.read_bytes()
     words = ["--tiny", "--device", "cpu", "--peak", "0.1", "--rows", row]
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert in_turn.RESULTS.read_bytes() == before
     about, formula, _, head, line, _ = done.stdout.splitlines()
-    assert about.startswith(f"cpu, torch {torch.__version__}, fp32") and head.startswith("row")
+    assert about.startswith("cpu, python ") and f", torch {metadata.version('torch')}, " in about
+    assert head.startswith("row")
     assert formula.startswith("MFU = ") and formula.endswith(" 0.1 TFLOP/s")
     ratio = r" +([\d.]+) +([\d.]+) \(.*?\)"
     figures = re.fullmatch(rf"{row} +{model} +([\d.]+){ratio}{ratio if has_peer else ' +- +-()()'} +([\d.]+)"

@@ -113,7 +113,7 @@ def test_long_images_are_cut_before_they_are_resized():
 
 
 @pytest.mark.parametrize("interpolation", MODES)
-def test_an_image_of_the_size_that_is_wanted_is_a_copy_with_the_bits_of_resizing(interpolation):
+def test_an_image_that_has_its_size_is_copied_with_the_bits_of_resizing(interpolation):
     encoded, pixels = picture(40, 30)
     same = torch.nn.functional.interpolate(pixels[None], (40, 30), mode=interpolation, antialias=True)[0]
     found = augment.resized(encoded, (0, 0, 40, 30), (40, 30), interpolation)

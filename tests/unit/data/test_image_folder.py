@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image, ImageOps
 from torchvision.datasets import ImageFolder as TorchvisionFolder
@@ -340,26 +341,57 @@ def test_exif_orientation_is_applied(format, orientation):
     assert np.array_equal(image.pixels().numpy(), reference)
 
 
+def turned(kind: str, orientation: int) -> bytes:
+    """A JPEG that is turned by EXIF or by XMP."""
+    if kind == "exif":
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        return encoded(SMALL, "JPEG", exif=exif)
+    return encoded(SMALL, "JPEG", xmp=f'<rdf:Description tiff:Orientation="{orientation}"/>'.encode())
+
+
+def segment(marker: int, content: bytes) -> bytes:
+    return bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2) + content
+
+
+# What a JPEG may begin with, after its first two bytes: nothing else, a long profile, a comment that looks like a
+# header, fill bytes, a marker without a length.
+BEGINNINGS = {"": b"", "profile": segment(0xE2, bytes(60_000)), "comment": segment(0xFE, b"\xff\xda\xff\xe1"),
+              "fill": b"\xff\xff", "restart": b"\xff\xd0"}
+
+
+@pytest.mark.parametrize("beginning", BEGINNINGS)
+@pytest.mark.parametrize("kind", ["exif", "xmp"])
 @pytest.mark.parametrize("orientation", [1, 6])
-def test_xmp_orientation_is_applied(orientation):
-    """As Pillow applies it; here in a JPEG with another segment before it."""
-    xmp = f'<x:xmpmeta><rdf:Description tiff:Orientation="{orientation}"/></x:xmpmeta>'.encode()
-    data = encoded(SMALL, "JPEG", xmp=xmp, comment=b"before")
+def test_a_jpeg_is_turned_as_pillow_turns_it(kind, orientation, beginning):
+    data = turned(kind, orientation)
+    data = data[:2] + BEGINNINGS[beginning] + data[2:]
     reference = as_rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     assert np.array_equal(EncodedImage(data).pixels().numpy(), reference)
     assert reference.shape == ((20, 30, 3) if orientation == 1 else (30, 20, 3))
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"progressive": True}, {"comment": b"\xff\xe1"}, {"icc_profile": b"\xff" * 99}])
+@pytest.mark.parametrize("beginning", ["", "profile", "comment"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"keep_rgb": True}])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_the_header_of_a_jpeg_that_is_not_turned_is_not_read_by_pillow(monkeypatch, mode, options):
+def test_the_header_of_a_jpeg_that_is_not_turned_is_not_read_by_pillow(monkeypatch, mode, options, beginning):
     """Pillow takes forty times as long as libjpeg for it, and longer than for a small image's pixels."""
     data = encoded(SMALL.convert(mode), "JPEG", **options)
+    data = data[:2] + BEGINNINGS[beginning] + data[2:]
     expected = as_rgb(Image.open(io.BytesIO(data)))
     monkeypatch.setattr("data.image_decode.Image.open", None)
     image = EncodedImage(data)
     assert (image.height, image.width) == (20, 30) and np.array_equal(image.pixels().numpy(), expected)
+
+
+def test_a_jpeg_of_a_subsampling_without_a_name_is_decoded():
+    """4:4:1, which is 4:1:1 turned by a quarter; simplejpeg names all others."""
+    data = bytearray(simplejpeg.encode_jpeg(np.array(photo(32, 32)), colorsubsampling="411"))
+    luma = data.index(b"\xff\xc0") + 11  # of the first component in the frame's header: its two factors
+    assert data[luma] == 0x41
+    data[luma] = 0x14  # as many blocks, in another order
+    expected = as_rgb(Image.open(io.BytesIO(data)))
+    assert np.array_equal(EncodedImage(bytes(data)).pixels().numpy(), expected)
 
 
 @pytest.mark.parametrize("at_least", [1, 0.7, 0.5, 0.4, 0.25, 0.2, 0.125, 0.01])
@@ -378,8 +410,10 @@ def test_reduced_decode_keeps_what_is_asked_for(at_least, orientation):
 
 
 GOOD_PNG, GOOD_JPEG = encoded(photo(64, 64), "PNG"), encoded(photo(64, 64), "JPEG")
+FRAME = GOOD_JPEG.index(b"\xff\xc0")
 BAD = {
     "truncated.jpg": GOOD_JPEG[:len(GOOD_JPEG) // 2], "without_end.jpg": GOOD_JPEG[:-2],
+    "12_bits.jpg": GOOD_JPEG[:FRAME + 4] + b"\x0c" + GOOD_JPEG[FRAME + 5:],
     "truncated.png": GOOD_PNG[:len(GOOD_PNG) // 2],
     "empty.jpg": b"", "text.jpg": b"this is no image\n" * 9,
     "header.png": GOOD_PNG[:8] + b"\0\0\0\1XXXX" + GOOD_PNG[16:],
