@@ -35,7 +35,7 @@ def draw() -> str:
             y += ROW
         rate = f"; {found['products']} GFLOP/s" if "products" in found else ""  # of matrices; older lines lack it
         about = f"{found['hardware']}{rate}; torch {found['torch']}; n = {found['rounds']}"
-        svg.text(LEFT, y + 12, about, "quiet small")
+        svg.text(24, y + 12, about, "quiet small")
         y += ROW + 14
     svg.line(24, y, WIDTH - 24, y, stroke_opacity=".3")
     svg.height = y + 20
