@@ -156,6 +156,7 @@ def _count(text: str) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and exit with 64."""
         self.print_usage(sys.stderr)
         self.exit(Exit.USAGE, f"predict: {message}\n")  # argparse's own code is 2
 

@@ -60,9 +60,10 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     """Raise UserError (78) if the run in `path` has different defining settings; note different tolerated ones."""
     file, known = path / "config.yaml", facts(config)
     if not (path / "auto.json").exists():  # it never trained: a wrong setting may be corrected here
-        if any(path.glob("checkpoints/step-*")):
-            raise UserError(f"{path} has checkpoints but no auto.json: this is not a run directory of this program",
-                            Exit.OTHER_RUN)
+        for what, pattern in (("checkpoints", "checkpoints/step-*"), ("a metrics.jsonl", "metrics.jsonl")):
+            if any(path.glob(pattern)):
+                raise UserError(f"{path} has {what} but no auto.json: this is not a run directory of this program;"
+                                " use another --run-dir", Exit.OTHER_RUN)
         return
     # A setting that the file does not have is off, or newer than the run: its default counts.
     defaults, new = (json.loads(json.dumps(identity(each))) for each in (type(config)(), config))

@@ -153,9 +153,15 @@ def test_before_training_began_other_settings_take_the_place_of_the_first(world)
     assert (notes, yaml.safe_load(Path("run/config.yaml").read_text())["lr"]) == ([], 0.3)
 
 
-def test_a_folder_with_checkpoints_and_no_settings_is_78(world):
-    Path("run/checkpoints/step-0000000001-g1").mkdir(parents=True)
-    assert refusal(world, "--run-dir=run").code == Exit.OTHER_RUN
+@pytest.mark.parametrize("name, what", [("checkpoints/step-0000000001-g1/model", "checkpoints"),
+                                        ("metrics.jsonl", "a metrics.jsonl")])
+def test_a_folder_of_another_program_is_78_and_stays_as_it_is(world, name, what):
+    file = Path("run", name)
+    file.parent.mkdir(parents=True)
+    file.write_text('{"epoch": 1}\n')
+    refused = refusal(world, "--run-dir=run")
+    assert refused.code == Exit.OTHER_RUN and f"run has {what} but no auto.json" in str(refused)
+    assert file.read_text() == '{"epoch": 1}\n' and not Path("run/config.yaml").exists()
 
 
 class Told:  # a World that notes what all nodes must have in common
