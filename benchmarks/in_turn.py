@@ -110,9 +110,9 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
-def hardware() -> str:
+def hardware(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The CPU's name, what it computes in, and the cores of this process."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = cpuinfo.read_text().splitlines()
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     flags = set(facts.get("flags", "").split())
     fastest = next((flag for flag in FLAGS if flag in flags), "no AVX2")

@@ -1,11 +1,15 @@
 """benchmarks/in_turn.py: contenders take turns, and ratios are made round by round."""
 
 import json
+import platform
 import subprocess
 from importlib.metadata import version
 
+import pytest
+
 from benchmarks import in_turn as module
 from benchmarks.in_turn import in_turn, report
+from utils.hardware.cores import available_cores
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count():
@@ -29,6 +33,18 @@ def test_ratios_are_those_of_each_round_and_are_kept_with_the_hardware(tmp_path,
     assert first["commit"] == module.commit() and first["products"]["fp32"] > 1e9
     assert first["hardware"] == module.hardware() and first["versions"]["torch"] == version("torch")
     assert first["rounds"] == 3
+
+
+@pytest.mark.parametrize("lines, said", [
+    ("model name : AMD EPYC\ncpu family : 26\nmodel : 2\nflags : fpu avx2 avx512f avx512_bf16",
+     "AMD EPYC (family 26, model 2), avx512_bf16, "),
+    ("model name : Xeon\ncpu family : 6\nmodel : 143\nflags : avx512_bf16 amx_bf16",
+     "Xeon (family 6, model 143), amx_bf16, "),
+    ("processor : 0\nFeatures : fp asimd", f"{platform.machine()}, no AVX2, ")])
+def test_hardware_is_named_by_what_decides_its_speed(tmp_path, lines, said):
+    """One name may stand for several CPUs, and not every system names its own."""
+    (tmp_path / "cpuinfo").write_text(f"processor : 0\n{lines}\n\nprocessor : 1\n{lines}\n")
+    assert module.hardware(tmp_path / "cpuinfo") == f"{said}{available_cores()} cores"
 
 
 def test_a_commit_is_marked_where_a_file_other_than_results_is_changed(tmp_path, monkeypatch):
