@@ -1,6 +1,7 @@
 """`make bench`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
 
-The floor, `alone`, is a step that sums nothing over ranks. Steps of the three alternate (A B C A B C ...).
+Two floors: `alone` is a step that sums nothing over ranks; `8 bytes a value` is `ddp` that sums integers of 64 bits, as
+`exact` does, but neither rounds nor checks. Steps alternate (A B C D A B C D ...).
 """
 
 import os
@@ -18,6 +19,7 @@ from models.vision import build_classifier
 from utils.distributed.world import World
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
+from utils.hardware.devices import Stopwatch
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision, hardware_precision
 from utils.settings.run_options import OptimOptions
@@ -35,6 +37,20 @@ class Alone(Replicated):
         """Nothing to prepare."""
 
     grad_sync = DDP.grad_sync
+
+
+class Integers(DDP):
+    """The floor of a sum of 8 bytes a value: integers, here of whatever is left of the gradients, and back."""
+
+    @staticmethod
+    def sum_bucket(communication: Stopwatch, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """In place of DDP's. Collective."""
+        communication.start()
+        future = dist.all_reduce(bucket.buffer().long(), async_op=True).get_future()
+        return future.then(lambda done: bucket.buffer().copy_(done.value()[0]))
+
+
+KINDS = {"alone": Alone, "ddp": DDP, "8 bytes a value": Integers, "exact": Exact}
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,7 @@ def main() -> None:
         precision = Precision(hardware_precision(world.device), world.device)
         images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
         contenders: dict[str, tuple[Replicated, torch.optim.Optimizer]] = {}
-        for name, kind in {"alone": Alone, "ddp": DDP, "exact": Exact}.items():
+        for name, kind in KINDS.items():
             model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
             strategy = kind(model, world)
             strategy.setup(micro_batches * world.world_size)

@@ -3,8 +3,8 @@
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
 
-Two floors for what reads these files, both libjpeg-turbo alone, which decodes for all of them: to all pixels, and to an
-eighth of height and width. The second is little more than reading a file's bits, which no smaller size saves.
+Three floors, libjpeg-turbo alone, which decodes for all of them: these files to all pixels, and to an eighth of height
+and width; and the JPEGs of --cache. The second is little more than reading a file's bits, which no smaller size saves.
 """
 
 import argparse
@@ -70,6 +70,7 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
         "floor: decoding all pixels": rate(lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes())),
         "floor: decoding to an eighth": rate(
             lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes(), min_height=1, min_width=1)),
+        "floor: decoding --cache jpeg": rate(lambda path: sources["ours, --cache jpeg"](path).pixels()),
     }, rounds), REFERENCE)
 
 

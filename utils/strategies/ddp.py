@@ -28,7 +28,7 @@ class DDP(Replicated):
             gradient_as_bucket_view=True,
             find_unused_parameters=self.config.find_unused_parameters,
             **{_SYNC_BUFFERS: False})  # see buffers.py
-        self.model.register_comm_hook(self.communication, _sum)
+        self.model.register_comm_hook(self.communication, self.sum_bucket)
 
     def require_all_grads(self) -> None:
         """DDP does it, or fails; with find_unused_parameters it leaves out what no rank has used in a step."""
@@ -50,16 +50,16 @@ class DDP(Replicated):
         """DDP's no_sync for all but the last micro-batch."""
         return nullcontext() if is_last or self.model is self.module else self.model.no_sync()
 
+    @staticmethod
+    def sum_bucket(communication: Stopwatch, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Sum a bucket over ranks; DDP calls it in the last backward. Collective."""
+        communication.start()  # the last bucket's start counts: before, the backward pass still computes
+        # DDP's own hook divides by the world size: a mean of means, wrong if shares are uneven. Our losses are already
+        # divided by the normalizer of the whole global batch.
+        future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0])
+
 
 _OPTIONS = signature(DistributedDataParallel).parameters
 # torch 2.15 renamed it.
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers"
-
-
-def _sum(communication: Stopwatch, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Sum a bucket over ranks; DDP calls it in the last backward. Collective."""
-    communication.start()  # the last bucket's start counts: before, the backward pass still computes
-    # DDP's own hook divides by the world size: a mean of means, wrong if shares are uneven. Our losses are already
-    # divided by the normalizer of the whole global batch.
-    future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])

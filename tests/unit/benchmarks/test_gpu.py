@@ -108,8 +108,9 @@ def test_a_tiny_run_prints_its_rows_and_keeps_nothing(row, model, has_peer):
     figures = re.fullmatch(rf"{row} +{model} +([\d.]+){ratio}{ratio if has_peer else ' +- +-()()'} +([\d.]+)"
                            r" +([\d.]+) % +([\d.]+) % +[\d.]+ % +-, -", line).groups()
     own, bare, to_bare, peer, to_peer, gflop, of_peak, of_matrices = (float(figure or 0) for figure in figures)
-    assert to_bare == pytest.approx(own / bare, rel=0.01, abs=0.01)  # all are rounded, ratios to two decimals
-    assert not has_peer or to_peer == pytest.approx(own / peer, rel=0.01, abs=0.01)
+    for ratio, other in ((to_bare, bare), (to_peer, peer))[:1 + has_peer]:
+        rounding = (0.05 / own + 0.05 / other) * own / other + 0.005  # speeds have one decimal, ratios two
+        assert ratio == pytest.approx(own / other, abs=1.1 * rounding)
     expected, rounding = own * gflop * 1e9 / 0.1e12, 0.05 / own + 0.005  # one decimal, and three digits
     assert of_peak / 100 == pytest.approx(expected, abs=0.0005 + rounding * expected)
     assert 0 < of_matrices < 100
