@@ -118,7 +118,7 @@ def hardware(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     fastest = next((flag for flag in FLAGS if flag in flags), "no AVX2")
     name = facts.get("model name", platform.machine())
     if "cpu family" in facts:  # on x86; one name may stand for several
-        name += f" (family {facts['cpu family']}, model {facts['model']})"
+        name += f" (family {facts['cpu family']}, model {facts.get('model', '?')})"
     return f"{name}, {fastest}, {available_cores()} cores"
 
 

@@ -3,8 +3,9 @@
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
 
-Three floors, libjpeg-turbo alone, which decodes for all of them: these files to all pixels, and to an eighth of height
-and width; and the JPEGs of --cache. The second is little more than reading a file's bits, which no smaller size saves.
+Three floors, decoding alone. Two are libjpeg-turbo on these files, with which all of the above decode: to all pixels,
+and to an eighth of height and width, which is little more than reading a file's bits. The third is the JPEGs of
+--cache, read by our own reader.
 """
 
 import argparse

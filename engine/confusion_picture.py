@@ -64,7 +64,7 @@ class _Canvas:
         self.image, self._font, self._draw = image, font, ImageDraw.Draw(image)
 
     def write(self, x: int, y: int, text: str, anchor: str, ink: tuple[int, int, int] = _INK) -> None:
-        """At a place that `anchor` names (Pillow's two letters)."""
+        """Write `text` so that its `anchor`, two letters of Pillow's, is at (x, y)."""
         self._draw.text((x, y), text, fill=ink, font=self._font, anchor=anchor)
 
     def write_upwards(self, x: int, y: int, text: str, anchor: str) -> None:

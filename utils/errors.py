@@ -33,7 +33,7 @@ class Exit(IntEnum):
     IO = 74
     STOPPED = 75  # stopped and saved: the same command continues
     LOST_PEERS = 76
-    OTHER_RUN = 78  # the run directory was created with different settings, or is in use
+    OTHER_RUN = 78  # the run directory was created with different settings, is in use, or is another program's
     DIVERGED = 80
     NO_CHECKPOINT = 82  # checkpoints exist, but none loads
 

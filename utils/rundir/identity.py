@@ -22,6 +22,9 @@ from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
 if TYPE_CHECKING:
     from utils.distributed.world import World
 
+# what a run directory has only after auto.json
+RESULTS = ("checkpoints/step-*", "metrics.jsonl", "ledger.jsonl", "model", "eval")
+
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that make a run what it is, with paths made absolute."""
@@ -60,10 +63,9 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     """Raise UserError (78) if the run in `path` has different defining settings; note different tolerated ones."""
     file, known = path / "config.yaml", facts(config)
     if not (path / "auto.json").exists():  # it never trained: a wrong setting may be corrected here
-        for what, pattern in (("checkpoints", "checkpoints/step-*"), ("a metrics.jsonl", "metrics.jsonl")):
-            if any(path.glob(pattern)):
-                raise UserError(f"{path} has {what} but no auto.json: this is not a run directory of this program;"
-                                " use another --run-dir", Exit.OTHER_RUN)
+        if strange := [name for name in RESULTS if any(map(_has_content, path.glob(name)))]:
+            raise UserError(f"{path} has {strange[0].partition('/')[0]} but no auto.json: it is another program's"
+                            " folder, or a damaged run; use a --run-dir that is new or empty", Exit.OTHER_RUN)
         return
     # A setting that the file does not have is off, or newer than the run: its default counts.
     defaults, new = (json.loads(json.dumps(identity(each))) for each in (type(config)(), config))
@@ -79,6 +81,11 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     if differ:
         changes_bits = any(known[name].changes_bits for name in differ)
         note("; ".join(differ.values()) + "; the run is not bit-exact from here on" * changes_bits)
+
+
+def _has_content(path: Path) -> bool:
+    """A start that is killed while it cleans up may leave an empty log."""
+    return path.is_dir() or path.stat().st_size > 0
 
 
 def fixed_values(config: Config, path: Path) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class RunLock:
         """
         if self._file is None or self._empty is None:
             return False
-        for path in sorted(self._empty.iterdir(), key=lambda path: path.name == ".lock"):  # that one last
+        last = "auto.json", ".lock"  # a directory without the first is not a run's; the second keeps others out
+        for path in sorted(self._empty.iterdir(), key=lambda path: (path.name in last, path.name == ".lock")):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:

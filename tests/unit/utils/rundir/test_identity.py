@@ -153,15 +153,21 @@ def test_before_training_began_other_settings_take_the_place_of_the_first(world)
     assert (notes, yaml.safe_load(Path("run/config.yaml").read_text())["lr"]) == ([], 0.3)
 
 
-@pytest.mark.parametrize("name, what", [("checkpoints/step-0000000001-g1/model", "checkpoints"),
-                                        ("metrics.jsonl", "a metrics.jsonl")])
-def test_a_folder_of_another_program_is_78_and_stays_as_it_is(world, name, what):
+@pytest.mark.parametrize("name", ["checkpoints/step-0000000001-g1/model", "metrics.jsonl", "ledger.jsonl",
+                                  "model/net.py", "eval/figures.txt"])
+def test_a_folder_of_another_program_is_78_and_keeps_what_it_has(world, name):
     file = Path("run", name)
     file.parent.mkdir(parents=True)
     file.write_text('{"epoch": 1}\n')
-    refused = refusal(world, "--run-dir=run")
-    assert refused.code == Exit.OTHER_RUN and f"run has {what} but no auto.json" in str(refused)
-    assert file.read_text() == '{"epoch": 1}\n' and not Path("run/config.yaml").exists()
+    refused, [top, *_] = refusal(world, "--run-dir=run"), Path(name).parts
+    assert refused.code == Exit.OTHER_RUN and f"run has {top} but no auto.json" in str(refused)
+    assert file.read_text() == '{"epoch": 1}\n' and {path.name for path in Path("run").iterdir()} == {top, ".lock"}
+
+
+def test_a_start_that_was_killed_while_it_cleaned_up_may_start_again(world):
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").touch()
+    assert start(world, "--run-dir=run") == []
 
 
 class Told:  # a World that notes what all nodes must have in common
