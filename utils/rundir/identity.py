@@ -84,7 +84,7 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
 
 
 def _has_content(path: Path) -> bool:
-    """A start that is killed while it cleans up may leave an empty log."""
+    """Whether it is more than an empty log, which a start that is killed while it cleans up may leave."""
     return path.is_dir() or path.stat().st_size > 0
 
 

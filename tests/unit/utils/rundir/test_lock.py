@@ -89,6 +89,18 @@ def test_a_file_system_without_locks_ends_no_run(world, monkeypatch):
     assert "has no locks (Function not implemented)" in note
 
 
+def test_a_clean_up_that_is_cut_short_leaves_nothing_that_is_refused(tmp_path, monkeypatch):
+    """Without auto.json, results would count as another program's."""
+    lock, order = lock_module.RunLock(), []
+    lock.acquire(tmp_path)
+    for name in ("auto.json", "config.yaml", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path, **more: order.append(path.name) or unlink(path, **more))
+    assert lock.discard()
+    assert order[-2:] == ["auto.json", ".lock"] and set(order[:2]) == {"config.yaml", "metrics.jsonl"}
+
+
 def test_a_killed_holder_leaves_no_lock(world, another_process):
     another_process().kill()
     assert start(world, "--run-dir=run") == []
