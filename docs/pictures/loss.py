@@ -20,8 +20,7 @@ def draw() -> str:
     found = load("loss")
     expected, starts = found["undisturbed"]["losses"], found["killed"]["starts"]
     ends = [start["resumed"] + len(start["losses"]) for start in starts]
-    num_steps, num_kills, off = len(expected), len(starts) - 1, differences(found)
-    are_equal = found["undisturbed"]["weights"] == found["killed"]["weights"]
+    num_steps, num_kills = len(expected), len(starts) - 1
     bottom = BOTTOM + 70 + ROW * len(starts)
     svg = Svg(0, f"Killed {num_kills} times, and the same loss curve", [
         f"One run was left alone. The other was killed {num_kills} times (SIGKILL to every process) and",
@@ -53,15 +52,7 @@ def draw() -> str:
     for start in starts:
         points = [(x(start["resumed"] + 1 + number), y(loss)) for number, loss in enumerate(start["losses"])]
         svg.curve(points, ORANGE, stroke_width=2)
-    middle = num_steps // 3
-    svg.rect(x(middle), TOP + 3, 22, 9, BLUE, fill_opacity=".4")
-    svg.text(x(middle) + 32, TOP + 12, "left alone, 1 process")
-    svg.line(x(middle), TOP + 31, x(middle) + 22, TOP + 31, ORANGE, stroke_width=2)
-    svg.text(x(middle) + 32, TOP + 36, f"killed {num_kills} times, on {min(s['processes'] for s in starts)} to"
-                                       f" {max(s['processes'] for s in starts)} processes")
-    svg.text(x(middle) + 32, TOP + 60, f"max difference {max(off):g}", "strong")
-    svg.text(x(middle) + 32, TOP + 79, f"in {len(off)} steps, {len(off) - num_steps} of them repeated;"
-                                       f" {'equal' if are_equal else 'UNEQUAL'} weights", "quiet")
+    _legend(svg, x(num_steps // 3), found)
 
     # the starts of the killed run
     for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -81,3 +72,17 @@ def draw() -> str:
     what = f"MobileNetV3-small, built-in digits, fp32; n = 1 run of {num_steps} steps each"
     small_print(svg, bottom + 18, found, what)
     return str(svg)
+
+
+def _legend(svg: Svg, left: float, found: dict[str, Any]) -> None:
+    """Which curve is which, and how far they are apart."""
+    starts, off = found["killed"]["starts"], differences(found)
+    repeated = len(off) - len(found["undisturbed"]["losses"])
+    weights = "equal" if found["undisturbed"]["weights"] == found["killed"]["weights"] else "UNEQUAL"
+    fewest, most = min(start["processes"] for start in starts), max(start["processes"] for start in starts)
+    svg.rect(left, TOP + 3, 22, 9, BLUE, fill_opacity=".4")
+    svg.text(left + 32, TOP + 12, "left alone, 1 process")
+    svg.line(left, TOP + 31, left + 22, TOP + 31, ORANGE, stroke_width=2)
+    svg.text(left + 32, TOP + 36, f"killed {len(starts) - 1} times, on {fewest} to {most} processes")
+    svg.text(left + 32, TOP + 60, f"max difference {max(off):g}", "strong")
+    svg.text(left + 32, TOP + 79, f"in {len(off)} steps, {repeated} of them repeated; {weights} weights", "quiet")
