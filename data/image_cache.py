@@ -6,21 +6,23 @@
 
 An image whose shorter side is longer than `short_side` is resized to that. "raw" stores uint8 pixels, "jpeg" JPEGs of
 quality 90. In `images` one follows the other; a row of `index` says where; `order` has the rows by the keys of their
-paths. The index grows after the images, so what a kill leaves is continued. An image that cannot be read has the reason
-in the place of its pixels.
+paths. The index grows after the images, so what a kill leaves is continued. An image that could not be read, or not be
+stored, has no pixels there: it is read from its file.
 
 Legend: N images, H, W height and width in pixels.
 """
 
+import errno
 import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 import numpy as np
 import simplejpeg
@@ -33,18 +35,18 @@ from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.files import cache_path, one_at_a_time, sync
+from utils.files import cache_path, locked, sync
 from utils.hardware.cores import available_cores
 
-VERSION = 1
+VERSION = 2
 QUALITY = 90
+LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 CHUNK = 64  # images that a process packs at a time
 TRIED = 64  # images that tell how much room is needed
 GB = 1e9
-# A row of the index, int64: begin and end in `images`; H and W as shown, and as stored (0: it cannot be read); what the
-# file was: the key of its path, its size in bytes, and its st_mtime_ns (-1 if there was no file).
-COLUMNS = 9
-STAMP = slice(6, 9)
+# A row of the index, int64: begin and end in `images`; H and W as shown, and as stored (0: not stored); the key of the
+# file's path.
+COLUMNS = 7
 
 
 @dataclass(frozen=True)
@@ -53,25 +55,25 @@ class CacheSpec:
 
     encoding: str  # jpeg or raw
     short_side: int  # at most, in pixels
+    interpolation: str = "bilinear"  # or bicubic: how a longer one is resized
 
 
 def open_cache(
-    index: FolderIndex, spec: CacheSpec, split: str, world: World, note: Callable[[str], None]
+    index: FolderIndex, spec: CacheSpec, splits: Sequence[str], world: World, note: Callable[[str], None]
 ) -> "ImageCache":
-    """The packed images of train and of the split that is evaluated; those that are missing are packed. Collective.
+    """The packed images of these splits; packed if they are not, or if a file has changed. Collective.
 
     Raises UserError (74).
     """
-    splits = [index.splits[name] for name in sorted(index.splits) if (name == "test") == (split == "test")]
-    about = VERSION, asdict(spec), splits[0].root, index.fingerprint, split == "test"
-    folder = cache_path() / f"packed-{digest_of(*about)}"
-
-    def make() -> None:
-        paths = sorted({path for each in splits for number in range(len(each)) for path in each.paths(number)})
+    def make() -> str:
+        every = (index.splits[name] for name in splits)
+        paths = sorted({path for split in every for number in range(len(split)) for path in split.paths(number)})
+        folder = cache_path() / f"packed-{digest_of(VERSION, asdict(spec), _digest(paths))}"
         make_cache(paths, spec, folder, available_cores(), note)
+        return str(folder)
 
-    world.on_rank_zero(make, per_node=True)  # Collective.
-    return world.everywhere(lambda: ImageCache(folder))  # Collective.
+    folder = world.on_rank_zero(make, per_node=True)  # Collective.
+    return world.everywhere(lambda: ImageCache(Path(folder)))  # Collective.
 
 
 class ImageCache:
@@ -87,52 +89,55 @@ class ImageCache:
         self._numbers, self._keys = order.T  # of rows, and what they are sorted by
         self._is_raw = about["encoding"] == "raw"
 
-    def read(self, path: str) -> PackedImage:
+    def read(self, path: str) -> EncodedImage:
         """The image of one of make_cache's paths. Raises UnreadableImage."""
         place = int(np.searchsorted(self._keys, key := _key(path)))
         if place == len(self._keys) or self._keys[place] != key:
             raise KeyError(f"{path} is not in the cache")
-        begin, end, height, width, *stored, _, _, _ = self._rows[self._numbers[place]].tolist()
-        data = self._images[begin:end]
+        begin, end, height, width, *stored, _ = self._rows[self._numbers[place]].tolist()
         if not all(stored):
-            raise UnreadableImage(data.tobytes().decode())
-        return PackedImage(data, (height, width), stored, self._is_raw)
+            return EncodedImage(path)
+        return PackedImage(self._images[begin:end], (height, width), stored, self._is_raw)
 
 
 def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int, note: Callable[[str], None]) -> None:
-    """Pack the images, or go on where an earlier start was stopped; nothing if they are packed and have not changed.
+    """Pack the images, or go on where an earlier start was stopped; nothing if `folder` is there.
 
-    One process works; others that call it wait. note: told what is done. Raises UserError (74) if there is no room.
+    One process works; others that call it wait. note: told what is done. Raises UserError (74) if it cannot be written.
     """
-    stamps = _stamps(paths)
-    if _is_current(folder, stamps):
+    if open_arrays(folder):
         return
-    with one_at_a_time(folder):
-        if _is_current(folder, stamps):  # another process packed them meanwhile
-            return
-        partial = folder.with_name(f".{folder.name}.partial")
-        try:
-            partial.mkdir(parents=True, exist_ok=True)
-            _fill(partial, paths, stamps, spec, workers, note)
-            order = stamps[:, 0].argsort()
-            (partial / "order").write_bytes(np.column_stack([order, stamps[order, 0]]))
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder.with_name(f".{folder.name}.lock")) as is_alone:
+            if open_arrays(folder):  # another process packed them meanwhile
+                return
+            if not is_alone:  # this file system has no locks
+                partial = partial.with_suffix(f".{uuid4().hex}")
+            partial.mkdir(exist_ok=True)
+            keys = np.array([_key(path) for path in paths])
+            _fill(partial, paths, keys, spec, workers, note)
+            order = keys.argsort()
+            (partial / "order").write_bytes(np.column_stack([order, keys[order]]))
             layout = {"index": ("i8", (COLUMNS,)), "images": ("u1", ()), "order": ("i8", (2,))}
             describe(partial, asdict(spec), layout)
             for name in layout:
                 sync(partial / name)
-            shutil.rmtree(folder, ignore_errors=True)  # of images that have changed
+            shutil.rmtree(folder, ignore_errors=True)  # damaged
             partial.rename(folder)
             sync(folder.parent)
-        except OSError as error:
-            raise UserError(f"--cache {spec.encoding}: cannot write {partial}: {error.strerror or error}; with more"
-                            " room the same command goes on from there; $LOCKSTEP_CACHE names another folder",
-                            Exit.IO) from None
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        more = "; with more room the same command goes on from there" if is_full else ""
+        raise UserError(f"--cache {spec.encoding}: cannot write {partial}: {error.strerror or error}{more};"
+                        " $LOCKSTEP_CACHE names another folder", Exit.IO) from None
 
 
-def _fill(partial: Path, paths: Sequence[str], stamps: np.ndarray, spec: CacheSpec, workers: int,
+def _fill(partial: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec, workers: int,
           note: Callable[[str], None]) -> None:
     with (partial / "index").open("ab") as index, (partial / "images").open("ab") as images:
-        done = _begun(index, images, stamps)
+        done = _begun(index, images)
         if done == len(paths):
             return
         _require_room(partial, paths[done:], spec)
@@ -141,7 +146,7 @@ def _fill(partial: Path, paths: Sequence[str], stamps: np.ndarray, spec: CacheSp
         end, told = images.tell(), 10 * done // len(paths)
         for chunk in _packed(paths[done:], spec, workers):
             ends = end + np.cumsum([0, *(len(data) for data, _ in chunk)])
-            rows = np.column_stack([ends[:-1], ends[1:], [sizes for _, sizes in chunk], stamps[done:done + len(chunk)]])
+            rows = np.column_stack([ends[:-1], ends[1:], [sizes for _, sizes in chunk], keys[done:done + len(chunk)]])
             _append(images, b"".join(data for data, _ in chunk))  # it reaches the disk before its rows
             _append(index, rows.astype(np.int64).tobytes())
             done, end = done + len(chunk), int(ends[-1])
@@ -150,14 +155,12 @@ def _fill(partial: Path, paths: Sequence[str], stamps: np.ndarray, spec: CacheSp
                 note(f"--cache {spec.encoding}: {done} of {len(paths)} images, {end / GB:.3g} GB")
 
 
-def _begun(index: BinaryIO, images: BinaryIO, stamps: np.ndarray) -> int:
-    """How many images an earlier start has packed that have not changed since; what follows them is cut off."""
-    whole = Path(index.name).stat().st_size // (8 * COLUMNS)
-    rows = np.fromfile(index.name, np.int64, whole * COLUMNS).reshape(-1, COLUMNS)[:len(stamps)]
-    same = (rows[:, STAMP] == stamps[:len(rows)]).all(axis=1)
-    done = len(rows) if same.all() else int(same.argmin())
+def _begun(index: BinaryIO, images: BinaryIO) -> int:
+    """How many images an earlier start has packed; what follows them is cut off."""
+    done = Path(index.name).stat().st_size // (8 * COLUMNS)
+    rows = np.fromfile(index.name, np.int64, done * COLUMNS).reshape(-1, COLUMNS)
     index.truncate(done * 8 * COLUMNS)
-    images.truncate(int(rows[done - 1, 1]) if done else 0)
+    images.truncate(int(rows[-1, 1]) if done else 0)
     for file in (index, images):
         file.seek(0, os.SEEK_END)
     return done
@@ -180,25 +183,27 @@ def _require_room(folder: Path, paths: Sequence[str], spec: CacheSpec) -> None:
                         " folder by $LOCKSTEP_CACHE, or no --cache", Exit.IO)
 
 
-Packed = tuple[bytes, tuple[int, int, int, int]]  # pixels or JPEG or reason; H, W as shown, stored H, W
+Packed = tuple[bytes, tuple[int, int, int, int]]  # pixels or JPEG; H, W as shown, stored H, W
 
 
 def pack(path: str, spec: CacheSpec) -> Packed:
-    """An image as it is stored."""
+    """An image as it is stored; b"" and zeros if it cannot be."""
     try:
         image = EncodedImage(path)
         height, width = image.height, image.width
         target = height, width
         if (short := min(target)) > spec.short_side:  # as CentreCrop resizes
             target = tuple(int(spec.short_side * side / short) for side in target)
-            pixels = resized(image, (0, 0, height, width), target, "bilinear", RESERVE).numpy()
+            pixels = resized(image, (0, 0, height, width), target, spec.interpolation, RESERVE).numpy()
         else:
             pixels = image.pixels().contiguous().numpy()
-    except UnreadableImage as error:
-        return str(error).encode(), (0, 0, 0, 0)
-    data = pixels.tobytes() if spec.encoding == "raw" else simplejpeg.encode_jpeg(
-        pixels, QUALITY, colorsubsampling="420")
-    return data, (height, width, *target)
+    except UnreadableImage:
+        return b"", (0, 0, 0, 0)
+    if spec.encoding == "raw":
+        return pixels.tobytes(), (height, width, *target)
+    if max(target) > LONGEST:
+        return b"", (0, 0, 0, 0)
+    return simplejpeg.encode_jpeg(pixels, QUALITY, colorsubsampling="420"), (height, width, *target)
 
 
 def _packed(paths: Sequence[str], spec: CacheSpec, workers: int) -> Iterator[list[Packed]]:
@@ -216,28 +221,24 @@ class _Chunks:
         return [pack(path, self._spec) for path in self._paths[number * CHUNK:(number + 1) * CHUNK]]
 
 
-def _stamps(paths: Sequence[str]) -> np.ndarray:
-    """[N, 3] key, size and time of each file. Threads, because a network file system takes a while to answer."""
-    def read(first: int) -> list[tuple[int, int, int]]:
-        return [_stamp(path) for path in paths[first:first + 1000]]
+def _digest(paths: Sequence[str]) -> str:
+    """Of the path, size and time of each file. Threads, because a network file system takes a while to answer."""
+    def stamps(first: int) -> list[tuple[str, int, int]]:
+        return [(path, *_stamp(path)) for path in paths[first:first + 1000]]
 
     with ThreadPoolExecutor(32) as pool:
-        found = [stamp for some in pool.map(read, range(0, len(paths), 1000)) for stamp in some]
-    return np.array(found, np.int64)
+        digest = sha256()
+        for some in pool.map(stamps, range(0, len(paths), 1000)):
+            digest.update(os.fsencode(repr(some)))
+    return digest.hexdigest()
 
 
-def _stamp(path: str) -> tuple[int, int, int]:
+def _stamp(path: str) -> tuple[int, int]:
     try:
         found = os.stat(path)
-        return _key(path), found.st_size, found.st_mtime_ns
+        return found.st_size, found.st_mtime_ns
     except OSError:
-        return _key(path), -1, -1
-
-
-def _is_current(folder: Path, stamps: np.ndarray) -> bool:
-    """Whether the folder holds these images as they are."""
-    found = open_arrays(folder)
-    return found is not None and np.array_equal(found[1]["index"][:, STAMP], stamps)
+        return -1, -1
 
 
 def _key(path: str) -> int:

@@ -39,6 +39,7 @@ class SparsePrediction:
     def _after_output(self, model: nn.Module, args: tuple[Any, ...], output: ModelOutput) -> None:
         if output.logits.ndim == 3:  # this model does not call its output layer
             output["logits"] = self._chosen(output.logits)
+        self._positions = None  # nothing of a batch stays: a copy of the model would copy it, too
 
     def _chosen(self, values: Tensor) -> Tensor:
         """values: [B, T, ...]. Returns [P, ...], or `values` if the model was called without positions."""

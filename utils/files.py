@@ -107,6 +107,21 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def locked(file: Path) -> Iterator[bool]:
+    """Hold a lock as long as the block runs; another process that wants it waits. `file` is made, and stays.
+
+    Yields False, without a lock, if the file system has none (lockf). Raises OSError if `file` cannot be opened.
+    """
+    with file.open("a") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX)
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
 def _unlink(path: Path) -> None:
     with suppress(OSError):
         path.unlink()

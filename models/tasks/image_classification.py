@@ -34,6 +34,7 @@ from models.vision import build_model, classify_images, load_model_folder, save_
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.files import cache_path
+from utils.rundir.identity import require_same_data
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig, ImageRegressionConfig, flag, settings
 from utils.settings.image_options import ImageColumnOptions
@@ -72,28 +73,33 @@ class ImageTask:
             "from scratch")
         self.base_lr = PRETRAINED_LR if is_pretrained else SCRATCH_LR
 
-        # data sets
-        read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
-        if encoding != "none":
-            spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side)
-            read = open_cache(index, spec, config.run.split, world, run.note).read  # Collective.
-        elif side != "auto":
-            raise UserError(f"--cache-size {side} is about --cache, which is off; give --cache jpeg or raw, too")
+        # transforms, objective
+        train, evaluated = index.splits["train"], index.splits[config.run.split]
         train_transform, eval_transform = build_transforms(
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
-        self.train_set = ImageFolder(index.splits["train"], train_transform, config.run.seed, read)
-        self.eval_set = ImageFolder(index.splits[config.run.split], eval_transform, config.run.seed, read)
         model = None
         if config.run.eval_only and not run.is_there and is_folder(config.model.model, world):  # Collective.
             model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.
-        self.objective = build_objective(
-            config, self.classes, self.train_set.index.labels, self.eval_set.index.labels, model)
+        self.objective = build_objective(config, self.classes, train.labels, evaluated.labels, model)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best, self.best_is_high = self.objective.best, self.objective.best_is_high
         self._mix = build_mixing(config.augment, self._prepared.image_size)
         self._mean, self._std = (  # [1, 3 * I, 1, 1] each
             255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)
             for values in (self._prepared.mean, self._prepared.std))
+
+        # data sets: after all that may be refused, for packing may take hours
+        read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
+        if encoding != "none":
+            require_same_data(self.fingerprint, run, world)  # Collective.
+            spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side,
+                             self._prepared.interpolation)
+            splits = {config.run.split} if config.run.eval_only else {"train", config.run.split}
+            read = open_cache(index, spec, sorted(splits), world, run.note).read  # Collective.
+        elif side != "auto":
+            raise UserError(f"--cache-size {side} is about --cache, which is off; give --cache jpeg or raw, too")
+        self.train_set = ImageFolder(train, train_transform, config.run.seed, read)
+        self.eval_set = ImageFolder(evaluated, eval_transform, config.run.seed, read)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         """Images stay uint8 [B, H, W, 3 * I]: a fourth of the bytes to the device, and channels_last without a copy."""

@@ -120,6 +120,12 @@ def once_tells_another_nodes_error(world: World, folder: Path) -> Any:
         lambda: _refuse("the last node refused", Exit.IO) if world.rank == last else 1, per_node=True))
 
 
+def once_per_node_returns_the_value_of_its_node(world: World, folder: Path) -> Any:
+    is_last = world.rank == world.world_size - 1  # which plays the second node
+    here = replace(world, local_rank=0 if is_last else world.rank)
+    return here.on_rank_zero(lambda: f"of rank {world.rank}", per_node=True)
+
+
 def a_name_of_the_hub_on_two_nodes(world: World, folder: Path) -> Any:
     """The commit that each rank reads. The last rank plays a second node, in whose cache another one is the newest."""
     is_last = world.rank == world.world_size - 1
@@ -504,6 +510,7 @@ def _sha256(tensors: dict[str, Tensor]) -> str:
 
 CHECKS = (
     once_returns_rank_0s_value, once_tells_rank_0s_error, once_tells_another_nodes_error,
+    once_per_node_returns_the_value_of_its_node,
     a_name_of_the_hub_on_two_nodes, once_tells_a_failing_disk, gather_is_by_rank,
     everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     cores_of_a_rank, what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,

@@ -54,6 +54,12 @@ def test_once_per_node_raises_an_error_of_another_node_on_all(told, processes):
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
+def test_once_per_node_returns_the_value_of_its_own_node(told, processes):
+    values = by_rank(told, processes, "once_per_node_returns_the_value_of_its_node")
+    assert values == ["of rank 0"] * (processes - 1) + [f"of rank {processes - 1}"]
+
+
+@pytest.mark.parametrize("processes", NUMBERS)
 def test_a_name_of_the_hub_is_rank_0s_commit_on_all_nodes(told, processes):
     assert by_rank(told, processes, "a_name_of_the_hub_on_two_nodes") == ["a" * 40] * processes
 

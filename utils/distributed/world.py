@@ -150,12 +150,12 @@ class World:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
         They wait limit_s(num_bytes) seconds, or 12 hours for work on all the data (per_node, takes_long).
-        Returns rank 0's result, which must be JSON, on every rank. Raises an error of `work` on every rank, as
-        everywhere() does.
+        Returns rank 0's result (per_node: that of its own node's first rank) on every rank; it must be JSON. Raises an
+        error of `work` on every rank, as everywhere() does.
         """
         works = (self.local_rank if per_node else self.rank) == 0
         timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
-        return self._outcomes(work if works else None, timeout)[0]
+        return self._outcomes(work if works else None, timeout)[self.rank - self.local_rank if per_node else 0]
 
     def everywhere(self, work: Callable[[], T], takes_long: bool = False) -> T:
         """Run `work`, which calls no collective, on every rank. Collective. Returns this rank's own result.

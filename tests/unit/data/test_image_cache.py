@@ -1,13 +1,17 @@
 """--cache: packed images are those of the files, are packed once, go on after a kill, and follow what changes."""
 
+import errno
+import fcntl
 import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ import torch
 from PIL import Image
 
 from data.augment import CentreCrop, PhotoTrain
-from data.image_cache import CHUNK, CacheSpec, ImageCache, make_cache
+from data.image_cache import CHUNK, LONGEST, CacheSpec, ImageCache, make_cache, open_cache
 from data.image_decode import EncodedImage, UnreadableImage
 from tests.conftest import ROOT
 from utils.errors import Exit, UserError
@@ -48,6 +52,28 @@ def packed(files, tmp_path, encoding="raw", short_side=WHOLE, note=None) -> Imag
     spec, folder = CacheSpec(encoding, short_side), tmp_path / f"{encoding}-{short_side}"
     make_cache(files, spec, folder, 1, note or (lambda text: None))
     return ImageCache(folder)
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """opened(files): by open_cache, from train and val. `home` has the caches, `said` what was noted."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "home"))
+    world = SimpleNamespace(on_rank_zero=lambda work, per_node: work(), everywhere=lambda work: work())
+
+    def open_(files):
+        splits = {name: Split(paths) for name, paths in (("train", files[1:]), ("val", files[:1]), ("test", ["none"]))}
+        return open_cache(SimpleNamespace(splits=splits), CacheSpec("raw", WHOLE), ("train", "val"), world,
+                          open_.said.append)
+
+    open_.said, open_.home = [], tmp_path / "home"
+    return open_
+
+
+class Split(list):
+    """Paths, one of each sample."""
+
+    def paths(self, number):
+        return [self[number]]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -83,34 +109,56 @@ def test_images_are_stored_smaller_and_a_box_is_the_same_place_in_both(files, tm
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_an_unreadable_image_has_the_reason_of_its_file(files, tmp_path, encoding):
+def test_an_image_that_was_unreadable_is_read_from_its_file(files, tmp_path, encoding):
     cache = packed(files, tmp_path, encoding)
     with pytest.raises(UnreadableImage) as of_file:
         EncodedImage(files[2])
     with pytest.raises(UnreadableImage, match=str(of_file.value)):
         cache.read(files[2])
+    picture(33, 44, 5).save(files[2])  # repaired, or its disk is back
+    assert torch.equal(cache.read(files[2]).pixels(), EncodedImage(files[2]).pixels())
 
 
-def test_images_are_packed_once_and_anew_when_a_file_changes(files, tmp_path):
-    said = []
-    for _ in range(2):
-        packed(files, tmp_path, note=said.append)
-    assert [text for text in said if "once" in text] == [f"--cache raw: packing 4 images into {tmp_path}, once"]
-    picture(33, 44, 5).save(files[2])
-    assert packed(files, tmp_path, note=said.append).read(files[2]).pixels().shape == (33, 44, 3)
-    assert len([text for text in said if "once" in text]) == 2
+def test_a_side_that_no_jpeg_can_have_is_read_from_its_file(tmp_path):
+    Image.new("RGB", (LONGEST + 1, 2), "red").save(wide := str(tmp_path / "wide.png"))
+    cache = packed([wide], tmp_path, "jpeg", 2)
+    for transform in (PhotoTrain(24), CentreCrop(24, "bilinear", 28)):
+        samples = []
+        for image in (cache.read(wide), EncodedImage(wide)):
+            with seeded(3):
+                samples.append(transform(image))
+        assert torch.equal(*samples)
 
 
-def test_files_that_swap_their_names_are_packed_anew(files, tmp_path):
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_images_are_resized_as_the_evaluation_resizes(files, tmp_path, interpolation):
+    spec, folder, evaluated = CacheSpec("raw", 28, interpolation), tmp_path / "cache", CentreCrop(24, interpolation, 28)
+    make_cache(files, spec, folder, 1, print)
+    for path in (files[0], files[3]):
+        assert torch.equal(evaluated(ImageCache(folder).read(path)), evaluated(EncodedImage(path)))
+
+
+def test_images_are_packed_once_and_beside_them_anew_when_a_file_changes(files, opened):
+    caches = [opened(files) for _ in range(2)]
+    once = [text for text in opened.said if "once" in text]
+    assert once == [f"--cache raw: packing 4 images into {opened.home}, once"]
+    picture(33, 44, 5).save(files[0])
+    assert opened(files).read(files[0]).pixels().shape == (33, 44, 3)
+    assert len([text for text in opened.said if "once" in text]) == 2
+    for cache in caches:  # a run that has mapped it goes on
+        assert cache.read(files[0]).pixels().shape == (80, 100, 3)
+
+
+def test_files_that_swap_their_names_are_packed_anew(files, opened):
     """With the same sizes and times: neither may stand for the other."""
     for number, path in enumerate(files[:2]):
         picture(20, 20, number).save(path, "BMP")
         os.utime(path, (1, 1))
-    packed(files[:2], tmp_path)
-    renamed = [files[1], str(tmp_path / "photos/e.bmp")]
+    opened(files[:2])
+    renamed = [files[1], f"{files[0]}.bmp"]
     os.rename(files[1], renamed[1])
     os.rename(files[0], renamed[0])
-    cache = packed(renamed, tmp_path)
+    cache = opened(renamed)
     for path in renamed:
         assert torch.equal(cache.read(path).pixels(), EncodedImage(path).pixels())
 
@@ -155,31 +203,78 @@ def test_after_a_kill_only_the_rest_is_packed_and_the_cache_is_the_same(many, tm
     assert contents(folder) == contents(tmp_path / "undisturbed")
 
 
-def test_after_a_kill_an_image_that_has_changed_is_packed_anew(many, tmp_path):
-    folder, spec, said = tmp_path / "killed", CacheSpec("jpeg", SMALL), []
-    pack_and_die(many, folder, 2 * CHUNK)
-    picture(10, 11).save(many[5])
-    make_cache(many, spec, folder, 1, said.append)
-    assert said[0].endswith("; 5 are done")
-    assert ImageCache(folder).read(many[5]).pixels().shape == (10, 11, 3)
+def test_two_that_pack_at_once_do_it_once_also_after_a_kill(many, tmp_path):
+    folder = tmp_path / "killed"
+    pack_and_die(many, folder, CHUNK)
+    starts = [subprocess.Popen([sys.executable, "-c", PACK, str(folder), "nothing", *many], cwd=ROOT) for _ in range(3)]
+    assert [start.wait() for start in starts] == [0, 0, 0]
+    make_cache(many, CacheSpec("jpeg", SMALL), tmp_path / "undisturbed", 1, print)
+    assert contents(folder) == contents(tmp_path / "undisturbed")
+
+
+def test_one_that_has_waited_for_another_excludes_a_third(many, tmp_path):
+    """The first is killed: the second goes on, and the third, which finds no lock of the first, waits for it."""
+    folder, wait = tmp_path / "cache", "import time\nfrom pathlib import Path\n" + PACK.replace(
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "(open(sys.argv[1] + f'.{os.getpid()}', 'w').close(), time.sleep(1000))")
+    words = [sys.executable, "-c", wait, str(folder), "--cache jpeg: packing", *many]
+
+    def start():
+        begun = subprocess.Popen(words, cwd=ROOT)
+        return begun, Path(f"{folder}.{begun.pid}")
+
+    (first, packs), (second, goes_on) = start(), start()
+    third = first
+    try:
+        while not packs.exists() and not goes_on.exists():
+            time.sleep(0.01)
+        first, second, goes_on = (first, second, goes_on) if packs.exists() else (second, first, packs)
+        while not is_waiting(second.pid):
+            time.sleep(0.01)
+        first.kill()
+        while not goes_on.exists():
+            time.sleep(0.01)
+        third, packs_too = start()
+        while not is_waiting(third.pid):
+            time.sleep(0.01)
+        assert second.poll() is None and not packs_too.exists()
+    finally:
+        for each in (first, second, third):
+            each.kill()
+            each.wait()
+
+
+def is_waiting(pid):
+    """Whether a process waits for a lock of a file."""
+    return any(" -> POSIX" in line and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def test_without_locks_each_packs_for_itself(many, tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "lockf", lambda file, how: exec("raise OSError(errno.ENOLCK, 'No locks available')"))
+    folder, spec = tmp_path / "cache", CacheSpec("jpeg", SMALL)
+    (tmp_path / ".cache.partial").mkdir()
+    (tmp_path / ".cache.partial/images").write_bytes(b"of another that packs at this moment")
+    make_cache(many, spec, folder, 1, print)
     make_cache(many, spec, tmp_path / "undisturbed", 1, print)
     assert contents(folder) == contents(tmp_path / "undisturbed")
+    assert (tmp_path / ".cache.partial/images").read_bytes() == b"of another that packs at this moment"
 
 
 def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_path, monkeypatch):
     usage = namedtuple("usage", "free")(200_000)  # 160 images of 20 x 30
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"160 images take about 0\.0003 GB, and .* has 0\.0002 GB free") as refused:
+    with pytest.raises(UserError, match=r"160 images take about 0\.000297 GB, and .* has 0\.0002 GB free") as refused:
         make_cache(many, CacheSpec("raw", SMALL), tmp_path / "raw", 1, print)
     assert refused.value.code == Exit.IO and "--cache jpeg" in str(refused.value)
     assert not (tmp_path / ".raw.partial/images").read_bytes()
 
 
-def test_a_folder_that_cannot_be_written_is_named(files, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot write .*/file/\.cache\.partial: Not a directory") as refused:
-        make_cache(files, CacheSpec("raw", SMALL), tmp_path / "file/cache", 1, print)
-    assert refused.value.code == Exit.IO
+@pytest.mark.parametrize("number, is_room", [(errno.ENOSPC, True), (errno.EROFS, False)])
+def test_a_folder_that_cannot_be_written_is_named(files, tmp_path, monkeypatch, number, is_room):
+    monkeypatch.setattr("data.image_cache._append", lambda *_: exec(f"raise OSError({number}, os.strerror({number}))"))
+    with pytest.raises(UserError, match=rf"cannot write .*/\.cache\.partial: {os.strerror(number)};") as refused:
+        make_cache(files, CacheSpec("raw", SMALL), tmp_path / "cache", 1, print)
+    assert refused.value.code == Exit.IO and ("with more room" in str(refused.value)) == is_room
 
 
 def test_a_damaged_cache_is_made_anew_by_the_next_start(files, tmp_path):

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import weakref
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -410,6 +411,16 @@ def test_a_model_and_its_copy_give_all_logits_again_without_positions(folders):
         close(each(input_ids=ids, positions=torch.tensor(positions)).logits, full.flatten(0, 1)[positions])
     for each in model, copy:
         close(each(input_ids=ids).logits, full)
+
+
+def test_sparse_prediction_keeps_nothing_of_a_batch(folders):
+    """A copy of the model, as of --strategy dp, would copy it, too."""
+    model = built(folders["bert", "masked-lm"], "masked-lm").eval()
+    SparsePrediction.add_to(model)
+    model(input_ids=torch.randint(5, len(TOKENIZER), (3, 16)), positions=(positions := torch.tensor([1, 7])))
+    alive = weakref.ref(positions)
+    del positions
+    assert alive() is None
 
 
 # --- --eval-only of weights as they are: their own head counts
