@@ -3,10 +3,10 @@
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
-# torch.compile and triton want a C compiler at run time, torchrun --numa-binding wants numactl.
+# torch.compile wants a C++ compiler at run time, triton one for C; torchrun --numa-binding wants numactl.
 # Versions are the base's: Debian keeps no older ones to pin.
 # hadolint ignore=DL3008
-RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev numactl && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev numactl && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /app
 COPY requirements.txt ./

@@ -1,7 +1,8 @@
 """What the records of a run mean in plain words, said once each, when it first applies.
 
 A pure function of the records in their order: a resumed run goes through those of the starts before it, and says
-nothing twice. (The notes about timings are functions of the records, not of the position.)
+nothing twice. Only a slow rank is named in each start, by the records of that start. (The notes about timings are
+functions of the records, not of the position.)
 """
 
 import math
@@ -166,7 +167,7 @@ def notes_of(
     workers = num_workers(chosen["workers"], world)
     notes = Notes(Circumstances(total_steps, majority, workers, world.cores, is_even, chosen))
     for record in records:
-        notes.add(record)
+        notes.add({**record, "slowest_rank": None})  # a rank of another start: other process, other share of the work
         first = ""
     return notes, [first] if first else []
 

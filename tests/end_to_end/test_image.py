@@ -138,9 +138,11 @@ def test_two_ranks_train_as_any_user_stop_by_docker_stop_and_go_on(image, docker
 
 
 @pytest.mark.slow
-def test_the_image_alone_trains_the_demo_and_has_a_compiler(image, docker_run):
+def test_the_image_alone_trains_the_demo_and_has_compilers(image, docker_run):
     result = docker_run("--max-steps", 2).wait()
     assert (result.returncode, "step 2/2 validation loss" in result.out) == (0, True), result.text
-    compiled = subprocess.run(["chroot", image[0], "sh", "-c",
-                               "echo 'int main(void) { return 42; }' | gcc -x c -o /tmp/a - && /tmp/a"])
-    assert compiled.returncode == 42
+    for compiler, program in (("gcc -x c", "int main(void) { return 42; }"),
+                              ("g++ -x c++", "auto main() -> int { return 42; }")):
+        line = f"echo '{program}' | {compiler} -o /tmp/a - && /tmp/a"
+        compiled = subprocess.run(["chroot", image[0], "sh", "-c", line])
+        assert compiled.returncode == 42, compiler

@@ -113,13 +113,21 @@ class Stopwatch:
     def take(self) -> float:
         """Seconds since the last call. The host must have waited for the device's work up to the last stop."""
         laps, self._laps = self._laps, []
-        if self._device.type == "cpu":
-            return sum(end - began for began, end in laps)
-        return sum(began.elapsed_time(end) for began, end in laps) / 1000
+        return self._seconds(laps)
+
+    def so_far(self) -> float:
+        """Seconds since the last take(), which still counts them; without what the device has yet to do: nobody waits.
+        """
+        return self._seconds([lap for lap in self._laps if self._device.type == "cpu" or lap[1].query()])
 
     def clear(self) -> None:
         """Forget the time since the last take()."""
         self._laps = []
+
+    def _seconds(self, laps: list[tuple[float, float] | tuple[torch.Event, torch.Event]]) -> float:
+        if self._device.type == "cpu":
+            return sum(end - began for began, end in laps)
+        return sum(began.elapsed_time(end) for began, end in laps) / 1000
 
     def _now(self) -> float | torch.Event:
         if self._device.type == "cpu":

@@ -58,7 +58,7 @@ class Clock:
     def step(self, samples: int, tokens: int = 0) -> None:
         """Count an optimizer step over these samples and, in text, tokens. A device may lag behind: it evens out."""
         now = time.perf_counter()
-        if "starting" not in self._spent:  # this was the first step
+        if not self._has_begun:  # this was the first step
             self._spent["starting"] = now - self._began - self._spent.total() - self._wait_s
             if self._communication:
                 self._communication.clear()  # what it and the warm-up waited for is a part of starting
@@ -93,17 +93,30 @@ class Clock:
         return fields | {name: min(1.0, value / elapsed_s) for name, value in shares.items()}
 
     def shares(self) -> dict[str, float]:
-        """What the time since the process began was spent on: 0 to 1 each, 1 together."""
-        total_s = time.perf_counter() - self._began
-        shares = {name: self._spent[name] / total_s for name in SHARES}
-        return shares | {"computing": max(0.0, 1 - sum(shares.values()))}
+        """What the time since the process began was spent on: 0 to 1 each, 1 together.
+
+        Up to the last record waiting is the mean over ranks, and from there on that of this rank.
+        """
+        total_s, spent, rest = time.perf_counter() - self._began, self._spent.copy(), "starting"
+        if self._has_begun:
+            rest = "computing"
+            waits_s = self._communication.so_far() if self._communication else 0.0
+            spent.update({"data_wait": self._wait_s, "communication": waits_s})
+        shares = {name: spent[name] / total_s for name in SHARES}
+        return shares | {rest: max(0.0, 1 - sum(shares.values()))}
 
     def words(self) -> str:
         """The same for people."""
         total_s = round(time.perf_counter() - self._began)
         shares = sorted(self.shares().items(), key=lambda item: -item[1])
         shown = ", ".join(f"{SHARES[name]} {100 * share:.0f} %" for name, share in shares if share >= 0.005)
-        return f"{timedelta(seconds=total_s)} in all: {shown}; {self._spent['starting']:.1f} s until the first step"
+        until = f"; {self._spent['starting']:.1f} s until the first step" if self._has_begun else ""
+        return f"{timedelta(seconds=total_s)} in all: {shown}{until}"
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether this start has taken a step."""
+        return "starting" in self._spent
 
 
 def process_began() -> float:

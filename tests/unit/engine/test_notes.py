@@ -152,11 +152,24 @@ def test_where_all_validation_samples_are_of_one_class_it_is_no_bar():
     assert said(val(10, top1=1.0), about=replace(ABOUT, majority=1.0)) == []
 
 
+def start_of(world):
+    """A start of a run whose classes are imbalanced."""
+    objective = object.__new__(Classes)
+    objective.class_counts = objective.eval_counts = np.array([1, 100])
+    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"))
+    return SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
+
+
 @pytest.mark.parametrize("records", [[], [train()]])
 def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
-    counts = np.array([1, 100])
-    objective = object.__new__(Classes)
-    objective.class_counts = objective.eval_counts = counts
-    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"))
-    start = SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
-    assert len(notes_of(start, 100, True, records)[1]) == (not records)
+    assert len(notes_of(start_of(world), 100, True, records)[1]) == (not records)
+
+
+@pytest.mark.parametrize("num_before", [1, 4, 5, 9])
+def test_a_slow_rank_is_named_by_the_records_of_this_start_alone(world, num_before):
+    """The starts before had uneven shares, say, where the largest takes longest. Waiting for data is said once."""
+    notes, _ = notes_of(start_of(world), 100, True, [slow() | {"data_wait": 0.9}] * num_before)
+    said_after = [notes.add(slow() | {"data_wait": 0.9}) for _ in range(6)]
+    named = [any("rank 3 is slow" in text for text in texts) for texts in said_after]
+    waits = [any("waiting for data" in text for text in texts) for texts in said_after]
+    assert (named, sum(waits)) == ([False] * 4 + [True, False], num_before < 5)

@@ -1,6 +1,7 @@
 """utils/rundir/clock.py: the timing fields of a train record, and the shares of a start's time."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -97,6 +98,80 @@ def test_waits_of_the_warm_up_and_the_first_step_are_a_part_of_starting(pass_tim
     assert clock.times() == [3, 0, 0]
     clock.record([clock.times()])
     assert clock.shares()["starting"] == pytest.approx(1)
+
+
+def waited(clock, stopwatch, pass_time, num_steps=1):
+    """Steps of 10 s each; of these 3 s wait for data, and 2 s for other ranks."""
+    loader = clock.waiting(iter(lambda: pass_time(3) or 1, None))
+    for _ in range(num_steps):
+        next(loader)
+        stopwatch.start()
+        pass_time(2)
+        stopwatch.stop()
+        pass_time(5)
+        clock.step(samples=1)
+
+
+@pytest.mark.parametrize("recorded", [0, 1, 4])
+def test_waits_since_the_last_record_are_in_the_shares_and_the_next_one(pass_time, recorded):
+    stopwatch = Stopwatch(CPU)
+    clock = Clock(CPU, stopwatch)
+    clock.step(samples=1)
+    waited(clock, stopwatch, pass_time, recorded)
+    clock.record([clock.times()] * 2)
+    waited(clock, stopwatch, pass_time, 10 - recorded)
+    for _ in range(2):  # asking changes nothing
+        shares, words = clock.shares(), clock.words()
+    of_wait = [shares[name] / shares["data_wait"] for name in ("computing", "communication")]
+    assert of_wait == pytest.approx([5 / 3, 2 / 3])
+    assert "waiting for data" in words and sum(shares.values()) == pytest.approx(1)
+    fields = clock.record([clock.times()] * 2)
+    assert [fields[name] for name in ("data_wait", "communication")] == pytest.approx([0.3, 0.2])
+    assert clock.shares() == pytest.approx(shares)
+
+
+def test_a_start_without_a_step_is_starting_and_evaluating(pass_time):
+    """A run that was killed in its last evaluation: the next start has no step to take."""
+    clock = Clock(CPU, Stopwatch(CPU))
+    with clock.on("evaluation"):
+        pass_time(1000)
+    pass_time(1000)
+    shares, words = clock.shares(), clock.words()
+    assert shares["starting"] == pytest.approx(1 - shares["evaluation"]) and shares["starting"] > 0.5
+    assert shares["computing"] == 0 and "starting" in words
+    assert "computing" not in words and "until the first step" not in words
+
+
+def test_the_stopwatch_of_a_device_tells_without_waiting_what_is_done(monkeypatch):
+    """An event that is not reached has no time: torch raises an error."""
+    done = []
+
+    class Event:
+        def __init__(self, device, enable_timing):
+            self.ms = None
+
+        def record(self, stream):
+            self.ms = 1000 * len(made)
+            made.append(self)
+
+        def query(self):
+            return self in done
+
+        def elapsed_time(self, other):
+            assert self in done and other in done
+            return other.ms - self.ms
+
+    made: list[Event] = []
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch, "accelerator", SimpleNamespace(current_stream=lambda device: None))
+    stopwatch = Stopwatch(torch.device("meta"))
+    for _ in range(3):
+        stopwatch.start()
+        stopwatch.stop()
+    done += made[:5]  # the last stop is ahead
+    found = [stopwatch.so_far(), stopwatch.so_far()]
+    done += made[5:]
+    assert (found, stopwatch.take(), stopwatch.so_far()) == ([2, 2], 3, 0)
 
 
 def test_waits_of_an_epoch_without_a_record_are_kept_for_the_next_one(pass_time):
