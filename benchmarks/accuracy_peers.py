@@ -52,7 +52,7 @@ def timm_loop(options: argparse.Namespace) -> None:
             for split in ("train", "val")}
     loaders = {split: create_loader(
         each, (3, SIZE, SIZE), options.batch, is_training=split == "train", color_jitter=None, crop_pct=1.0,
-        num_workers=1, use_prefetcher=False, device=torch.device("cpu")) for split, each in data.items()}
+        num_workers=1, device=torch.device("cpu")) for split, each in data.items()}
     # A random resized crop is for photos. DeiT, which trains with timm's transforms, does this with CIFAR's images.
     data["train"].transform.transforms[0] = RandomCrop(SIZE, SIZE // 8)
     model = timm.create_model("resnet18", num_classes=len(data["train"].reader.class_to_idx))

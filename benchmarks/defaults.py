@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
-from benchmarks.accuracy import write_lite0
+from benchmarks.pretrained import write_lite0
 from benchmarks.recipes import LITE0, NEWS, SMALL, TEXT, Base, Run, folder_of, lay_out, train
 
 FACTORS = (1 / 3, 1, 3)

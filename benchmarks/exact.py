@@ -1,20 +1,22 @@
 """`make bench`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
 
 The floor, `alone`, is a step that sums nothing over ranks. `int64` is `ddp` that sums integers of 64 bits, as `exact`
-does, but neither rounds nor checks: what these bytes cost in DDP's buckets. Steps alternate (A B C D A B C D ...).
+does, but neither rounds nor checks: what these bytes cost in DDP's buckets. Steps alternate (A B C D D C B A ...).
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.in_turn import report
+from benchmarks.in_turn import in_turn, report
 from models.vision import build_classifier
 from utils.distributed.world import World
 from utils.hardware.allocator import keep_freed_memory
@@ -90,18 +92,15 @@ def main() -> None:
     with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
         precision = Precision(hardware_precision(world.device), world.device)
         images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
-        contenders: dict[str, tuple[Replicated, torch.optim.Optimizer]] = {}
+        contenders: dict[str, Callable[[], float]] = {}
         for name, kind in KINDS.items():
             model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
             strategy = kind(model, world)
             strategy.setup(micro_batches * world.world_size)
-            contenders[name] = (strategy, build_optimizer(model, OptimOptions(lr=0.01)))
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for i in range(ROUNDS + 2):
-            for name, (strategy, optimizer) in contenders.items():
-                seconds = time_step(strategy, optimizer, precision, images, micro_batches)
-                if i >= 2:
-                    times[name].append(seconds)
+            optimizer = build_optimizer(model, OptimOptions(lr=0.01))
+            contenders[name] = partial(time_step, strategy, optimizer, precision, images, micro_batches)
+            contenders[name]()  # after the first step DDP lays its buckets out anew
+        times = in_turn(contenders, ROUNDS)
         if world.is_main:
             torch.set_num_threads(available_cores())  # for the speed of products, which is reported
             report(f"exact, resnet18 at {SIDE} px, {precision.name}, {world.world_size} x {world.device.type},"

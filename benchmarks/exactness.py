@@ -26,9 +26,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
 
-from benchmarks.accuracy import ROOT, torchrun
 from benchmarks.exactness_peers import EPOCHS, LR, SAVE_EVERY, TRAIN, VAL, VOCABULARY, samples
 from benchmarks.in_turn import about
+from benchmarks.processes import ROOT, torchrun
 
 BATCH, KILL_AT = 16, 26  # samples of a step; the step, of 16 an epoch, after which a run is killed; its save is older
 STEPS = ceil(TRAIN / BATCH)  # of an epoch

@@ -1,8 +1,9 @@
 """`python -m benchmarks.fast_paths DIR`: what train.py reaches with its fast paths, and without them.
 
-fast     train.py by itself: bf16 where the hardware computes in it
-plain    float32; torch's own dropout masks and attention; batches of texts of any lengths; all tokens through the
-         output layer; JPEGs decoded whole
+fast     train.py by itself: bf16 where the hardware computes in it, on some CPUs with a product of matrices for the
+         gradients of filters (utils/numerics/kernels.py)
+plain    float32; torch's own dropout masks, attention and gradients of filters; batches of texts of any lengths; all
+         tokens through the output layer; JPEGs decoded whole
 
 Fused optimizers and channels_last, which change rounding alone, are in both. --cache is an option, and measured in
 recipes.py. Rows are those of recipes.py, and masked tokens. A run takes one to three minutes of one core, and there are
@@ -15,8 +16,8 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks.accuracy import minilm_folder, write_lite0
 from benchmarks.fine_tuning import compare, trained
+from benchmarks.pretrained import minilm_folder, write_lite0
 from benchmarks.recipes import FILMS, LARGE, LITE0, RUNS, SMALL, Base, lay_out
 from data.image_decode import EncodedImage
 
@@ -34,7 +35,7 @@ def main(data: Path, name: str, seeds: int) -> None:
     words = [*base.words.replace("MINILM", minilm_folder()).split(), "--data", RUNS / "data" / name]
     figure, shown = ("loss", "100 x loss, lower is better") if base is MASKED else ("top1", "top1 in %")
     print(f"\n{base.what}: {base.words}")
-    compare(shown, {
+    compare(f"fast paths, {base.what}", shown, {
         "fast": lambda seed: trained("train.py", *words, "--seed", seed, figure=figure),
         "plain": lambda seed: trained(*PLAIN, *words, "--precision", "fp32", "--seed", seed, figure=figure)}, seeds)
 

@@ -8,7 +8,6 @@ timm's train.py is in no package: what it does by default stands here, by timm's
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,8 +16,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.accuracy import ROOT, write_lite0
-from benchmarks.in_turn import about
+from benchmarks.in_turn import about, append
+from benchmarks.pretrained import write_lite0
+from benchmarks.processes import output
 from benchmarks.recipes import RUNS, lay_out, shown, verdict
 
 NAME, EPOCHS = "tf_efficientnet_lite0", 12
@@ -36,15 +36,17 @@ def main(data: Path, seeds: int) -> None:
                            EPOCHS, "--eval-every", 10**6, "--seed", seed, "--precision", "fp32")
 
         def timms(seed: int) -> float:
-            return float(output("-m", "benchmarks.fine_tuning", DATA, "--weights", weights, "--seed", seed))
+            words = [sys.executable, "-m", "benchmarks.fine_tuning", DATA, "--weights", weights, "--seed", seed]
+            return float(output(words, 1))
 
-        compare("top1 in %", {"ours": ours, "timm": timms}, seeds)
+        compare("fine-tuning EfficientNet-Lite0, photos at 224 px", "top1 in %", {"ours": ours, "timm": timms}, seeds)
 
 
-def compare(figure: str, trainings: dict[str, Callable[[int], float]], seeds: int) -> None:
+def compare(what: str, figure: str, trainings: dict[str, Callable[[int], float]], seeds: int) -> None:
     """Train two, seed by seed, as many at a time as there are cores; print the figures, and whether the first's differ.
 
-    figure: its name and unit. trainings: by name, from a seed to the figure.
+    figure: its name and unit. trainings: by name, from a seed to the figure. The figures of all seeds are appended to
+    results.jsonl.
     """
     def told(name: str, train: Callable[[int], float], seed: int) -> float:
         value = train(seed)
@@ -60,23 +62,15 @@ def compare(figure: str, trainings: dict[str, Callable[[int], float]], seeds: in
         print(f"{name}: {shown(each)}")
     differences = [mine - other for mine, other in zip(*figures.values(), strict=True)]
     print(f"{next(iter(figures))}: {verdict(differences)} ({shown(differences, '+')})")
+    append(what, figure, figures)
 
 
 def trained(*words: object, figure: str = "top1") -> float:
     """100 times the figure at the end of a run of train.py on one core, so an accuracy in percent."""
     with tempfile.TemporaryDirectory() as temporary:
-        output(*words, "--run-dir", run := Path(temporary) / "run", "--device", "cpu", "--threads", 1, "--workers", 0)
+        run = Path(temporary) / "run"
+        output([sys.executable, *words, "--run-dir", run, "--device", "cpu", "--threads", 1, "--workers", 0], 1)
         return 100 * json.loads((run / "summary.json").read_text())[figure]
-
-
-def output(*words: object) -> str:
-    """What a program prints, on one core. Exits if it fails."""
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
-                          capture_output=True, text=True)
-    if done.returncode:
-        print(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stderr[-3000:]}", file=sys.stderr)
-        sys.exit(1)  # of this thread; the message comes before the others are done
-    return done.stdout
 
 
 def timm_defaults(data: Path, weights: str, seed: int) -> float:
@@ -93,8 +87,8 @@ def timm_defaults(data: Path, weights: str, seed: int) -> float:
     model = create_model(NAME, pretrained=True, pretrained_cfg_overlay={"file": weights},
                          num_classes=len(sets["train"].reader.class_to_idx))
     config = resolve_data_config({}, model=model)
-    shared = {"mean": config["mean"], "std": config["std"], "num_workers": 0, "use_prefetcher": False,
-              "device": torch.device("cpu"), "persistent_workers": False}
+    shared = {"mean": config["mean"], "std": config["std"], "num_workers": 0, "device": torch.device("cpu"),
+              "persistent_workers": False}
     train = create_loader(sets["train"], config["input_size"], batch, is_training=True, color_jitter=0.4, hflip=0.5,
                           scale=(0.08, 1), ratio=(3 / 4, 4 / 3), interpolation="random", **shared)
     val = create_loader(sets["val"], config["input_size"], batch, interpolation=config["interpolation"],

@@ -4,20 +4,25 @@ Each operation of a plain step is looked at. Products (convolutions, matrices, a
 timed. The others must at least read what they are given and write what they make: bytes, at the rate of a copy.
 
     products        the products alone, as if all else were free: nothing that calls these kernels is faster
-    operations      and the bytes of the others, from main memory: about what operations that are not fused can reach
-    step            the step itself, by torch, on one batch that is there: all that train.py adds to it is missing
+    operations      and the bytes of the others: an estimate of what operations that are not fused can reach, from main
+                    memory; what stays in the caches is counted, too
+    step            a bare loop of one batch that is in memory, with train.py's allocator and kernels
+    clipped         the same with the gradients clipped, as train.py and the Trainer do by default; texts alone
 
 Rows: resnet18, resnet50 at 224 px; mlm, masked tokens with MiniLM at length 128; sst2, sentences of about 24 tokens.
-Batches are those of training.py. sst2 is also measured on two processes with half of the threads each. They are
-expected to share forward and backward without a loss, and to do the rest of a step, which is timed alone, both for all
-parameters: the sum of gradients, clipping, the update (their times are printed). They can only be faster where the one
-process computes on one thread, or where the sum hides behind the backward.
+Batches are those of training.py. A peer of training.py takes turns with them: torchvision's reference, or the Trainer.
+
+sst2 is also measured on two processes with half of the threads each. They are expected to share forward and backward
+without a loss, and to do the rest of a step, which is timed alone, both for all parameters: the sum of gradients,
+clipping, the update. They can only be faster where the one process computes on one thread, or where the sum hides
+behind the backward.
 """
 
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,17 +34,19 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.accuracy import minilm_folder, torchrun
-from benchmarks.in_turn import in_turn, report
+from benchmarks.in_turn import append, in_turn, report
+from benchmarks.pretrained import minilm_folder
+from benchmarks.processes import output, torchrun
 from benchmarks.training import (
     IMAGE_BATCH,
     LENGTH,
     TEXT_BATCH,
     command_line,
+    fastest_first,
     is_left_out,
     of_train,
     ours,
-    output,
+    peers_of,
 )
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
@@ -47,7 +54,9 @@ from utils.hardware.vendor import allow_16_bit_attention
 from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import hardware_precision
 
-ROWS, FLOORS = ("resnet18", "resnet50", "sst2", "mlm"), ("products", "operations", "step")
+ROWS, FLOORS = ("resnet18", "resnet50", "sst2", "mlm"), ("products", "operations", "step", "clipped")
+REFERENCES = ("torchvision", "Trainer")  # the peers that take turns with the floors
+REST = ("the sum of the gradients", "clipping", "the update")
 PRODUCTS = ("convolution", "mm", "attention")  # in the names of operations
 MASKED = 19  # of a text's tokens are predicted
 SENTENCE = 24  # tokens: the mean of SST-2's batches, which are grouped by length
@@ -70,8 +79,9 @@ class Watch(TorchDispatchMode):
             self.products_s += median(seconds(lambda: operation(*args, **kwargs)) for _ in range(REPEATS))
             return made
         given = [value for value in tree_leaves([args, kwargs]) if isinstance(value, Tensor)]
+        # A fused optimizer writes gradients only where they are scaled, though its schema says that it always does.
         written = [value for value, argument in zip(args, operation._schema.arguments, strict=False)
-                   if argument.alias_info and argument.alias_info.is_write]
+                   if argument.alias_info and argument.alias_info.is_write and argument.name != "grads"]
         new = [value for value in tree_leaves(written or made) if isinstance(value, Tensor)]
         homes = {value.untyped_storage().data_ptr() for value in given}
         is_view = not written and all(value.untyped_storage().data_ptr() in homes for value in new)
@@ -107,11 +117,13 @@ def floor(row: str, kind: str, precision: str) -> float:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             value = loss()
         value.backward()
+        if kind == "clipped":
+            nn.utils.clip_grad_norm_(params, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     step()
-    if kind == "step":
+    if kind in ("step", "clipped"):
         taken_s = median(seconds(step) for _ in range(4 * REPEATS))
     else:
         with Watch() as watch:
@@ -146,7 +158,7 @@ def step_of(row: str) -> tuple[Callable[[], Tensor], list[nn.Parameter]]:
 
 
 def rest_s() -> list[float]:
-    """Seconds of what does not depend on the batch: the sum of MiniLM's gradients, clipping, AdamW. Collective."""
+    """Seconds of what does not depend on the batch, for MiniLM: those of REST. Collective."""
     from transformers import AutoModel
     params = list(AutoModel.from_pretrained(minilm_folder()).parameters())
     gradients = torch.randn(sum(param.numel() for param in params))
@@ -161,31 +173,28 @@ def rest_s() -> list[float]:
     return [median(part) for part in zip(*taken, strict=True)]
 
 
+def rest_of(processes: int) -> list[float]:
+    """Those of rest_s on this many processes: of the slowest of them."""
+    lines = output([*torchrun(processes), "-m", "benchmarks.floors", "--rest"], available_cores() // processes)
+    return max((list(map(float, line.split())) for line in lines.splitlines()), key=sum)
+
+
 def compare_processes(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
     """MiniLM on SST-2, on two processes and on one."""
-    one, two = (ours(*words, **steps, processes=number) for number in (1, 2))
-    of_one: list[float] = []  # samples/s in each round
-    parts: dict[int, list[float]] = {}  # seconds of rest_s in the last round
-
-    def alone() -> float:
-        of_one.append(one())
-        return of_one[-1]
-
-    def rest(processes: int) -> float:
-        words = [*torchrun(processes), "-m", "benchmarks.floors", "--rest"]
-        lines = output(words, available_cores() // processes).splitlines()
-        parts[processes] = max((list(map(float, line.split())) for line in lines), key=sum)
-        return sum(parts[processes])
-
-    def shared() -> float:
-        return TEXT_BATCH / (TEXT_BATCH / of_one[-1] - rest(1) + rest(2))
-
-    report(f"floor, MiniLM on SST-2 on two processes, {precision}", "samples/s", in_turn(
-        {"ours, 1 process": alone, "ours, 2 processes": two, "expected of 2": shared}, rounds),
-        "expected of 2", "ours, 1 process")
-    for processes, taken in parts.items():
-        print(f"{processes} x: the sum of the gradients, clipping, the update: "
-              + ", ".join(f"{1000 * part:.1f} ms" for part in taken))
+    found = in_turn({
+        "ours, 1 process": ours(*words, **steps), "ours, 2 processes": ours(*words, **steps, processes=2),
+        "rest of 1": partial(rest_of, 1), "rest of 2": partial(rest_of, 2)}, rounds)
+    rests = {number: found.pop(f"rest of {number}") for number in (1, 2)}  # of each: [rounds, REST]
+    found["expected of 2"] = [
+        TEXT_BATCH / (TEXT_BATCH / speed - sum(of_one) + sum(of_two))
+        for speed, of_one, of_two in zip(found["ours, 1 process"], rests[1], rests[2], strict=True)]
+    report(f"floor, MiniLM on SST-2 on two processes, {precision}", "samples/s", found,
+           "expected of 2", "ours, 1 process")
+    parts = {f"{name}, {number} x": [1000 * taken[at] for taken in rest]
+             for number, rest in rests.items() for at, name in enumerate(REST)}
+    for name, taken in parts.items():
+        print(f"{name}: {median(taken):.1f} ms")
+    append("parts of a step of MiniLM, by the number of processes", "ms", parts)
 
 
 def main(rows: list[str], rounds: int, data: Path | None) -> None:
@@ -203,16 +212,19 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
             words, steps = of_train(row, Path(temporary), data)
             if row == "sst2":
                 compare_processes(words, steps, precision, rounds)
-            report(f"floor, {row}, {precision}", "samples/s",
-                   in_turn({"ours": ours(*words, **steps)} | {kind: of(row, kind) for kind in FLOORS}, rounds),
-                   "operations", "step")
+            kinds = [kind for kind in FLOORS if kind != "clipped" or row in ("sst2", "mlm")]
+            peers = {name: peer for name, peer in peers_of(row, words, steps, precision).items()
+                     if name.startswith(REFERENCES)}
+            found = in_turn({"ours": ours(*words, **steps)} | {kind: of(row, kind) for kind in kinds} | peers, rounds)
+            report(f"floor, {row}, {precision}", "samples/s", found, *kinds[1:], fastest_first(found, peers)[0])
 
 
 if __name__ == "__main__":
     parser = command_line("floors", ROWS, rounds=3)
-    parser.add_argument("--rest", action="store_true", help="print the seconds of rest_s, and nothing else")
-    parser.add_argument("--floor", choices=FLOORS, help="print this floor of the first row, and nothing else")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    internal = parser.add_argument_group("internal", "Of the processes that this benchmark starts.")
+    internal.add_argument("--rest", action="store_true", help="print the seconds of rest_s, and nothing else")
+    internal.add_argument("--floor", choices=FLOORS, help="print this floor of the first row, and nothing else")
+    internal.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of --floor")
     arguments = parser.parse_args()
     if arguments.rest:
         print(" ".join(map(str, rest_s())) + "\n", end="")  # at once: two processes write into one pipe

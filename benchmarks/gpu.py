@@ -55,16 +55,16 @@ from benchmarks.gpu_rows import (
     jpeg_batches,
     loss_of,
     to_device,
-    write_images,
     write_model,
     write_texts,
 )
-from benchmarks.in_turn import append, matrix_rate, ratios, spread, versions
+from benchmarks.in_turn import append, matrix_rate, ranges, ratios, spread, versions
+from benchmarks.made_images import write_images
+from benchmarks.processes import ROOT
 from utils.errors import Exit
 from utils.hardware.compiling import compile_model
 from utils.hardware.cores import available_cores
 
-ROOT = Path(__file__).parents[1]
 ROWS = (  # those that are left out first stand last
     "image", "text", "mlm", "jpeg", "packed", "image-compiled", "text-compiled", "mlm-compiled", "vit-image",
     "vit-jpeg", "vit-packed", "vit-image-compiled", "jpeg-compiled", "packed-compiled", "vit-jpeg-compiled",
@@ -176,7 +176,7 @@ def lay_out(row: Row, sizes: Sizes, count: int, root: Path) -> Path:
         write_texts(data, sizes, count, row.kind == "text")
         write_model(row.kind, sizes, data)
     elif not data.exists():
-        write_images(data, sizes, max(2 * sizes.classes, count), row.kind != "image")
+        write_images(data, max(2 * sizes.classes, count), sizes.classes, sizes.side if row.kind == "image" else None)
     return data
 
 
@@ -209,8 +209,9 @@ def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> 
     what = f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}"
     rate = matrix_rate(device, sizes.precision)
     if not options.tiny:
-        append(f"gpu, {row.name}, {what}", "samples/s", {name: each for name, each in found.items() if each}, "bare",
-               options.name, {sizes.precision: rate})
+        measured = {name: each for name, each in found.items() if each}
+        append(f"gpu, {row.name}, {what}", "samples/s", measured, against="bare", ratios=ranges(measured, "bare"),
+               hardware=options.name, products={sizes.precision: rate})
     ours, wait = median(found["ours"]), median(record["data_wait"] for record in records)
     memory = [max(record.get("memory", 0.0) for record in records), max(peaks)]
     beside = [cell for name in ("bare", "peer") for cell in (

@@ -4,14 +4,12 @@ Legend: B samples, T tokens, P predicted tokens.
 """
 
 import copy
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,7 +28,6 @@ from utils.settings.text_options import TextModelOptions
 
 TASKS = {"text": "text-classification", "mlm": "masked-lm"}
 VIT, TIMMS = "vit_b_16", {"vit_b_16": "vit_base_patch16_224"}  # torchvision's name; timm's where it is another
-DISTINCT = 128  # image files; the others are links to them
 Batch = tuple[dict[str, Tensor], Tensor]  # inputs by name, targets
 
 
@@ -78,29 +75,6 @@ class Row:
         if self.kind == "mlm":
             return replace(sizes, tokens=sizes.masked_tokens, text_batch=sizes.masked_batch)
         return replace(sizes, image_model=VIT, image_batch=sizes.vit_batch) if self.name.startswith("vit-") else sizes
-
-
-def write_images(root: Path, sizes: Sizes, count: int, is_jpeg: bool) -> None:
-    """Write train/CLASS/* and val/CLASS/*."""
-    made = []
-    width, height = (500, 375) if is_jpeg else (sizes.side, sizes.side)
-    for index in range(count + sizes.classes):
-        folder = root / ("train" if index < count else "val") / f"{index % sizes.classes:04}"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{index}.{'jpg' if is_jpeg else 'bmp'}"
-        if len(made) == DISTINCT:
-            os.link(made[index % DISTINCT], path)
-            continue
-        photo(index, width, height).save(path, quality=90)
-        made.append(path)
-
-
-def photo(seed: int, width: int, height: int) -> Image.Image:
-    """Smooth noise with grain: its JPEG has about the size of a photo's."""
-    rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(256, size=(24, 32, 3), dtype=np.uint8)).resize((width, height))
-    grain = Image.fromarray(rng.integers(24, size=(height, width, 3), dtype=np.uint8))
-    return ImageChops.add(coarse, grain, offset=-12)
 
 
 def write_texts(root: Path, sizes: Sizes, count: int, is_labelled: bool) -> None:

@@ -1,6 +1,6 @@
 """What benchmarks share: contenders take turns in one run, and their ratios are written down with the hardware.
 
-    found = in_turn({"ours": measure, "theirs": measure_them}, rounds=7)     # A B A B ...; a figure each
+    found = in_turn({"ours": measure, "theirs": measure_them}, rounds=7)     # A B B A ...; a figure each
     report("input", "images/s", found, against="theirs")                     # a table, and a line in results.jsonl
 """
 
@@ -9,30 +9,35 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 
+from benchmarks.processes import ROOT
 from utils.hardware.cores import available_cores
 from utils.numerics.precision import hardware_precision
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results.jsonl"
 FLAGS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of which the first decides how fast matrices are multiplied
 RATE_S = 1.0
 PACKAGES = ("torch", "torchvision", "timm", "transformers", "accelerate", "lightning")
+Figure = TypeVar("Figure")
 
 
-def in_turn(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """A figure of each contender in each round; those of a round before, which fills caches, do not count."""
-    found: dict[str, list[float]] = {name: [] for name in contenders}
+def in_turn(contenders: Mapping[str, Callable[[], Figure]], rounds: int) -> dict[str, list[Figure]]:
+    """A figure of each contender in each round; those of a round before, which fills caches, do not count.
+
+    Every second round goes backwards, so that no contender always follows the same other one.
+    """
+    found: dict[str, list[Figure]] = {name: [] for name in contenders}
     for number in range(-1, rounds):
-        for name, measure in contenders.items():
-            figure = measure()
+        for name in list(contenders)[::-1 if number % 2 else 1]:
+            figure = contenders[name]()
             if number >= 0:
                 found[name].append(figure)
     return found
@@ -43,27 +48,38 @@ def report(what: str, unit: str, found: Mapping[str, list[float]], against: str,
 
     What is appended has the ratios to `against` alone.
     """
-    rounds, columns, cpu = len(found[against]), (against, *others), torch.device("cpu")
-    rates = {name: matrix_rate(cpu, name) for name in sorted({"fp32", hardware_precision(cpu)})}
-    print(f"\n{what}: n = {rounds}; {about()}; products of matrices: "
-          + ", ".join(f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in rates.items())
-          + f"\n\n| | {unit} | {' | '.join(f'to {other}' for other in columns)} |\n{'|---' * (2 + len(columns))}|")
+    columns, rates = (against, *others), matrix_rates()
+    print(heading(what, len(found[against]), rates)
+          + f"| | {unit} | {' | '.join(f'to {other}' for other in columns)} |\n{'|---' * (2 + len(columns))}|")
     for name, figures in found.items():
         cells = [spread(ratios(figures, found[other])) if other != name else "1" for other in columns]
         print(f"| {name} | {median(figures):.4g} | {' | '.join(cells)} |", flush=True)
-    append(what, unit, found, against, hardware(), rates)
+    append(what, unit, found, against=against, ratios=ranges(found, against), products=rates)
 
 
-def append(what: str, unit: str, found: Mapping[str, list[float]], against: str, device: str,
-           products: Mapping[str, float]) -> None:
-    """Append figures to RESULTS, and ratios to `against`. products: FLOP/s of products of matrices, by precision."""
-    line = {"what": what, "unit": unit, "against": against, "rounds": len(found[against]),
-            "time": datetime.now(UTC).isoformat(), "commit": commit(), "hardware": device, "products": dict(products),
-            "versions": versions(), "figures": found,
-            "ratios": {name: [median(each), min(each), max(each)] for name, figures in found.items()
-                       if (each := ratios(figures, found[against]))}}
+def heading(what: str, rounds: int, rates: Mapping[str, float]) -> str:
+    """What stands above a table. rates: those of matrix_rates."""
+    return f"\n{what}: n = {rounds}; {about()}; products of matrices: " + ", ".join(
+        f"{rate / 1e9:.0f} GFLOP/s in {name}" for name, rate in rates.items()) + "\n\n"
+
+
+def append(what: str, unit: str, found: Mapping[str, Sequence[float | None]], **facts: object) -> None:
+    """Append the figures of each contender, one of each round, to RESULTS, with time, commit, hardware and versions.
+
+    facts: more of the line, or in place of these; of most lines `against`, the contender that the others are compared
+    with, `ratios`, the median, lowest and highest of each to it, and `products`, those of matrix_rates.
+    """
+    line = {"what": what, "unit": unit, "rounds": max(map(len, found.values())),
+            "time": datetime.now(UTC).isoformat(), "commit": commit(), "hardware": hardware(), "versions": versions(),
+            "figures": found}
     with RESULTS.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line | facts) + "\n")
+
+
+def ranges(found: Mapping[str, list[float]], against: str) -> dict[str, list[float]]:
+    """The median, lowest and highest ratio of each contender to `against`."""
+    each = {name: ratios(figures, found[against]) for name, figures in found.items()}
+    return {name: [median(values), min(values), max(values)] for name, values in each.items()}
 
 
 def ratios(mine: list[float], theirs: list[float]) -> list[float]:
@@ -74,6 +90,12 @@ def ratios(mine: list[float], theirs: list[float]) -> list[float]:
 def spread(values: list[float]) -> str:
     """The median and the range."""
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def matrix_rates() -> dict[str, float]:
+    """FLOP/s of products of matrices on the CPU, now, in the precisions that trainings have here."""
+    cpu = torch.device("cpu")
+    return {name: matrix_rate(cpu, name) for name in sorted({"fp32", hardware_precision(cpu)})}
 
 
 def matrix_rate(device: torch.device, precision: str) -> float:

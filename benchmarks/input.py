@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from benchmarks.gpu_rows import photo
 from benchmarks.in_turn import in_turn, report
+from benchmarks.made_images import photo
 from data.augment import PhotoTrain
 from data.image_cache import CacheSpec, ImageCache, make_cache
 from data.image_decode import EncodedImage

@@ -2,7 +2,7 @@
 
 The texts are tokenized and put into batches as train.py does, by its own sampler; `unsorted` is the same order without
 sorting by length. In another column widths are multiples of 8, as for some GPUs. Nothing is trained. DIR holds sst2,
-agnews and wikitext2, as in benchmarks/accuracy.py.
+agnews and wikitext2, as in benchmarks/accuracy.py. What is appended to results.jsonl are shares of 1.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from benchmarks.accuracy import minilm_folder
+from benchmarks.in_turn import about, append
+from benchmarks.pretrained import minilm_folder
 from data.plan import cut
 from data.sampler import ElasticDistributedSampler
 from utils.hardware.vendor import TILE
@@ -52,15 +53,19 @@ def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1
 
 
 def main(data: Path) -> None:
-    """Print the table."""
+    """Print the table, and append its rows."""
+    print(about())
     print("| texts | tokens at most | batch | padding | in widths of 8 | unsorted |\n|---|---|---|---|---|---|")
     for name, most, batch in ROWS:
         number = lengths(texts(data, name), most, splits=name == "wikitext2")
         plan = cut(len(number), batch, batch)
         ours, unsorted = ([list(request.indices) for request in ElasticDistributedSampler(plan, 0, 1, 0, sorted_by)]
                           for sorted_by in (number, None))
-        cpu, gpu = (padded_share(number, ours, multiple) for multiple in (1, TILE))
-        print(f"| {name} | {most} | {batch} | {cpu:.1%} | {gpu:.1%} | {padded_share(number, unsorted):.0%} |")
+        shares = {"padding": padded_share(number, ours), "in widths of 8": padded_share(number, ours, TILE),
+                  "unsorted": padded_share(number, unsorted)}
+        print(f"| {name} | {most} | {batch} | {' | '.join(f'{share:.1%}' for share in shares.values())} |")
+        append(f"padding, {name}, {most} tokens at most, batch {batch}", "of the tokens computed",
+               {column: [share] for column, share in shares.items()})
 
 
 if __name__ == "__main__":

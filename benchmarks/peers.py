@@ -1,8 +1,9 @@
-"""What others would train with, by their own libraries and at their best flags: a process that prints its speed.
+"""What others would train with, by their own libraries: a process that prints its speed.
 
     python -m benchmarks.peers torchvision --data DIR --model resnet18 --batch 64 --steps 4 --precision fp32
     python -m benchmarks.peers trainer --data DIR --model FOLDER --batch 32 --steps 20 --precision bf16
 
+Each peer's function says with which options it trains.
 It prints {"samples_per_s": ..., "first_step_s": ...}: over --steps steps, after --warm-up others; and seconds from the
 start of the process to the end of the first step. On an accelerator, too: --device.
 """
@@ -65,14 +66,14 @@ def bare(options: argparse.Namespace) -> None:
 def timm_loop(options: argparse.Namespace) -> None:
     """timm's train.py (which is in no package): its model, loader and options, with --channels-last --amp.
 
-    On an accelerator its prefetcher copies the next batch and normalizes it there, on a stream of its own.
+    Its prefetcher normalizes the images, which come as uint8, on the device: on an accelerator on a stream of its own.
     """
     import timm
     from timm.data import create_dataset, create_loader
     data = create_dataset("", root=str(options.data), split="train", is_training=True)
-    loader = create_loader(data, (3, options.side, options.side), options.batch, is_training=True,
-                           use_prefetcher=options.device.type != "cpu", num_workers=num_loaders(options.device),
-                           device=options.device, color_jitter=None, pin_memory=options.device.type != "cpu")
+    loader = create_loader(data, (3, options.side, options.side), options.batch, is_training=True, color_jitter=None,
+                           num_workers=num_loaders(options.device), device=options.device,
+                           pin_memory=options.device.type != "cpu")
     size = {"img_size": options.side} if options.model.startswith("vit") else {}
     model = timm.create_model(options.model, num_classes=len(data.reader.class_to_idx), **size)
     train_images(options, model, loader, torch.channels_last)
@@ -116,7 +117,11 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, l
 
 
 def trainer(options: argparse.Namespace) -> None:
-    """transformers.Trainer, batches of similar lengths; --task masked-lm: texts joined to blocks, as in run_mlm.py."""
+    """transformers.Trainer, batches of similar lengths; --task masked-lm: texts joined to blocks, as in run_mlm.py.
+
+    Which attention is faster on the CPU depends on the task: torch has no kernel for attention with dropout there, and
+    sdpa composes it in float32.
+    """
     from transformers import (
         AutoModelForMaskedLM,
         AutoModelForSequenceClassification,
@@ -133,13 +138,12 @@ def trainer(options: argparse.Namespace) -> None:
         width = options.length - 2
         rows = [{"input_ids": [tokenizer.cls_token_id, *ids[at:at + width], tokenizer.sep_token_id]}
                 for at in range(0, len(ids) - width + 1, width)]
-        # torch has no kernel for attention with dropout on the CPU: sdpa composes it in float32, which is slower
-        attention = {"attn_implementation": "eager"} if is_cpu else {}
-        model = AutoModelForMaskedLM.from_pretrained(options.model, **attention)
+        model = AutoModelForMaskedLM.from_pretrained(options.model, attn_implementation=options.attention)
         collate = DataCollatorForLanguageModeling(tokenizer)
     else:
         rows = sentences(options.data / "train.tsv", tokenizer, options.length)
-        model = AutoModelForSequenceClassification.from_pretrained(options.model, num_labels=2)
+        model = AutoModelForSequenceClassification.from_pretrained(
+            options.model, num_labels=2, attn_implementation=options.attention)
         collate = DataCollatorWithPadding(tokenizer)
     steps = Steps(options)
 
@@ -188,6 +192,7 @@ if __name__ == "__main__":
     parser.add_argument("--task", default="")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--length", type=int, default=128, help="tokens of a text at most")
+    parser.add_argument("--attention", choices=("sdpa", "eager"), default="sdpa", help="of trainer")
     parser.add_argument("--side", type=int, default=224, help="px of timm's images")
     parser.add_argument("--device", type=torch.device, default="cpu")
     parser.add_argument("--compile", action="store_true")

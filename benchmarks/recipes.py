@@ -2,7 +2,8 @@
 
 A row is two commands that differ in one technique, on the same seeds. What was expected is written here before a row is
 measured. A run takes about a minute of one core, and there are as many at a time as there are cores. Finished ones stay
-in runs/recipes: the same command continues, and computes nothing twice.
+in runs/recipes: the same command continues, and computes nothing twice. A row whose runs are all new is appended to
+results.jsonl, because older runs may be another version's.
 Folders in DIR: cifar10, agnews, sst2, ants_bees; see accuracy.py.
 """
 
@@ -20,7 +21,9 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Literal
 
-from benchmarks.accuracy import ROOT, minilm_folder, write_lite0
+from benchmarks.in_turn import append
+from benchmarks.pretrained import minilm_folder, write_lite0
+from benchmarks.processes import ROOT
 from utils.errors import Exit
 
 RUNS = ROOT / "runs" / "recipes"
@@ -99,10 +102,17 @@ def main(data: Path, seeds: int, only: str) -> None:
             write_lite0(str(LITE0))
     runs: dict[Run, None] = dict.fromkeys(
         (row.base, technique, seed) for row in rows for technique in ("", row.technique) for seed in range(seeds))
+    old = {run for run in runs if folder_of(run).exists()}
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for number, folder in enumerate(pool.map(train, runs), 1):
             print(f"{number} of {len(runs)}: {folder.name}", file=sys.stderr, flush=True)
-    print(table(rows, {run: json.loads((folder_of(run) / "summary.json").read_text()) for run in runs}))
+    summaries = {run: json.loads((folder_of(run) / "summary.json").read_text()) for run in runs}
+    print(table(rows, summaries))
+    for row in rows:
+        if not any((row.base, technique, seed) in old for technique in ("", row.technique) for seed in range(seeds)):
+            without, having = values(row.figure, pairs_of(row, summaries))
+            append(f"recipe, {row.technique}, {row.base.what}", f"100 x {row.figure}",
+                   {"without": without, "with": having})
 
 
 def lay_out(name: str, data: Path) -> None:
@@ -151,11 +161,14 @@ def folder_of(run: Run) -> Path:
 def table(rows: list[Recipe], summaries: dict[Run, dict]) -> str:
     """In Markdown. Rows whose runs are missing have their expectations alone."""
     lines = ["| technique | on | figure | expected | without | with | found |", "|---|---|---|---|---|---|---|"]
-    for row in rows:
-        pairs = [(summary, summaries[row.base, row.technique, seed]) for (base, technique, seed), summary
-                 in summaries.items() if (base, technique) == (row.base, "")]
-        lines.append(f"{beginning(row)} {' | '.join(_cells(row.figure, pairs))} |")
+    lines += [f"{beginning(row)} {' | '.join(_cells(row.figure, pairs_of(row, summaries)))} |" for row in rows]
     return "\n".join(lines)
+
+
+def pairs_of(row: Recipe, summaries: dict[Run, dict]) -> list[tuple[dict, dict]]:
+    """Summaries of its runs without its technique and with it, seed by seed."""
+    return [(summary, summaries[row.base, row.technique, seed]) for (base, technique, seed), summary
+            in summaries.items() if (base, technique) == (row.base, "")]
 
 
 def beginning(row: Recipe) -> str:
@@ -163,15 +176,20 @@ def beginning(row: Recipe) -> str:
     return f"| `{row.technique}` | {row.base.what} | {row.figure} | {row.expected} |"
 
 
-def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str, str]:
-    if not pairs:
-        return "", "", ""
+def values(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[list[float], list[float]]:
+    """100 times the figure, without the technique and with it."""
     usual = figure.removeprefix("ema_")  # an average is compared with the weights of a run without one
 
     def value(summary: dict, name: str) -> float:
         return 100 * (summary["best"]["value"] if name == "best" else summary[name])
 
-    without, having = [value(each, usual) for each, _ in pairs], [value(each, figure) for _, each in pairs]
+    return [value(each, usual) for each, _ in pairs], [value(each, figure) for _, each in pairs]
+
+
+def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str, str]:
+    if not pairs:
+        return "", "", ""
+    without, having = values(figure, pairs)
     steps, fewer = (mean(pair[index]["step"] for pair in pairs) for index in (0, 1))
     differences = [b - a for a, b in zip(without, having, strict=True)]
     note = f" ({100 * fewer / steps:.0f} %)" if fewer < steps else ""

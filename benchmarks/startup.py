@@ -1,8 +1,7 @@
 """`make bench`: seconds from a command to the first training step of the built-in digits, beside what others would use.
 
-The floor is the time to import torch and torchvision. All commands take turns for several rounds in one run; the table
-has medians, and their ratios to the floor. A second table has the starts on two processes alone, among them that of two
-processes that only import the libraries, with ratios to the faster peer's.
+All commands take turns for several rounds in one run. A table has the starts of one process, with ratios to a process
+that only imports torch and torchvision; another one those on two processes, with ratios to the faster peer's.
 """
 
 import os
@@ -16,13 +15,13 @@ from statistics import median
 
 import torch
 
-from benchmarks.accuracy import ROOT, torchrun
 from benchmarks.in_turn import in_turn, report
+from benchmarks.processes import ROOT, torchrun
 from data.demo import unpack_demo
 from utils.files import cache_path
 from utils.numerics.precision import hardware_precision
 
-ROUNDS = 5
+ROUNDS, UNIT = 5, "s to the first step"
 WORDS = ["--log-every", "1", "--device", "cpu"]
 FLOOR = """import os, sys, torch, torchvision
 torch.optim.SGD([torch.zeros(1, requires_grad=True)]).zero_grad()  # which imports torch._dynamo
@@ -30,7 +29,7 @@ if os.environ.get("RANK", "0") == "0":
     os.makedirs(sys.argv[-1])
     print("imported", file=open(sys.argv[-1] + "/metrics.jsonl", "w"), flush=True)
 """
-COMMANDS = {
+ON_ONE = {
     "python -c 'import torch, torchvision', an optimizer": [sys.executable, "-c", FLOOR],
     "./launch.sh": ["./launch.sh", *WORDS],
     "torchrun --nproc-per-node=1 train.py": [*torchrun(1), "train.py", *WORDS],
@@ -72,12 +71,9 @@ def main() -> None:
     """Print the tables."""
     others = peers()
     on_two = ON_TWO | others
-    taken = in_turn({name: partial(seconds, words) for name, words in (COMMANDS | on_two).items()}, ROUNDS)
-    floor = median(taken[next(iter(COMMANDS))])
-    for name, values in taken.items():
-        middle = median(values)
-        print(f"{name:<70} {middle:5.2f} s ({min(values):.2f} to {max(values):.2f})  {middle / floor:.2f} x")
-    report("start of the digits on two processes", "s to the first step", {name: taken[name] for name in on_two},
+    taken = in_turn({name: partial(seconds, words) for name, words in (ON_ONE | on_two).items()}, ROUNDS)
+    report("start of the digits on one process", UNIT, {name: taken[name] for name in ON_ONE}, next(iter(ON_ONE)))
+    report("start of the digits on two processes", UNIT, {name: taken[name] for name in on_two},
            min(others, key=lambda name: median(taken[name])))
 
 

@@ -26,7 +26,7 @@ def timm_step(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     data = create_dataset("", root=str(options.data), split="train", is_training=True)
     loader = create_loader(data, (3, SIZE, SIZE), options.batch, is_training=True, color_jitter=None, distributed=True,
-                           num_workers=0, persistent_workers=False, use_prefetcher=False, device=torch.device("cpu"))
+                           num_workers=0, persistent_workers=False, device=torch.device("cpu"))
     model = timm.create_model("resnet18", num_classes=len(data.reader.class_to_idx))
     model = torch.nn.parallel.DistributedDataParallel(model.to(memory_format=torch.channels_last))
     optimizer = create_optimizer_v2(model, "sgd", lr=0.05, momentum=0.9, weight_decay=5e-4)

@@ -1,8 +1,8 @@
 """`python -m benchmarks.strategies`: each strategy trains the same model: samples/s, memory, time to an accuracy.
 
-Runs of train.py on the built-in digits, one at a time and in turn (A B C A B C ...). Two devices in all, each with a
-core: two processes, or one process with two devices. On the CPU a device is no more than a name.
---device takes those of an accelerator.
+Runs of train.py on the built-in digits, one at a time and in turn. Two devices in all, each with half of the cores: two
+processes, or one process with two devices. On the CPU a device is no more than a name. --device takes those of an
+accelerator.
 """
 
 import argparse
@@ -13,38 +13,40 @@ import sys
 import tempfile
 import time
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.accuracy import ROOT, torchrun
-from benchmarks.in_turn import about
+from benchmarks.in_turn import append, heading, in_turn, matrix_rates, ranges, ratios, spread
+from benchmarks.processes import ROOT, torchrun
+from benchmarks.to_accuracy import summary
+from utils.hardware.cores import available_cores
 
 ROWS = [  # strategy, processes, devices of each
     ("ddp", 1, 1), ("ddp", 2, 1), ("exact", 2, 1), ("fsdp", 2, 1), ("dp", 1, 2), ("dp-classic", 1, 2),
     ("model-parallel", 1, 2)]
-FLOOR, GOAL = ROWS[1], 0.95  # what the others are compared with; top1
+AGAINST, GOAL = "ddp, 2 x 1", 0.95  # what the others are compared with; top1
 
 
 def main(device: str, rounds: int) -> None:
-    """Train and print the table."""
-    found: dict[tuple, list[tuple[float, float, float]]] = {row: [] for row in ROWS}
-    for number in range(rounds):
-        for row in ROWS:
-            found[row].append(_measure(*row, device))
-            print(f"round {number + 1} of {rounds}: {row}: {found[row][-1]}", file=sys.stderr, flush=True)
-    print(f"resnet18, 32 px, {device}, {rounds} rounds; {about()}\n")
-    print("| strategy | processes x devices | samples/s | to `ddp` on 2 | memory | time to"
-          f" {100 * GOAL:.0f} % |\n|---|---|---|---|---|---|")
-    for row, runs in found.items():
-        speed, memory, seconds = (median(values) for values in zip(*runs, strict=True))
-        ratios = [mine[0] / theirs[0] for mine, theirs in zip(runs, found[FLOOR], strict=True)]
-        print(f"| `{row[0]}` | {row[1]} x {row[2]} | {speed:.0f} | {median(ratios):.2f} ({min(ratios):.2f} to"
-              f" {max(ratios):.2f}) | {memory:.0f} MiB | {seconds:.0f} s |")
+    """Train, print the table, and append it."""
+    found = in_turn({f"{strategy}, {processes} x {devices}": partial(_measure, strategy, processes, devices, device)
+                     for strategy, processes, devices in ROWS}, rounds)
+    speed, memory, times = ({name: [run[at] for run in runs] for name, runs in found.items()} for at in range(3))
+    what, rates = f"strategies, resnet18 at 32 px, {device}", matrix_rates()
+    print(heading(what, rounds, rates) + "| strategy | processes x devices | samples/s | to `ddp` on 2 | memory"
+          f" | time to {100 * GOAL:.0f} % | reached |\n|---|---|---|---|---|---|---|")
+    for name in found:
+        strategy, where = name.split(", ")
+        print(f"| `{strategy}` | {where} | {median(speed[name]):.0f} | {spread(ratios(speed[name], speed[AGAINST]))}"
+              f" | {median(memory[name]):.0f} MiB | {summary(times[name])} |")
+    append(what, "samples/s", speed, against=AGAINST, ratios=ranges(speed, AGAINST), memory_mib=memory,
+           time_s=times, products=rates)
 
 
-def _measure(strategy: str, processes: int, devices: int, device: str) -> tuple[float, float, float]:
+def _measure(strategy: str, processes: int, devices: int, device: str) -> tuple[float, float, float | None]:
     """Samples/s, the peak memory in MiB of a device (on the CPU of a process), and seconds from the launch to GOAL."""
-    threads = 2 // processes  # the cores are the same for all
+    threads = available_cores() // processes  # the cores are the same for all
     words = ["train.py", "--strategy", strategy, "--device", device, "--threads", str(threads), "--workers", "0"]
     if devices > 1:
         words += ["--devices-per-process", str(devices)]
@@ -60,7 +62,7 @@ def _measure(strategy: str, processes: int, devices: int, device: str) -> tuple[
         records = [json.loads(line) for line in (Path(run) / "metrics.jsonl").read_text().splitlines()]
     train = [record for record in records if record["split"] == "train"][1:]  # the first step warms up
     reached = next((record for record in records if record.get("top1", 0) >= GOAL), None)
-    seconds = datetime.fromisoformat(reached["time"]).timestamp() - began if reached else float("inf")
+    seconds = datetime.fromisoformat(reached["time"]).timestamp() - began if reached else None
     memory = max(record.get("memory", usage.ru_maxrss / 1024) for record in train)  # of the largest process below
     return median(record["samples_per_s"] for record in train), memory, seconds
 

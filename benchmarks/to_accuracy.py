@@ -22,50 +22,41 @@ from statistics import mean, median
 
 import torch
 
-from benchmarks.accuracy import CIFAR, ROOT, minilm_folder
-from benchmarks.in_turn import in_turn, report
+from benchmarks.in_turn import append, heading, in_turn, matrix_rates
+from benchmarks.pretrained import minilm_folder
+from benchmarks.processes import ROOT
 from utils.hardware.cores import available_cores
 from utils.numerics.precision import hardware_precision
 
 POLL_S = 0.02
 EVAL_STEPS = 54  # of the 217 of an epoch of SST-2
+Times = list[float | None]  # seconds until the goal, of each round; None: not reached
 
 
 @dataclass
 class Contender:
-    """A program that trains: each call is a training with the next seed, and its figure the trainings in an hour.
+    """A program that trains: each call is a training with the next seed.
 
-    0 means that the accuracy was not reached. The first call, which fills the disk's cache, ends with its first
-    evaluation.
+    It returns the seconds until the goal, None if it is not reached, and the accuracy at the end. The first call, which
+    fills the disk's cache, ends with its first evaluation.
     """
 
     words: list[str]
     goal: float  # accuracy, 0 to 1
     seeds: Iterator[int] = field(default_factory=count)
-    times: list[float | None] = field(default_factory=list)  # seconds until the goal; None: not reached
-    final: list[float] = field(default_factory=list)  # accuracy at the end
 
-    def __call__(self) -> float:
+    def __call__(self) -> tuple[float | None, float]:
         seed = next(self.seeds)
         found = evaluations([*self.words, "--seed", str(seed)])
         if seed == 0:
-            next(found)
+            _, top1 = next(found)
             found.close()
-            return 0.0
+            return None, top1
         time_s = None
         for at_s, top1 in found:
             if time_s is None and top1 >= self.goal:
                 time_s = at_s
-        self.times.append(time_s)
-        self.final.append(top1)
-        return 3600 / time_s if time_s else 0.0
-
-    def summary(self) -> str:
-        """Cells of a table: the median time, how often the goal was reached, the accuracy at the end."""
-        reached = [time_s for time_s in self.times if time_s is not None]
-        time_s = f"{median(reached):.1f} s" if reached else "-"
-        spread = f"{100 * mean(self.final):.1f} % ({100 * min(self.final):.1f} to {100 * max(self.final):.1f})"
-        return f"{time_s} | {len(reached)} of {len(self.times)} | {spread}"
+        return time_s, top1
 
 
 def main(data: Path, rows: list[str], rounds: int) -> None:
@@ -77,7 +68,7 @@ def main(data: Path, rows: list[str], rounds: int) -> None:
 
 def images(data: Path, precision: str, rounds: int) -> None:
     """ResNet-18 from scratch."""
-    shared = ["--data", data, *CIFAR]
+    shared = ["--data", data, "--epochs", 10]
     compare(f"to 62 % on CIFAR-10's subset, resnet18 at 32 px, {precision}", {
         "ours": ours(*shared),
         **{name: peer(name, *shared, "--batch", 64, "--precision", precision) for name in ("bare", "timm")},
@@ -106,25 +97,49 @@ def peer(*words: object) -> list[str]:
 
 
 def compare(what: str, commands: Mapping[str, list[str]], goal: float, rounds: int) -> None:
-    """Measure, and print times, how often each reached the goal, and the ratios of speed to the best peer's."""
-    contenders = {name: Contender(words, goal) for name, words in commands.items()}
-    found = in_turn(contenders, rounds)
-    print(f"\n{what}:\n\n| | median time | reached | accuracy at the end |\n|---|---|---|---|")
-    for name, contender in contenders.items():
-        print(f"| {name} | {contender.summary()} |", flush=True)
-    best, kept = best_peer(found)
-    if len(kept) < rounds:
-        print(f"\n{best}, the best peer, missed it in {rounds - len(kept)} of {rounds} rounds, which have no ratio")
-    if kept:
-        report(what, "trainings/hour, 0 = not reached",
-               {name: [figures[number] for number in kept] for name, figures in found.items()}, best)
+    """Measure; print and append times, how often each reached the goal, and how many times as fast as the best peer.
+
+    That is a ratio of medians: the seeds of one program have nothing to do with those of another.
+    """
+    found = in_turn({name: Contender(words, goal) for name, words in commands.items()}, rounds)
+    times = {name: [time_s for time_s, _ in runs] for name, runs in found.items()}
+    top1 = {name: [at_end for _, at_end in runs] for name, runs in found.items()}
+    best, rates = best_peer(times), matrix_rates()
+    ratios = times_as_fast(times, best)
+    print(heading(what, rounds, rates)
+          + f"| | time | reached | times as fast as {best} | accuracy at the end |\n|---|---|---|---|---|")
+    for name in found:
+        ratio = f"{ratios[name][0]:.2f}" if name in ratios else "-"
+        at_end = f"{mean(top1[name]):.1%} ({min(top1[name]):.1%} to {max(top1[name]):.1%})"
+        print(f"| {name} | {summary(times[name])} | {ratio} | {at_end} |", flush=True)
+    append(what, "s, null = not reached", times, against=best, ratios=ratios, top1=top1, products=rates)
 
 
-def best_peer(found: Mapping[str, list[float]]) -> tuple[str, list[int]]:
-    """The peer that reached the goal most often, the fastest of those; and the rounds in which it did."""
-    best = max((name for name in found if name != "ours"),
-               key=lambda name: (sum(map(bool, found[name])), median(found[name])))
-    return best, [number for number, figure in enumerate(found[best]) if figure]
+def reached(times: Times) -> list[float]:
+    """Without the rounds that did not reach the goal."""
+    return [time_s for time_s in times if time_s is not None]
+
+
+def summary(times: Times) -> str:
+    """Cells of a table: the median of the times that reached the goal, and their range; how many did."""
+    each = reached(times)
+    shown = f"{median(each):.1f} s ({min(each):.1f} to {max(each):.1f})" if each else "-"
+    return f"{shown} | {len(each)} of {len(times)}"
+
+
+def best_peer(times: Mapping[str, Times]) -> str:
+    """The peer that reached the goal most often; of those the one with the shortest median time."""
+    return max((name for name in times if name != "ours"),
+               key=lambda name: (len(reached(times[name])), -median(reached(times[name]) or [0])))
+
+
+def times_as_fast(times: Mapping[str, Times], against: str) -> dict[str, list[float]]:
+    """The median time of `against` by the median, the longest and the shortest time of each; of rounds that reached it.
+
+    Without those that never did; empty if `against` did not.
+    """
+    each = {name: reached(values) for name, values in times.items() if reached(values) and reached(times[against])}
+    return {name: [median(each[against]) / of(values) for of in (median, max, min)] for name, values in each.items()}
 
 
 def evaluations(words: list[str]) -> Iterator[tuple[float, float]]:

@@ -1,30 +1,35 @@
 """`python -m benchmarks.training`: training speed of train.py's defaults beside what people would use instead.
 
 Each contender is a process of its own, as a user starts it; they take turns. Rows: resnet18 and resnet50 from JPEGs of
-500 x 375 at 224 px; sst2, a pretrained MiniLM on sentences; mlm, its masked tokens. All have the same cores, batch and
-precision: bf16 where the hardware computes in it.
+500 x 375 at 224 px; sst2, a pretrained MiniLM on sentences; mlm, its masked tokens, LENGTH at a time. All have the same
+cores and batch, and compute in bf16 where the hardware does, but torchvision's reference in fp32, as it does on a CPU.
+Ratios are to the fastest peer first, then to the others.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from benchmarks.accuracy import ROOT, minilm_folder, torchrun
-from benchmarks.gpu_rows import Sizes, write_images
 from benchmarks.in_turn import in_turn, report
+from benchmarks.made_images import write_images
+from benchmarks.pretrained import minilm_folder
+from benchmarks.processes import output, torchrun
 from data.sampler import WINDOW
 from utils.hardware.cores import available_cores
 from utils.numerics.precision import hardware_precision
 
-ROWS = ("resnet18", "resnet50", "sst2", "mlm")
+ROWS = {  # what is trained, and the unit of its speed
+    "resnet18": ("resnet18 at 224 px", "images/s"),
+    "resnet50": ("resnet50 at 224 px", "images/s"),
+    "sst2": ("MiniLM on SST-2", "samples/s"),
+    "mlm": ("masked tokens with MiniLM", "samples of 128 tokens/s")}
 IMAGE_BATCH, TEXT_BATCH = 32, 32
 IMAGES = IMAGE_BATCH * 12  # on disk: no epoch ends while it is measured
 LOGGED_EVERY = 10  # steps of train.py, as by default
@@ -45,36 +50,27 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
             if is_left_out(row, data):
                 continue
             words, steps = of_train(row, Path(temporary), data)
-            if row == "sst2":
-                compare_sentences(words, steps, precision, rounds)
-            elif row == "mlm":
-                compare_masked(words, steps, precision, rounds)
-            else:
-                compare_images(row, words, steps, precision, rounds)
+            contenders, peers = {"ours": ours(*words, **steps)}, peers_of(row, words, steps, precision)
+            if row == "sst2":  # the same cores: each of the two has half of the threads
+                contenders["ours, 2 processes"] = ours(*words, **steps, processes=2)
+            found = in_turn(contenders | peers, rounds)
+            what, unit = ROWS[row]
+            report(f"training, {what}, batch {steps['batch']}, {precision}", unit, found, *fastest_first(found, peers),
+                   *(["ours"] if len(contenders) > 1 else []))
 
 
-def compare_images(model: str, words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
-    """A ResNet of 100 classes from JPEGs."""
-    report(f"training, {model} at 224 px, batch {IMAGE_BATCH}, {precision}", "images/s", in_turn({
-        "ours": ours(*words, **steps),
-        **{f"{name}, {kind}": peer(name, *words, "--precision", kind, **steps)
-           for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}}, rounds),
-        f"bare, {precision}", f"timm, {precision}", "torchvision, fp32")
+def peers_of(row: str, words: list[object], steps: dict[str, int], precision: str) -> dict[str, Callable[[], float]]:
+    """What train.py is compared with. words, steps: as `of_train` gives them."""
+    if row.startswith("resnet"):
+        return {f"{name}, {kind}": peer(name, *words, "--precision", kind, **steps)
+                for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}
+    words = [*words, "--precision", precision, "--attention"]
+    return {f"Trainer, {attention}": peer("trainer", *words, attention, **steps) for attention in ("sdpa", "eager")}
 
 
-def compare_sentences(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
-    """MiniLM on SST-2; ours also on two processes with half of the threads each."""
-    report(f"training, MiniLM on SST-2, batch {TEXT_BATCH}, {precision}", "samples/s", in_turn({
-        "ours": ours(*words, **steps),
-        "ours, 2 processes": ours(*words, **steps, processes=2),
-        "Trainer": peer("trainer", *words, "--precision", precision, **steps)}, rounds), "Trainer", "ours")
-
-
-def compare_masked(words: list[object], steps: dict[str, int], precision: str, rounds: int) -> None:
-    """MiniLM on masked tokens of WikiText-2, LENGTH at a time."""
-    report(f"training, masked tokens with MiniLM, batch {TEXT_BATCH}, {precision}", "samples of 128 tokens/s", in_turn({
-        "ours": ours(*words, **steps),
-        "Trainer": peer("trainer", *words, "--precision", precision, **steps)}, rounds), "Trainer")
+def fastest_first(found: Mapping[str, list[float]], names: Iterable[str]) -> list[str]:
+    """The contenders with these names, by the medians of their speeds."""
+    return sorted(names, key=lambda name: median(found[name]), reverse=True)
 
 
 def is_left_out(row: str, data: Path | None) -> bool:
@@ -89,7 +85,7 @@ def of_train(row: str, temporary: Path, data: Path | None) -> tuple[list[object]
     """train.py's words for a row, and the batch and steps of `ours`. What it reads is written if need be."""
     if row.startswith("resnet"):
         if not (folder := temporary / "images").exists():
-            write_images(folder, Sizes(classes=100), IMAGES, is_jpeg=True)
+            write_images(folder, IMAGES, classes=100)
         return ["--data", folder, "--model", row], OF_IMAGES
     if row == "sst2":
         return ["--task", "text-classification", "--data", data / row, "--model", minilm_folder()], OF_SENTENCES
@@ -140,16 +136,7 @@ def peer(*words: object, batch: int, warm_up: int, steps: int) -> Callable[[], f
     return measure
 
 
-def output(words: list[object], threads: int) -> str:
-    """What a command prints. Exits if it fails."""
-    done = subprocess.run(list(map(str, words)), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
-                          capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
-    return done.stdout
-
-
-def command_line(name: str, rows: tuple[str, ...], rounds: int) -> argparse.ArgumentParser:
+def command_line(name: str, rows: Iterable[str], rounds: int) -> argparse.ArgumentParser:
     """--rows, --rounds and --data of a benchmark with these rows, or some of them."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--rows", default=",".join(rows))

@@ -12,14 +12,16 @@ from benchmarks.in_turn import in_turn, report
 from utils.hardware.cores import available_cores
 
 
-def test_contenders_take_turns_and_the_first_round_does_not_count():
+def test_every_second_round_goes_backwards_and_the_first_does_not_count():
+    """Otherwise each contender would always follow the same one, and run in the state that it leaves behind."""
     order = []
 
     def contender(name, figures):
         return lambda: order.append(name) or figures.pop(0)
 
-    found = in_turn({"ours": contender("ours", [9, 1, 2]), "theirs": contender("theirs", [9, 3, 4])}, rounds=2)
-    assert order == ["ours", "theirs"] * 3 and found == {"ours": [1, 2], "theirs": [3, 4]}
+    contenders = {name: contender(name, [9, first, first + 1]) for name, first in (("a", 1), ("b", 3), ("c", 5))}
+    found = in_turn(contenders, rounds=2)
+    assert "".join(order) == "cba" "abc" "cba" and found == {"a": [1, 2], "b": [3, 4], "c": [5, 6]}
 
 
 def test_ratios_are_those_of_each_round_and_are_kept_with_the_hardware(tmp_path, monkeypatch, capsys):

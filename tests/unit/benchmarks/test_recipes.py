@@ -1,11 +1,12 @@
 """`make recipes`: its commands are ones that train.py takes, its data, its table; and the table of docs/recipes.md."""
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks import recipes
+from benchmarks import in_turn, recipes
 from benchmarks.recipes import RECIPES, SMALL, Recipe, beginning, lay_out, table, verdict
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import settings
@@ -56,6 +57,27 @@ def test_a_row_compares_seed_by_seed():
         for seed, (step, value) in enumerate(values)}
     assert table([row], summaries).splitlines()[-1] == (
         f"{beginning(row)} 55.0 ± 7.1 | 56.0 ± 7.1 (50 %) | higher (+1.0 ± 0.0) |")
+
+
+def test_a_row_is_kept_if_none_of_its_runs_is_older(tmp_path, monkeypatch):
+    """An older one may be another version's."""
+    monkeypatch.setattr(recipes, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(in_turn, "RESULTS", tmp_path / "results.jsonl")
+    monkeypatch.setattr(recipes, "lay_out", lambda name, data: None)
+
+    def train(run):
+        folder = recipes.folder_of(run)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "summary.json").write_text(json.dumps({"step": 9, "top1": 0.25 if run[1] else 0.5}))
+        return folder
+
+    monkeypatch.setattr(recipes, "train", train)
+    train((SMALL, "--flip none", 0))
+    recipes.main(tmp_path, 2, "--mixup")
+    recipes.main(tmp_path, 2, "--flip none")
+    [line] = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    assert line["what"] == "recipe, --mixup 0.2, photos"
+    assert line["figures"] == {"without": [50, 50], "with": [25, 25]}
 
 
 def test_an_average_is_compared_with_the_weights():

@@ -1,11 +1,13 @@
 """benchmarks/to_accuracy.py: the time to an accuracy, what a round without it counts, and who is compared."""
 
+import json
 import sys
 
 import pytest
 
-from benchmarks import to_accuracy
-from benchmarks.to_accuracy import Contender, best_peer
+from benchmarks import in_turn, to_accuracy
+from benchmarks.to_accuracy import Contender, best_peer, summary, times_as_fast
+from docs.pictures.speed import ratios_of
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import settings
 
@@ -38,18 +40,39 @@ def trained(monkeypatch):
 
 def test_the_time_is_that_of_the_first_evaluation_that_reaches_the_goal(trained):
     words, training = trained(0.5, 0.7, 0.6, 0.8), Contender(["program"], goal=0.65)
-    assert [training(), training(), training()] == [0, 1800, 1800]  # the first one fills caches
+    assert [training(), training(), training()] == [(None, 0.5), (2.0, 0.8), (2.0, 0.8)]  # the first one fills caches
     assert words == [["program", "--seed", seed] for seed in "012"]
-    assert training.summary() == "2.0 s | 2 of 2 | 80.0 % (80.0 to 80.0)"
 
 
-def test_a_round_that_misses_the_goal_counts_0_and_is_shown(trained):
-    training = Contender([], goal=0.65)
-    for top1 in (0.5, 0.7, 0.6):
-        trained(top1)
-        training()
-    assert training.times == [1.0, None]
-    assert training.summary() == "1.0 s | 1 of 2 | 65.0 % (60.0 to 70.0)"
+def test_a_round_that_misses_the_goal_is_shown():
+    assert summary([1.5, None, 3.5]) == "2.5 s (1.5 to 3.5) | 2 of 3"
+    assert summary([None]) == "- | 0 of 1"
+
+
+def test_how_much_sooner_is_a_ratio_of_medians_and_not_of_rounds():
+    """The seeds of one program have nothing to do with those of another. By rounds it would be 6, 2 and 2."""
+    times = {"ours": [10, 40, 20], "peer": [60, 80, 40], "late": [None, 120, None], "never": [None, None, None]}
+    assert times_as_fast(times, "peer") == {"ours": [3, 1.5, 6], "peer": [1, 0.75, 1.5], "late": [0.5, 0.5, 0.5]}
+    assert times_as_fast(times, "never") == {}
+
+
+def test_seconds_and_accuracies_are_kept(trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(in_turn, "RESULTS", tmp_path / "results.jsonl")
+    trained(0.5, 0.7)
+    to_accuracy.compare("to 65 %", {"ours": [], "peer": []}, 0.65, rounds=2)
+    kept = json.loads((tmp_path / "results.jsonl").read_text())
+    assert kept["figures"] == {"ours": [2, 2], "peer": [2, 2]} and kept["ratios"]["ours"] == [1, 1, 1]
+    assert (kept["against"], kept["top1"]) == ("peer", {"ours": [0.7, 0.7], "peer": [0.7, 0.7]})
+
+
+@pytest.mark.parametrize(("unit", "ours", "peer", "late"), [
+    ("s, null = not reached", [10, 40, 20], [60, 80, 40], [None, 120, None]),
+    ("trainings/hour, 0 = not reached", [360, 90, 180], [60, 45, 90], [0, 30, 0])])  # older lines
+def test_the_picture_has_ratios_of_medians_and_says_who_missed_it(unit, ours, peer, late):
+    line = {"what": "to 62 %", "unit": unit, "against": "peer", "ratios": {},
+            "figures": {"ours": ours, "peer": peer, "late": late}}
+    assert ratios_of(line) == {"ours": [3, 1.5, 6], "peer": [1, 0.75, 1.5], "late": "1 of 3"}
+    assert ratios_of(line | {"against": "late"}) == {"ours": "3 of 3", "peer": "3 of 3", "late": "1 of 3"}
 
 
 def test_evaluations_are_read_as_they_are_written():
@@ -63,9 +86,9 @@ def test_a_program_that_fails_ends_the_benchmark_with_its_message():
 
 
 def test_the_best_peer_reaches_the_goal_most_often_and_then_soonest():
-    found = {"ours": [9, 9, 9], "fast": [8, 0, 8], "slow": [4, 4, 4], "slower": [3, 3, 3]}
-    assert best_peer(found) == ("slow", [0, 1, 2])
-    assert best_peer({"ours": [9, 9], "peer": [0, 8]}) == ("peer", [1])
+    times = {"ours": [1, 1, 1], "fast": [2, None, 2], "slow": [4, 4, 4], "slower": [5, 5, 5]}
+    assert best_peer(times) == "slow"
+    assert best_peer({"ours": [1], "late": [None], "soon": [8]}) == "soon"
 
 
 @pytest.mark.parametrize("row", to_accuracy.ROWS)

@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.optim import param_groups_layer_decay
 
-from benchmarks.accuracy import write_lite0
+from benchmarks.pretrained import write_lite0
 from models.blocks import blocks_of, freeze, lr_factors
 from models.preprocessing import preprocessing_of_weights
 from models.timm_models import crop_note
