@@ -82,6 +82,7 @@ class Launch:
         try:
             self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
+            self._show_stacks()
             self.kill_all()
             pytest.fail(f"still running after {limit_s} s\n{self._result().text}")
         except BaseException:
@@ -118,6 +119,20 @@ class Launch:
     def kill_rank(self, number: int) -> None:
         """SIGKILL for one rank."""
         os.kill(self.rank(number), signal.SIGKILL)
+
+    def _show_stacks(self) -> None:
+        """Have ranks and data loading processes (else whatever lives) say on standard error where they are.
+
+        SIGABRT ends a process, and faulthandler shows its stacks.
+        """
+        processes = self._processes()
+        stuck = [pid for pid in processes if b"\0RANK=" in _read(f"/proc/{pid}/environ")] or processes
+        for pid in stuck:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        deadline = time.monotonic() + 10
+        while set(stuck) & set(self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def kill_all(self) -> None:
         """SIGKILL for torchrun, its workers and theirs."""
