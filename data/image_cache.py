@@ -6,8 +6,8 @@
 
 An image whose shorter side is longer than `short_side` is resized to that. "raw" stores uint8 pixels, "jpeg" JPEGs of
 quality 90. In `images` one follows the other; a row of `index` says where; `order` has the rows by the keys of their
-paths. The index grows after the images, so what a kill leaves is continued. An image that could not be read, or not be
-stored, has no pixels there: it is read from its file.
+paths. The index grows after the images, so what a kill leaves is continued. An image that could not be read, or is too
+long for a JPEG, has no pixels there: it is read from its file.
 
 Legend: N images, H, W height and width in pixels.
 """
@@ -18,7 +18,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -46,7 +46,7 @@ TRIED = 64  # images that tell how much room is needed
 GB = 1e9
 # A row of the index, int64: begin and end in `images`; H and W as shown, and as stored (0: not stored); the key of the
 # file's path.
-COLUMNS = 7
+COLUMNS, STORED = 7, 4
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,19 @@ class CacheSpec:
 
 
 def open_cache(
-    index: FolderIndex, spec: CacheSpec, splits: Sequence[str], world: World, note: Callable[[str], None]
+    index: FolderIndex, spec: CacheSpec, choices: Sequence[Sequence[str]], world: World, note: Callable[[str], None]
 ) -> "ImageCache":
-    """The packed images of these splits; packed if they are not, or if a file has changed. Collective.
+    """The packed images of the first of `choices` that is packed, with files as they are now. Collective.
 
-    Raises UserError (74).
+    choices: names of splits each. If none is packed, the last one is. Raises UserError (74).
     """
     def make() -> str:
-        every = (index.splits[name] for name in splits)
-        paths = sorted({path for split in every for number in range(len(split)) for path in split.paths(number)})
-        folder = cache_path() / f"packed-{digest_of(VERSION, asdict(spec), _digest(paths))}"
+        for splits in choices:
+            every = (index.splits[name] for name in splits)
+            paths = sorted({path for split in every for number in range(len(split)) for path in split.paths(number)})
+            folder = cache_path() / f"packed-{digest_of(VERSION, asdict(spec), _digest(paths))}"
+            if open_arrays(folder):
+                break
         make_cache(paths, spec, folder, available_cores(), note)
         return str(folder)
 
@@ -87,17 +90,21 @@ class ImageCache:
         about, arrays = found
         self._rows, self._images, order = (arrays[name] for name in ("index", "images", "order"))
         self._numbers, self._keys = order.T  # of rows, and what they are sorted by
-        self._is_raw = about["encoding"] == "raw"
+        self._spec = CacheSpec(*(about[each.name] for each in fields(CacheSpec)))
 
     def read(self, path: str) -> EncodedImage:
-        """The image of one of make_cache's paths. Raises UnreadableImage."""
+        """The image of one of make_cache's paths, one that is not stored as it would be. Raises UnreadableImage."""
         place = int(np.searchsorted(self._keys, key := _key(path)))
         if place == len(self._keys) or self._keys[place] != key:
             raise KeyError(f"{path} is not in the cache")
         begin, end, height, width, *stored, _ = self._rows[self._numbers[place]].tolist()
-        if not all(stored):
+        data = self._images[begin:end]
+        if not all(stored):  # it could not be read
+            packed, (height, width, *stored) = pack(path, self._spec)
+            data = np.frombuffer(packed, np.uint8)
+        if not all(stored):  # it is too long
             return EncodedImage(path)
-        return PackedImage(self._images[begin:end], (height, width), stored, self._is_raw)
+        return PackedImage(data, (height, width), stored, self._spec.encoding == "raw")
 
 
 def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int, note: Callable[[str], None]) -> None:
@@ -110,28 +117,42 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with locked(folder.with_name(f".{folder.name}.lock")) as is_alone:
+        waits = f"--cache {spec.encoding}: waiting for another process, which packs into {folder.parent}"
+        with locked(folder.with_name(f".{folder.name}.lock"), lambda: note(waits)) as is_alone:
             if open_arrays(folder):  # another process packed them meanwhile
                 return
-            if not is_alone:  # this file system has no locks
+            if not is_alone:  # this file system has no locks: what is begun is not gone on with
                 partial = partial.with_suffix(f".{uuid4().hex}")
-            partial.mkdir(exist_ok=True)
-            keys = np.array([_key(path) for path in paths])
-            _fill(partial, paths, keys, spec, workers, note)
-            order = keys.argsort()
-            (partial / "order").write_bytes(np.column_stack([order, keys[order]]))
-            layout = {"index": ("i8", (COLUMNS,)), "images": ("u1", ()), "order": ("i8", (2,))}
-            describe(partial, asdict(spec), layout)
-            for name in layout:
-                sync(partial / name)
-            shutil.rmtree(folder, ignore_errors=True)  # damaged
-            partial.rename(folder)
-            sync(folder.parent)
+            try:
+                partial.mkdir(exist_ok=True)
+                _write(partial, paths, spec, workers, note)
+                if not open_arrays(folder):  # else another was first, without locks: it may be mapped already
+                    shutil.rmtree(folder, ignore_errors=True)  # damaged
+                    partial.rename(folder)
+                    sync(folder.parent)
+            finally:
+                if not is_alone:
+                    shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and partial.exists()
         more = "; with more room the same command goes on from there" if is_full else ""
         raise UserError(f"--cache {spec.encoding}: cannot write {partial}: {error.strerror or error}{more};"
                         " $LOCKSTEP_CACHE names another folder", Exit.IO) from None
+
+
+def _write(partial: Path, paths: Sequence[str], spec: CacheSpec, workers: int, note: Callable[[str], None]) -> None:
+    keys = np.array([_key(path) for path in paths])
+    _fill(partial, paths, keys, spec, workers, note)
+    order = keys.argsort()
+    (partial / "order").write_bytes(np.column_stack([order, keys[order]]))
+    layout = {"index": ("i8", (COLUMNS,)), "images": ("u1", ()), "order": ("i8", (2,))}
+    describe(partial, asdict(spec), layout)
+    for name in layout:
+        sync(partial / name)
+    rows = np.fromfile(partial / "index", np.int64).reshape(-1, COLUMNS)
+    if missing := int((rows[:, STORED] == 0).sum()):
+        note(f"--cache {spec.encoding}: {counted(missing, 'image')} could not be packed, and will be read from the file"
+             " each time")
 
 
 def _fill(partial: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec, workers: int,
@@ -174,36 +195,41 @@ def _append(file: BinaryIO, data: bytes) -> None:
 
 def _require_room(folder: Path, paths: Sequence[str], spec: CacheSpec) -> None:
     """Raise UserError (74) if what the images will take, judging by some of them, is not free."""
-    tried = [len(pack(path, spec)[0]) for path in paths[::-(-len(paths) // TRIED)]]
+    tried = [len(_packed_or_nothing(path, spec)[0]) for path in paths[::-(-len(paths) // TRIED)]]
     needed, free = len(paths) * (sum(tried) / len(tried) + 8 * COLUMNS), shutil.disk_usage(folder).free
     if needed > free:
         smaller = "--cache jpeg, " if spec.encoding == "raw" else ""
         raise UserError(f"--cache {spec.encoding}: {len(paths)} images take about {needed / GB:.3g} GB, and"
                         f" {folder.parent} has {free / GB:.3g} GB free; use {smaller}a smaller --cache-size, another"
-                        " folder by $LOCKSTEP_CACHE, or no --cache", Exit.IO)
+                        " folder by $LOCKSTEP_CACHE, or no --cache; or remove what no run uses there (packed-*,"
+                        " .packed-*)", Exit.IO)
 
 
 Packed = tuple[bytes, tuple[int, int, int, int]]  # pixels or JPEG; H, W as shown, stored H, W
+NOTHING: Packed = b"", (0, 0, 0, 0)
 
 
 def pack(path: str, spec: CacheSpec) -> Packed:
-    """An image as it is stored; b"" and zeros if it cannot be."""
-    try:
-        image = EncodedImage(path)
-        height, width = image.height, image.width
-        target = height, width
-        if (short := min(target)) > spec.short_side:  # as CentreCrop resizes
-            target = tuple(int(spec.short_side * side / short) for side in target)
-            pixels = resized(image, (0, 0, height, width), target, spec.interpolation, RESERVE).numpy()
-        else:
-            pixels = image.pixels().contiguous().numpy()
-    except UnreadableImage:
-        return b"", (0, 0, 0, 0)
+    """An image as it is stored; NOTHING if it is too long. Raises UnreadableImage."""
+    image = EncodedImage(path)
+    height, width = target = image.height, image.width
+    if (short := min(target)) > spec.short_side:  # as CentreCrop resizes
+        target = tuple(int(spec.short_side * side / short) for side in target)
+        pixels = resized(image, (0, 0, height, width), target, spec.interpolation, RESERVE).numpy()
+    else:
+        pixels = image.pixels().contiguous().numpy()
     if spec.encoding == "raw":
         return pixels.tobytes(), (height, width, *target)
     if max(target) > LONGEST:
-        return b"", (0, 0, 0, 0)
+        return NOTHING
     return simplejpeg.encode_jpeg(pixels, QUALITY, colorsubsampling="420"), (height, width, *target)
+
+
+def _packed_or_nothing(path: str, spec: CacheSpec) -> Packed:
+    try:
+        return pack(path, spec)
+    except UnreadableImage:
+        return NOTHING
 
 
 def _packed(paths: Sequence[str], spec: CacheSpec, workers: int) -> Iterator[list[Packed]]:
@@ -218,7 +244,7 @@ class _Chunks:
         self._paths, self._spec = paths, spec
 
     def __getitem__(self, number: int) -> list[Packed]:
-        return [pack(path, self._spec) for path in self._paths[number * CHUNK:(number + 1) * CHUNK]]
+        return [_packed_or_nothing(path, self._spec) for path in self._paths[number * CHUNK:(number + 1) * CHUNK]]
 
 
 def _digest(paths: Sequence[str]) -> str:

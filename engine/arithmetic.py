@@ -1,12 +1,14 @@
 """What the bits of a run depend on: device, threads, dropout, determinism, precision; kept from its first start."""
 
 import socket
+from functools import partial
 
 import torch
 
 from utils.distributed.world import World
 from utils.errors import some
 from utils.hardware import vendor
+from utils.hardware.compiling import require_compiler
 from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import Precision, hardware_precision
 from utils.rundir.run import Run
@@ -18,6 +20,8 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     """Set the arithmetic of this process as the run keeps it. Collective."""
     # device and threads; on the CPU sums depend on the number of threads
     require_possible(config, world)
+    if config.compile:
+        world.everywhere(partial(require_compiler, world.device.type))  # Collective.
     is_new = "device" not in run.kept
     is_fast = run.kept.setdefault("fast_dropout", is_new)  # this and the next: not if an earlier version began the run
     has_fast_convolutions = run.kept.setdefault("fast_convolutions", is_new)

@@ -4,6 +4,7 @@ RUN/profile/rank-R.pt.trace.json opens in https://ui.perfetto.dev, and in Tensor
 RUN/profile/operators.txt is rank 0's table.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Profile:
         self._folder, self._world, self._note, self._profile = folder, world, note, None
         self._num_steps, self._num_done = num_steps, 0
         if num_steps:
+            if world.is_main:
+                shutil.rmtree(folder, ignore_errors=True)  # of an earlier start, maybe with more ranks
             kinds = {"CPU", world.device.type.upper()}
             self._profile = profile(
                 activities=[each for each in supported_activities() if each.name in kinds],
@@ -42,14 +45,19 @@ class Profile:
         is_due = self.is_due()
         self._num_done += 1
         if is_due:
-            self._world.everywhere(self.close)  # Collective.
+            self._world.everywhere(self._stop)  # Collective.
         else:
             self._profile.step()
 
     def close(self) -> None:
-        """Write what there is, if the steps were fewer; then the end of the run is in it, too."""
-        if self._profile is None:
-            return
+        """Write what there is, if the steps were fewer; then the end of the run is in it, too. A full disk is noted."""
+        try:
+            if self._profile:
+                self._stop()
+        except OSError as error:
+            self._note(f"profile: cannot write {self._folder}: {error.strerror or error}")
+
+    def _stop(self) -> None:
         found, self._profile = self._profile, None
         found.stop()
         if self._num_done > SKIPPED:
@@ -69,7 +77,6 @@ class Profile:
             by = "self_cpu_time_total" if self._world.device.type == "cpu" else "self_device_time_total"
             table.write_text(found.key_averages().table(sort_by=by, row_limit=50))
         else:
-            table.unlink(missing_ok=True)  # that of an earlier start
             without = (f"; rank 0's has {size_mb:.0f} MB, and operators.txt is left out above {MOST_MB} MB:"
                        " record fewer steps")
         self._note(f"profile of {counted(self._num_done - SKIPPED, 'step')}: {self._folder};"

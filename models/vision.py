@@ -70,10 +70,8 @@ def build_classifier(
     return model
 
 
-def _build_torchvision(
-    architecture: str, num_classes: int, image_size: int, dropout: float | None, drop_path: float | None
-) -> nn.Module:
-    # name
+def require_known(architecture: str) -> None:
+    """Raise UserError (64) for a name that torchvision does not have."""
     known = torchvision.models.list_models(module=torchvision.models)
     if architecture.lower() not in known:
         close = difflib.get_close_matches(architecture.lower(), known, n=3) or ["resnet18", "resnet50"]
@@ -81,7 +79,11 @@ def _build_torchvision(
             f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, and there is no"
             f" such folder; did you mean {', '.join(close)}?")
 
-    # build
+
+def _build_torchvision(
+    architecture: str, num_classes: int, image_size: int, dropout: float | None, drop_path: float | None
+) -> nn.Module:
+    require_known(architecture)
     options = {}
     if architecture.lower() in _WITH_AUXILIARY_HEADS:
         options = {"aux_logits": False, "init_weights": True}

@@ -146,8 +146,6 @@ def explain(
     if found := re.match(r"(\S+) does not have a deterministic implementation", text):
         return (f"--deterministic: {found[1]} has no deterministic implementation; leave --deterministic out, or use"
                 " another --model"), Exit.USAGE
-    if re.search("InvalidCxxCompiler|Failed to find C compiler", text):  # of inductor, of triton
-        return f"--compile needs g++, and {host} has none: install it, or leave --compile out", Exit.USAGE
     if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
         return f"out of memory: {out_of_memory} ({first_line(error)})", Exit.USAGE
 

@@ -108,14 +108,19 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(file: Path) -> Iterator[bool]:
+def locked(file: Path, waits: Callable[[], None]) -> Iterator[bool]:
     """Hold a lock as long as the block runs; another process that wants it waits. `file` is made, and stays.
 
-    Yields False, without a lock, if the file system has none (lockf). Raises OSError if `file` cannot be opened.
+    waits: called if this process must wait. Yields False, without a lock, if the file system has none (lockf). Raises
+    OSError if `file` cannot be opened.
     """
     with file.open("a") as lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                waits()
+                fcntl.lockf(lock, fcntl.LOCK_EX)
         except OSError:
             yield False
         else:

@@ -30,7 +30,8 @@ from data.table_source import TableSource
 from models.objectives import build_objective, kind_of, label_columns_of
 from models.preprocessing import read_description, resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
-from models.vision import build_model, classify_images, load_model_folder, save_model_folder
+from models.timm_models import is_timm
+from models.vision import build_model, classify_images, load_model_folder, require_known, save_model_folder
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.files import cache_path
@@ -65,6 +66,8 @@ class ImageTask:
         self._num_images, self._columns = index.splits["train"].num_images, index.columns
 
         # preprocessing, and what suits the weights
+        if not is_timm(config.model.model) and not is_folder(config.model.model, world):  # Collective.
+            require_known(config.model.model)
         self._prepared, notes = resolve_preprocessing(  # Collective.
             config.images, config.model, index.splits["train"], run, world)
         self.notes = (*index.notes, *notes)
@@ -88,14 +91,15 @@ class ImageTask:
             255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)
             for values in (self._prepared.mean, self._prepared.std))
 
-        # data sets: after all that may be refused, for packing may take hours
+        # data sets: last, for packing may take hours, and refusals come first
         read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
         if encoding != "none":
             require_same_data(self.fingerprint, run, world)  # Collective.
             spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side,
                              self._prepared.interpolation)
-            splits = {config.run.split} if config.run.eval_only else {"train", config.run.split}
-            read = open_cache(index, spec, sorted(splits), world, run.note).read  # Collective.
+            of_training, split = ("train", "val"), config.run.split
+            choices = ([of_training] if split in of_training else []) + ([(split,)] if config.run.eval_only else [])
+            read = open_cache(index, spec, choices, world, run.note).read  # Collective.
         elif side != "auto":
             raise UserError(f"--cache-size {side} is about --cache, which is off; give --cache jpeg or raw, too")
         self.train_set = ImageFolder(train, train_transform, config.run.seed, read)

@@ -5,9 +5,18 @@ import pytest
 from tests.conftest import LIMIT_S
 from tests.contracts.test_exactness import COMMON, WORDS
 from tests.harness.run_directory import outcome
+from utils.errors import Exit
 
 # of the first start: with torch's cache empty, and another test on the same two cores, 240 s were too few (n = 1)
 COMPILING_S = 420
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_without_a_compiler_all_ranks_refuse_and_one_says_so(processes, run_torchrun, photos, run_dir):
+    result = run_torchrun(processes, "--data", photos, "--run-dir", run_dir, "--device", "cpu", "--compile",
+                          env={"CXX": "no-compiler"})
+    assert result.code == Exit.USAGE and not run_dir.exists(), result.text
+    assert result.text.count("--compile needs a compiler, and there is no no-compiler") == 1
 
 
 @pytest.mark.slow

@@ -32,24 +32,20 @@ def test_a_size_without_a_cache_is_refused(photos, run_train):
     assert result.returncode == Exit.USAGE and "--cache-size 20 is about --cache, which is off" in result.text
 
 
-def test_nothing_is_packed_before_all_is_checked_nor_what_is_not_read(own_photos, run_dir, run_train):
+def test_what_the_task_refuses_is_refused_before_packing(own_photos, run_dir, run_train):
     cache = run_dir.parent / "cache"
     environment = {"LOCKSTEP_CACHE": str(cache)}
     words = [*WORDS, "--data", own_photos, "--run-dir", run_dir, "--cache", "raw"]
 
-    # a setting that is wrong
-    result = run_train(*words, "--randaugment-ops", 3, env=environment)
-    assert result.returncode == Exit.USAGE and not list(cache.glob("*packed*")), result.text
+    # settings that are wrong
+    for wrong in ("--randaugment-ops", 3), ("--model", "resnt18"):
+        result = run_train(*words, *wrong, env=environment)
+        assert result.returncode == Exit.USAGE and not list(cache.glob("*packed*")), result.text
 
     # other data than the run's
     assert run_train(*words, "--stop-after", 1, env=environment).code == Exit.STOPPED
     shutil.rmtree(cache)
-    renamed = (first := min(own_photos.glob("train/*/*.png"))).rename(first.with_name("other.png"))
+    (first := min(own_photos.glob("train/*/*.png"))).rename(first.with_name("other.png"))
     result = run_train(*words, env=environment)
     assert result.returncode == Exit.OTHER_RUN and "the data set changed" in result.text, result.text
     assert not list(cache.glob("*packed*"))
-
-    # an evaluation
-    renamed.rename(first)
-    result = run_train(*words, "--eval-only", env=environment)
-    assert result.returncode == 0 and f"packing {sum(COUNTS['val'])} images" in result.text, result.text

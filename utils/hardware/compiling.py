@@ -1,9 +1,23 @@
 """torch.compile with the settings that batches of texts need."""
 
+import os
+import shutil
+
 import torch
 from torch import nn
 
+from utils.errors import UserError
+
 MAX_VARIANTS = 64  # training or evaluating, padded or not, sizes fixed, free or 1: 21 have been seen; torch allows 8
+
+
+def require_compiler(kind: str) -> None:
+    """Raise UserError (64) if torch.compile would find no compiler. kind: of device; triton wants one for C."""
+    variable, usual = ("CXX", ("g++",)) if kind == "cpu" else ("CC", ("gcc", "clang"))
+    names = [os.environ[variable]] if os.environ.get(variable) else usual
+    if not any(map(shutil.which, names)):
+        raise UserError(f"--compile needs a compiler, and there is no {' and no '.join(names)}; install one, or leave"
+                        " --compile out")
 
 
 def compile_model(model: nn.Module) -> None:

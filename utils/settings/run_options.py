@@ -234,7 +234,8 @@ class FaultOptions:
         100, "seconds to load a micro-batch, and to compute it and all that follows until the next one",
         OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
     section_timeout: float = option(
-        300, "seconds for a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",
+        300, "seconds for a batch of an evaluation, a checkpoint (1 s more per 10 MB), the files of --profile, or work"
+        " of rank 0 alone",
         OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
     max_nonfinite: int = option(
         0, "optimizer steps that may have a non-finite gradient; they change nothing (one more: exit code 80)",

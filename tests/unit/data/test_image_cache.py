@@ -60,10 +60,9 @@ def opened(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "home"))
     world = SimpleNamespace(on_rank_zero=lambda work, per_node: work(), everywhere=lambda work: work())
 
-    def open_(files):
+    def open_(files, choices=(("train", "val"),)):
         splits = {name: Split(paths) for name, paths in (("train", files[1:]), ("val", files[:1]), ("test", ["none"]))}
-        return open_cache(SimpleNamespace(splits=splits), CacheSpec("raw", WHOLE), ("train", "val"), world,
-                          open_.said.append)
+        return open_cache(SimpleNamespace(splits=splits), CacheSpec("raw", WHOLE), choices, world, open_.said.append)
 
     open_.said, open_.home = [], tmp_path / "home"
     return open_
@@ -109,14 +108,18 @@ def test_images_are_stored_smaller_and_a_box_is_the_same_place_in_both(files, tm
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
-def test_an_image_that_was_unreadable_is_read_from_its_file(files, tmp_path, encoding):
-    cache = packed(files, tmp_path, encoding)
+def test_an_image_that_was_unreadable_is_read_as_it_would_be_stored(files, tmp_path, encoding):
+    """It is not stored: a network file system may have been away."""
+    said = []
+    cache = packed(files, tmp_path, encoding, SMALL, said.append)
+    assert said[-1] == f"--cache {encoding}: 1 image could not be packed, and will be read from the file each time"
     with pytest.raises(UnreadableImage) as of_file:
         EncodedImage(files[2])
     with pytest.raises(UnreadableImage, match=str(of_file.value)):
         cache.read(files[2])
-    picture(33, 44, 5).save(files[2])  # repaired, or its disk is back
-    assert torch.equal(cache.read(files[2]).pixels(), EncodedImage(files[2]).pixels())
+    picture(SMALL + 20, 90, 5).save(files[2])
+    stored = packed(files[2:3], tmp_path / "repaired", encoding, SMALL)
+    assert torch.equal(cache.read(files[2]).pixels(), stored.read(files[2]).pixels())
 
 
 def test_a_side_that_no_jpeg_can_have_is_read_from_its_file(tmp_path):
@@ -147,6 +150,15 @@ def test_images_are_packed_once_and_beside_them_anew_when_a_file_changes(files, 
     assert len([text for text in opened.said if "once" in text]) == 2
     for cache in caches:  # a run that has mapped it goes on
         assert cache.read(files[0]).pixels().shape == (80, 100, 3)
+
+
+def test_an_evaluation_takes_what_the_training_packed_or_packs_its_own(files, opened):
+    choices = ("train", "val"), ("val",)
+    opened(files, choices)
+    assert f"--cache raw: packing 1 image into {opened.home}, once" in opened.said
+    opened(files)
+    said = len(opened.said)
+    assert opened(files, choices).read(files[1]) and len(opened.said) == said
 
 
 def test_files_that_swap_their_names_are_packed_anew(files, opened):
@@ -258,6 +270,10 @@ def test_without_locks_each_packs_for_itself(many, tmp_path, monkeypatch):
     make_cache(many, spec, tmp_path / "undisturbed", 1, print)
     assert contents(folder) == contents(tmp_path / "undisturbed")
     assert (tmp_path / ".cache.partial/images").read_bytes() == b"of another that packs at this moment"
+    monkeypatch.setattr("data.image_cache._append", lambda *_: exec("raise OSError(errno.ENOSPC, 'full')"))
+    with pytest.raises(UserError) as refused:  # nothing of it stays, so nothing is gone on with
+        make_cache(many, spec, tmp_path / "other", 1, print)
+    assert "goes on" not in str(refused.value) and not list(tmp_path.glob(".other.*[!k]"))
 
 
 def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_path, monkeypatch):

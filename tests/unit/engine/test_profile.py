@@ -77,6 +77,21 @@ def test_all_ranks_meet_after_the_last_recorded_step_and_at_no_end(tmp_path, num
         "operators.txt", *(f"rank-{rank}.pt.trace.json" for rank in range(3))]
 
 
+def test_files_of_an_earlier_start_are_removed(tmp_path):
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/rank-3.pt.trace.json").write_text("of a start on four processes")
+    recorded(3, 1, tmp_path / "profile", Ranks())
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["operators.txt", "rank-0.pt.trace.json"]
+
+
+def test_what_cannot_be_written_ends_no_run_that_has_ended(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert recorded(3, 5, tmp_path / "file/profile", Ranks()) == [
+        f"profile: cannot write {tmp_path}/file/profile: Not a directory"]
+    with pytest.raises(NotADirectoryError):  # but one that goes on
+        recorded(7, 5, tmp_path / "file/profile", Ranks())
+
+
 def test_of_a_large_trace_there_is_no_table_and_the_note_says_so(tmp_path, monkeypatch):
     (tmp_path / "operators.txt").write_text("of an earlier start")
     monkeypatch.setattr(profile, "key_averages", lambda self: pytest.fail("takes a minute for every 200 MB"))

@@ -313,7 +313,7 @@ GOOD = "one two,x\nthree four,y\n" * 10
      "there is no column label; it has text, class"),
     ("text-classification", HEADER + "one,x\n" * 9, None, (), Exit.BAD_DATA, "there is only one class, x"),
     ("text-classification", HEADER, None, (), Exit.BAD_DATA, "train.csv: there are no texts in it"),
-    ("text-classification", HEADER + GOOD, None, ("--split", "test"), Exit.NO_INPUT,
+    ("text-classification", HEADER + GOOD, None, ("--eval-only", "--split", "test"), Exit.NO_INPUT,
      "--split test: {root} has no such split; it has"),
     ("masked-lm", HEADER + GOOD, None, ("--text-column", "text,label"), Exit.USAGE,
      "--text-column text,label: --task masked-lm reads one"),

@@ -1,11 +1,7 @@
 """A compiled masked language model: few variants, whatever the number of tokens, samples and predicted tokens."""
 
 import itertools
-import os
-import socket
-import subprocess
-import sys
-import tempfile
+import re
 from functools import partial
 
 import pytest
@@ -14,8 +10,8 @@ import transformers
 from torch._dynamo.utils import counters
 
 from models.sparse_prediction import SparsePrediction
-from tests.conftest import ROOT
-from utils.hardware.compiling import compile_model
+from utils.errors import UserError
+from utils.hardware.compiling import compile_model, require_compiler
 
 OWN_LIMIT = 8  # torch's, of the variants of a model
 
@@ -66,19 +62,10 @@ def test_more_variants_than_torchs_own_limit_are_compiled(model):
     assert num_variants(model, [batch(2, 8, 5)]) == 0
 
 
-def test_without_a_compiler_the_way_out_is_said():
-    program = """
-import torch
-from utils.errors import explain
-from utils.hardware.compiling import compile_model
-compile_model(model := torch.nn.GELU())
-try:
-    model(torch.zeros(8))
-except Exception as error:
-    print(*explain(error), sep=" / ")
-"""
-    with tempfile.TemporaryDirectory() as empty:
-        environment = os.environ | {"PATH": empty, "TORCHINDUCTOR_CACHE_DIR": empty, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.stdout == (f"--compile needs g++, and {socket.gethostname()} has none: install it, or leave --compile"
-                           " out / 64\n"), done
+@pytest.mark.parametrize("kind, variable, names", [
+    ("cpu", "CXX", "g++"), ("cuda", "CC", "gcc and no clang"), ("cpu", "CXX", "my-c++"), ("cuda", "CC", "my-cc")])
+def test_without_a_compiler_the_way_out_is_said(monkeypatch, kind, variable, names):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setenv(variable, names if names.startswith("my-") else "")
+    with pytest.raises(UserError, match=rf"there is no {re.escape(names)}; install one, or leave --compile out"):
+        require_compiler(kind)

@@ -72,9 +72,10 @@ def test_a_program_that_changed_is_warned_of_once(world):
         ["warning: the program changed since run was created"], []]
 
 
-def test_output_without_eval_only_is_refused_and_leaves_nothing(world):
-    error = refusal(world, "--run-dir=run", "--output=rows.csv")
-    assert (error.code, "--output is for --eval-only" in str(error), os.listdir()) == (Exit.USAGE, True, [])
+@pytest.mark.parametrize("setting", ["--output=rows.csv", "--split=test"])
+def test_what_is_for_eval_only_is_refused_without_it_and_leaves_nothing(world, setting):
+    error, name = refusal(world, "--run-dir=run", setting), setting.partition("=")[0]
+    assert (error.code, f"{name} is for --eval-only" in str(error), os.listdir()) == (Exit.USAGE, True, [])
 
 
 # --- auto
