@@ -73,6 +73,9 @@ def open_cache(
             if open_arrays(folder):
                 break
         make_cache(paths, spec, folder, available_cores(), note)
+        if missing := ImageCache(folder).num_missing():
+            note(f"--cache {spec.encoding}: {counted(missing, 'image')} could not be packed, and will be read from the"
+                 " file each time")
         return str(folder)
 
     folder = world.on_rank_zero(make, per_node=True)  # Collective.
@@ -91,6 +94,10 @@ class ImageCache:
         self._rows, self._images, order = (arrays[name] for name in ("index", "images", "order"))
         self._numbers, self._keys = order.T  # of rows, and what they are sorted by
         self._spec = CacheSpec(*(about[each.name] for each in fields(CacheSpec)))
+
+    def num_missing(self) -> int:
+        """How many images are not stored."""
+        return int((self._rows[:, STORED] == 0).sum())
 
     def read(self, path: str) -> EncodedImage:
         """The image of one of make_cache's paths, one that is not stored as it would be. Raises UnreadableImage."""
@@ -134,6 +141,8 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
                 if not is_alone:
                     shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
+        if open_arrays(folder):  # as above, a moment later
+            return
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and partial.exists()
         more = "; with more room the same command goes on from there" if is_full else ""
         raise UserError(f"--cache {spec.encoding}: cannot write {partial}: {error.strerror or error}{more};"
@@ -143,16 +152,17 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
 def _write(partial: Path, paths: Sequence[str], spec: CacheSpec, workers: int, note: Callable[[str], None]) -> None:
     keys = np.array([_key(path) for path in paths])
     _fill(partial, paths, keys, spec, workers, note)
+    rows = np.fromfile(partial / "index", np.int64).reshape(-1, COLUMNS)
+    if not np.array_equal(rows[:, -1], keys) or rows[-1, 1] != (partial / "images").stat().st_size:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise UserError(f"--cache {spec.encoding}: another node wrote to {partial}, too: the locks of this file system"
+                        " do not reach it; give each node a $LOCKSTEP_CACHE of its own", Exit.IO)
     order = keys.argsort()
     (partial / "order").write_bytes(np.column_stack([order, keys[order]]))
     layout = {"index": ("i8", (COLUMNS,)), "images": ("u1", ()), "order": ("i8", (2,))}
     describe(partial, asdict(spec), layout)
     for name in layout:
         sync(partial / name)
-    rows = np.fromfile(partial / "index", np.int64).reshape(-1, COLUMNS)
-    if missing := int((rows[:, STORED] == 0).sum()):
-        note(f"--cache {spec.encoding}: {counted(missing, 'image')} could not be packed, and will be read from the file"
-             " each time")
 
 
 def _fill(partial: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec, workers: int,

@@ -26,8 +26,6 @@ class Profile:
         self._folder, self._world, self._note, self._profile = folder, world, note, None
         self._num_steps, self._num_done = num_steps, 0
         if num_steps:
-            if world.is_main:
-                shutil.rmtree(folder, ignore_errors=True)  # of an earlier start, maybe with more ranks
             kinds = {"CPU", world.device.type.upper()}
             self._profile = profile(
                 activities=[each for each in supported_activities() if each.name in kinds],
@@ -44,13 +42,18 @@ class Profile:
             return
         is_due = self.is_due()
         self._num_done += 1
+        if self._num_done == SKIPPED and self._world.is_main:  # none writes before its next step, which needs all ranks
+            shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier start, maybe on more ranks
         if is_due:
             self._world.everywhere(self._stop)  # Collective.
         else:
             self._profile.step()
 
     def close(self) -> None:
-        """Write what there is, if the steps were fewer; then the end of the run is in it, too. A full disk is noted."""
+        """Write what there is, if the steps were fewer; then the end of the run is in it, too.
+
+        What cannot be written is noted, by rank 0.
+        """
         try:
             if self._profile:
                 self._stop()

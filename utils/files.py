@@ -118,7 +118,7 @@ def locked(file: Path, waits: Callable[[], None]) -> Iterator[bool]:
         try:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
+            except BlockingIOError:
                 waits()
                 fcntl.lockf(lock, fcntl.LOCK_EX)
         except OSError:

@@ -91,7 +91,7 @@ class ImageTask:
             255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)
             for values in (self._prepared.mean, self._prepared.std))
 
-        # data sets: last, for packing may take hours, and refusals come first
+        # data sets: packing may take hours, so what is refused here is refused before
         read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
         if encoding != "none":
             require_same_data(self.fingerprint, run, world)  # Collective.

@@ -1,5 +1,6 @@
 """--cache: the same training from packed images, on any number of processes, and they are packed once."""
 
+import json
 import shutil
 
 from tests.conftest import COUNTS
@@ -21,6 +22,13 @@ def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_di
     assert begun.code == Exit.STOPPED and f"packing {NUM} images" in begun.out, begun.text
     resumed = run_train(*words, run_dir / "raw", "--cache", "raw", env=environment)
     assert resumed.returncode == 0 and "packing" not in resumed.out, resumed.text
+    evaluated = [run_train(*words, run_dir / "raw", "--cache", "raw", "--eval-only", env=environment)]
+    assert "packing" not in evaluated[0].text, evaluated[0].text
+    shutil.rmtree(run_dir.parent / "cache")
+    evaluated.append(run_train(*words, run_dir / "raw", "--cache", "raw", "--eval-only", env=environment))
+    assert f"packing {sum(COUNTS['val'])} images" in evaluated[1].text, evaluated[1].text
+    figures = [json.loads(result.out) | {"time": None} for result in evaluated]
+    assert figures[0] == figures[1]
     assert weights_sha256(run_dir / "raw") == weights_sha256(run_dir / "none")
     assert records(run_dir / "raw") == records(run_dir / "none")
     listed = [(run_dir / name / "bad_samples.txt").read_text() for name in ("raw", "none")]

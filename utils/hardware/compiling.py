@@ -1,6 +1,7 @@
 """torch.compile with the settings that batches of texts need."""
 
 import os
+import shlex
 import shutil
 
 import torch
@@ -14,7 +15,7 @@ MAX_VARIANTS = 64  # training or evaluating, padded or not, sizes fixed, free or
 def require_compiler(kind: str) -> None:
     """Raise UserError (64) if torch.compile would find no compiler. kind: of device; triton wants one for C."""
     variable, usual = ("CXX", ("g++",)) if kind == "cpu" else ("CC", ("gcc", "clang"))
-    names = [os.environ[variable]] if os.environ.get(variable) else usual
+    names = shlex.split(os.environ.get(variable, ""))[:1] or usual
     if not any(map(shutil.which, names)):
         raise UserError(f"--compile needs a compiler, and there is no {' and no '.join(names)}; install one, or leave"
                         " --compile out")

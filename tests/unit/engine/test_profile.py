@@ -80,6 +80,8 @@ def test_all_ranks_meet_after_the_last_recorded_step_and_at_no_end(tmp_path, num
 def test_files_of_an_earlier_start_are_removed(tmp_path):
     (tmp_path / "profile").mkdir()
     (tmp_path / "profile/rank-3.pt.trace.json").write_text("of a start on four processes")
+    recorded(1, 1, tmp_path / "profile", Ranks())  # this start writes nothing, so they stay
+    assert (tmp_path / "profile/rank-3.pt.trace.json").exists()
     recorded(3, 1, tmp_path / "profile", Ranks())
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["operators.txt", "rank-0.pt.trace.json"]
 

@@ -69,3 +69,8 @@ def test_without_a_compiler_the_way_out_is_said(monkeypatch, kind, variable, nam
     monkeypatch.setenv(variable, names if names.startswith("my-") else "")
     with pytest.raises(UserError, match=rf"there is no {re.escape(names)}; install one, or leave --compile out"):
         require_compiler(kind)
+
+
+def test_a_compiler_may_be_several_words(monkeypatch):
+    monkeypatch.setenv("CXX", "env g++")
+    require_compiler("cpu")
