@@ -107,6 +107,7 @@ def test_of_a_large_trace_there_is_no_table_and_the_note_says_so(tmp_path, monke
 def test_writing_has_a_limit_of_its_own_and_is_no_part_of_a_step(tmp_path, monkeypatch, rank):
     now, limits = [1000.0], []
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr("utils.rundir.clock.process_began", lambda: 1000.0)
 
     def write(self, path):
         limits.append(entered[-1:])

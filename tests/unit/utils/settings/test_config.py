@@ -107,7 +107,7 @@ def test_a_used_run_directory_takes_what_the_kind_allows(task):
 def test_config_yaml_holds_the_settings_that_are_kept(task, world):
     config = CONFIGS[task]()
     for name in settings(config):
-        config = config if name in ("run_dir", "eval_only", "output") else changed(config, name)
+        config = config if name in ("run_dir", "eval_only", "output", "split") else changed(config, name)
     with open_run(config, world, print) as run:
         found = set(yaml.safe_load((run.path / "config.yaml").read_text()))
     assert found == {name for name in settings(config) if facts_of(task, name).kept}
