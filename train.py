@@ -38,7 +38,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, exit_after, say
 from utils.numerics.optimizers import set_lr
 from utils.numerics.seed import seed_micro_batch
-from utils.rundir.identity import require_same_data, require_same_program
+from utils.rundir.identity import require_same_program
 from utils.rundir.restart import device_of_run
 from utils.rundir.run import open_run
 from utils.settings.config import Config
@@ -57,7 +57,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             task = load_task(config.run.task)(config, run, world)  # Collective.
             for text in task.notes:
                 note(text)
-            require_same_data(task.fingerprint, run, world)  # Collective.
+            run.require_same_data(task.fingerprint, world)  # Collective.
             start = Start(config, world, run, task, precision, watchdog)
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.

@@ -100,13 +100,16 @@ class ImageCache:
         return int((self._rows[:, STORED] == 0).sum())
 
     def read(self, path: str) -> EncodedImage:
-        """The image of one of make_cache's paths, one that is not stored as it would be. Raises UnreadableImage."""
+        """The image of one of make_cache's paths. Raises UnreadableImage.
+
+        If it could not be read when the others were packed, it is packed now: its pixels do not depend on that moment.
+        """
         place = int(np.searchsorted(self._keys, key := _key(path)))
         if place == len(self._keys) or self._keys[place] != key:
             raise KeyError(f"{path} is not in the cache")
         begin, end, height, width, *stored, _ = self._rows[self._numbers[place]].tolist()
         data = self._images[begin:end]
-        if not all(stored):  # it could not be read
+        if not all(stored):
             packed, (height, width, *stored) = pack(path, self._spec)
             data = np.frombuffer(packed, np.uint8)
         if not all(stored):  # it is too long
@@ -169,7 +172,7 @@ def _fill(partial: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec
           note: Callable[[str], None]) -> None:
     with (partial / "index").open("ab") as index, (partial / "images").open("ab") as images:
         done = _begun(index, images)
-        if done == len(paths):
+        if done >= len(paths):  # more only if two wrote at once, which _write refuses
             return
         _require_room(partial, paths[done:], spec)
         note(f"--cache {spec.encoding}: packing {counted(len(paths) - done, 'image')} into {partial.parent}, once"

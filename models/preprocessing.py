@@ -96,7 +96,7 @@ def preprocessing_of_weights(model: ModelOptions) -> dict[str, Any] | None:
     if is_timm(model.model):
         return timm_preprocessing(model.model)
     if model.model.lower() not in torchvision.models.list_models(module=torchvision.models):
-        return None  # build_classifier refuses it
+        return None  # require_known refuses it
     weights = list(torchvision.models.get_model_weights(model.model))
     if not weights:
         return None

@@ -59,7 +59,7 @@ def draw_row(svg: Svg, y: float, found: dict[str, Any]) -> float:
 
 
 def highest(found: dict[str, Any]) -> float:
-    """The highest ratio of all contenders; 1 if there is none."""
+    """The highest ratio of a contender; 1 if none has a ratio."""
     return max((ratio[2] for ratio in found["ratios"].values() if not isinstance(ratio, str)), default=1.0)
 
 

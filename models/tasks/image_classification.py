@@ -35,7 +35,6 @@ from models.vision import build_model, classify_images, load_model_folder, requi
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.files import cache_path
-from utils.rundir.identity import require_same_data
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig, ImageRegressionConfig, flag, settings
 from utils.settings.image_options import ImageColumnOptions
@@ -94,7 +93,7 @@ class ImageTask:
         # data sets: packing may take hours, so what is refused here is refused before
         read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
         if encoding != "none":
-            require_same_data(self.fingerprint, run, world)  # Collective.
+            run.require_same_data(self.fingerprint, world)  # Collective.
             spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side,
                              self._prepared.interpolation)
             of_training, split = ("train", "val"), config.run.split

@@ -155,6 +155,7 @@ class World:
         """
         works = (self.local_rank if per_node else self.rank) == 0
         timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
+        # torchrun numbers the ranks of a node one after the other
         return self._outcomes(work if works else None, timeout)[self.rank - self.local_rank if per_node else 0]
 
     def everywhere(self, work: Callable[[], T], takes_long: bool = False) -> T:

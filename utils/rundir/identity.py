@@ -21,7 +21,6 @@ from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
 
 if TYPE_CHECKING:
     from utils.distributed.world import World
-    from utils.rundir.run import Run
 
 # what a run directory has only after auto.json
 RESULTS = ("checkpoints/step-*", "metrics.jsonl", "ledger.jsonl", "model", "eval")
@@ -124,12 +123,6 @@ def require_same_program(config: Config, world: "World") -> None:
     world.require_same(json.dumps(pretrained), "--pretrained")
     world.require_same(code_digest(), "the program")
     world.require_same(metadata.version("torch"), "torch's version")
-
-
-def require_same_data(fingerprint: str, run: "Run", world: "World") -> None:
-    """Raise UserError on every rank if the data set differs between nodes (65), or from the run's (78). Collective."""
-    world.require_same(fingerprint, "the data set")
-    run.require_same("data", fingerprint, "the data set")
 
 
 def code_digest() -> str:

@@ -75,6 +75,12 @@ class Run:
             raise UserError(f"{what} changed since {self.path} was created; restore it, or use another --run-dir or"
                             " --fresh", Exit.OTHER_RUN)
 
+    def require_same_data(self, fingerprint: str, world: World) -> None:
+        """Raise UserError on every rank if the data set differs between nodes (65) or from the run's (78). Collective.
+        """
+        world.require_same(fingerprint, "the data set")
+        self.require_same("data", fingerprint, "the data set")
+
     def keep_resolved(self) -> None:
         """Write RUN/auto.json; before the first step."""
         self.write_json("auto.json", self.kept)

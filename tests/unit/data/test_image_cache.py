@@ -266,11 +266,14 @@ def is_waiting(pid):
     return any(" -> POSIX" in line and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
-def test_what_two_wrote_at_once_is_refused(many, tmp_path):
+@pytest.mark.parametrize("rows", [
+    pytest.param(lambda rows: rows[10:] + rows[:10], id="mixed"), pytest.param(lambda rows: 3 * rows, id="too many")])
+def test_what_two_wrote_at_once_is_refused(many, tmp_path, rows):
     """Locks of a network file system may hold on one node alone."""
     pack_and_die(many, tmp_path / "cache", CHUNK)
     index = tmp_path / ".cache.partial/index"
-    index.write_bytes(index.read_bytes()[56 * 10:] + index.read_bytes()[:56 * 10])
+    found = index.read_bytes()
+    index.write_bytes(b"".join(rows([found[at:at + 56] for at in range(0, len(found), 56)])))
     with pytest.raises(UserError, match=r"another node wrote to .*/\.cache\.partial, too") as refused:
         make_cache(many, CacheSpec("jpeg", SMALL), tmp_path / "cache", 1, print)
     assert refused.value.code == Exit.IO and not (tmp_path / "cache").exists() and not index.exists()
