@@ -46,7 +46,7 @@ def train_plainly(words: list[str]) -> None:
     with (patch("engine.arithmetic.replace_kernels", lambda *_: None),
           patch("data.sampler.bucketed", lambda order, *others: order),
           patch("models.sparse_prediction.SparsePrediction._before_output", lambda *_: None),
-          patch("data.image_decode.EncodedImage._decode_jpeg", lambda image, at_least: decode(image, 1.0)),
+          patch("data.image_decode.EncodedImage._decode_jpeg", lambda image, *others: decode(image, 1.0, None)),
           patch("sys.argv", ["train.py", *words])):
         runpy.run_path("train.py", run_name="__main__")
 

@@ -3,9 +3,8 @@
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
 
-Three floors, decoding alone. Two are libjpeg-turbo on these files, with which all of the above decode: to all pixels,
-and to an eighth of height and width, which is little more than reading a file's bits. The third is the JPEGs of
---cache, read by our own reader.
+Three floors, decoding alone, by libjpeg-turbo, with which all of the above decode: these files to all pixels, as the
+others do; these, and the JPEGs of --cache, at the size and as far down as the random boxes need, as ours does.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from torchvision import transforms
 
 from benchmarks.in_turn import in_turn, report
 from benchmarks.made_images import photo
-from data.augment import PhotoTrain
+from data.augment import PhotoTrain, decoded_for, random_box
 from data.image_cache import CacheSpec, ImageCache, make_cache
 from data.image_decode import EncodedImage
 from utils.numerics.seed import seeded
@@ -69,10 +68,15 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
         "timm": rate(lambda path: of_timm(Image.open(path).convert("RGB"))),
         **{name: rate(lambda path, read=read: ours(read(path))) for name, read in sources.items()},
         "floor: decoding all pixels": rate(lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes())),
-        "floor: decoding to an eighth": rate(
-            lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes(), min_height=1, min_width=1)),
-        "floor: decoding --cache jpeg": rate(lambda path: sources["ours, --cache jpeg"](path).pixels()),
+        "floor: decoding for the boxes": rate(lambda path: decode(EncodedImage(path))),
+        "floor: decoding --cache jpeg for them": rate(lambda path: decode(sources["ours, --cache jpeg"](path))),
     }, rounds), REFERENCE)
+
+
+def decode(image: EncodedImage) -> None:
+    """What PhotoTrain does before it resizes."""
+    decoded_for(image, random_box(image.height, image.width, PhotoTrain.crop_scale), (SIDE, SIDE))
+    torch.rand(1)  # as its flip does: the same boxes follow
 
 
 def write_photos(folder: Path, width: int, height: int, count: int) -> list[str]:

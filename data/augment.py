@@ -38,7 +38,7 @@ class PhotoTrain:
     crop_scale: float = 0.08
 
     def __call__(self, image: EncodedImage) -> Tensor:
-        box = _random_box(image.height, image.width, self.crop_scale)
+        box = random_box(image.height, image.width, self.crop_scale)
         pixels = resized(image, box, (self.size, self.size), self.interpolation)
         return _maybe_mirrored(pixels) if self.flip else pixels
 
@@ -181,7 +181,7 @@ def _channels_first(transform: Callable[[Tensor], Tensor], pixels: Tensor) -> Te
     return transform(pixels.permute(2, 0, 1)).permute(1, 2, 0)
 
 
-def _random_box(height: int, width: int, least: float) -> Box:
+def random_box(height: int, width: int, least: float) -> Box:
     """A box of `least` to 1 of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
     low, high = 3 / 4, 4 / 3
 
@@ -203,8 +203,7 @@ def resized(
 ) -> Tensor:
     """The box, resized to uint8 [*size, 3]; decoded at `reserve` times that size or more, if the image has it."""
     # decode and cut; the box counts pixels of the full size
-    top, left, h, w = box
-    pixels = image.pixels(at_least=reserve * max(size[0] / h, size[1] / w))
+    pixels, (top, left, h, w) = decoded_for(image, box, size, reserve), box
     down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width  # 1; less after a reduced decode
     y, x = round(top * down), round(left * right)
     crop = pixels[y:max(y + 1, round((top + h) * down)), x:max(x + 1, round((left + w) * right))]
@@ -216,6 +215,12 @@ def resized(
     channels_last = crop.contiguous()[None].permute(0, 3, 1, 2)  # [1, 3, h, w]
     resized = F.interpolate(channels_last, size=size, mode=interpolation, antialias=True)
     return resized[0].permute(1, 2, 0).contiguous()
+
+
+def decoded_for(image: EncodedImage, box: Box, size: tuple[int, int], reserve: float = 1) -> Tensor:
+    """uint8 [H, W, 3]: as much of the image as resizing the box to `size` takes; what is below the box is undefined."""
+    top, _, h, w = box
+    return image.pixels(reserve * max(size[0] / h, size[1] / w), until=top + h)
 
 
 def _maybe_mirrored(pixels: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
     image = EncodedImage("cat.jpg")          # or its bytes; reads the header
     image.height, image.width                # as shown: after EXIF orientation
     image.pixels(at_least=0.3)               # uint8 [H, W, 3]; a large JPEG is decoded at 1/2 size
+    image.pixels(until=100)                  # the same; what is below row 100 is not decoded, and undefined
 
 Any failure is an UnreadableImage, whatever Pillow or libjpeg raised.
 Legend: H, W height and width in pixels.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+import re
 import struct
 import warnings
 import zlib
@@ -29,6 +32,7 @@ from torch import Tensor
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 ORIENTATION = 0x0112  # EXIF tag
+MARGIN = 4  # rows below the last one needed: colours stored at half or a quarter of the height are smoothed with them
 
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
@@ -39,6 +43,8 @@ warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # th
 _DECODING_ERRORS = (
     OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
     struct.error, zlib.error, Image.DecompressionBombError)
+
+_REST = re.compile(r"^Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]$")  # d0 to d7: restart markers
 
 
 class UnreadableImage(ValueError):
@@ -73,13 +79,14 @@ class EncodedImage:
         # Read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
         self._orientation = _orientation(image)
 
-    def pixels(self, at_least: float = 1.0) -> Tensor:
+    def pixels(self, at_least: float = 1.0, until: int | None = None) -> Tensor:
         """uint8 [H, W, 3], at full size; a JPEG at the smallest of 1/1, 1/2, 1/4, 1/8 that is `at_least` or more.
 
+        until: the first row, of the full size, that the caller does not need: it may be undefined, and those below.
         Raises UnreadableImage.
         """
         with _as_unreadable():
-            decoded = self._decode_jpeg(at_least) if self._decoded is None else self._decoded
+            decoded = self._decode_jpeg(at_least, until) if self._decoded is None else self._decoded
         return _turn(torch.from_numpy(decoded), self._orientation)
 
     def stretched(self, height: int, width: int) -> EncodedImage:
@@ -94,9 +101,14 @@ class EncodedImage:
         image._orientation, image.height, image.width = 1, height, width
         return image
 
-    def _decode_jpeg(self, at_least: float) -> np.ndarray:
+    def _decode_jpeg(self, at_least: float, until: int | None) -> np.ndarray:
         divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)
         height, width = (-(-side // divisor) for side in self._stored)
+        rows = self._stored[0] if until is None else until + MARGIN * divisor
+        if rows < self._stored[0] and self._orientation == 1:
+            pixels = np.empty((height, width, 3), np.uint8)
+            if _decode_top(self._data, rows, divisor, pixels):
+                return pixels
         try:
             return simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width, strict=True)
         except ValueError:
@@ -116,9 +128,10 @@ class PackedImage(EncodedImage):
         (self.height, self.width), self._stored, self._orientation = shown, tuple(stored), 1
         self._data, self._decoded = (b"", data.reshape(*stored, 3)) if is_raw else (data.tobytes(), None)
 
-    def pixels(self, at_least: float = 1.0) -> Tensor:
-        """As of a file; at_least: of the file's size."""
-        return super().pixels(at_least * self.height / self._stored[0])
+    def pixels(self, at_least: float = 1.0, until: int | None = None) -> Tensor:
+        """As of a file; at_least, until: of the file's size."""
+        until = None if until is None else math.ceil(until * self._stored[0] / self.height)
+        return super().pixels(at_least * self.height / self._stored[0], until)
 
 
 def _require_size(height: int, width: int) -> None:
@@ -140,20 +153,48 @@ def _size_of_plain_jpeg(data: bytes) -> tuple[int, int] | None:
     return (height, width) if colours in ("Gray", "YCbCr", "RGB") else None
 
 
+def _decode_top(data: bytes, rows: int, divisor: int, pixels: np.ndarray) -> bool:
+    """Decode the first `rows` rows of a JPEG, which has more, into the top of `pixels`; whether that worked.
+
+    libjpeg reads a file from its top. It is told a height of `rows`, and so stops there, passes over the rest, which
+    is quick, and warns of that rest alone. Whatever else it says first (damage above, the file's end before the marker
+    d9 of an image's end) is for those who decode the whole file. pixels: uint8 [H / divisor, W / divisor, 3].
+    """
+    header = next((at for marker, at in _segments(data) if marker in (0xC0, 0xC1)), None)  # of an image in one scan
+    if header is None:
+        return False
+    shorter = data[:header + 5] + rows.to_bytes(2, "big") + data[header + 7:]
+    try:
+        simplejpeg.decode_jpeg(shorter, "RGB", min_height=-(-rows // divisor), min_width=pixels.shape[1],
+                               buffer=pixels, strict=True)
+    except ValueError as error:
+        return _REST.search(str(error)) is not None
+    return True
+
+
 def _may_be_turned(data: bytes) -> bool:
-    """Whether a JPEG's header has a segment APP1, where EXIF and XMP are, or something unusual.
+    """Whether a JPEG's header has a segment APP1, where EXIF and XMP are, or something unusual."""
+    last = None
+    for last, _ in _segments(data):
+        if last == 0xE1:
+            return True
+    return last != 0xDA
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Each segment's marker and place in a JPEG's header. The last is da, where the image begins, in a usual one.
 
     Source: ITU-T T.81, B.1: a segment is ff, its marker, and two bytes with its length, which counts these, too.
     """
     at = 2
     while data[at:at + 1] == b"\xff" and at + 4 <= len(data):
         marker = data[at + 1]
-        if marker == 0xDA:  # the image begins
-            return False
-        if marker == 0xE1 or not 0xC0 <= marker <= 0xFE or 0xD0 <= marker <= 0xD9:  # d0 to d9 have no length
-            return True
+        if not 0xC0 <= marker <= 0xFE or 0xD0 <= marker <= 0xD9:  # d0 to d9 have no length
+            return
+        yield marker, at
+        if marker == 0xDA:
+            return
         at += 2 + int.from_bytes(data[at + 2:at + 4])
-    return True
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:

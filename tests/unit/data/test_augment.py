@@ -99,7 +99,7 @@ def test_reduced_decode_is_never_smaller_than_the_target(monkeypatch):
         crop, size=size, **options))[1])
     for seed in range(50):
         torch.manual_seed(seed)
-        box = augment._random_box(encoded.height, encoded.width, 0.08)
+        box = augment.random_box(encoded.height, encoded.width, 0.08)
         torch.manual_seed(seed)
         PhotoTrain(96)(encoded)
         (height, width), _ = sizes[-1]

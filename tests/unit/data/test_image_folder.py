@@ -1,8 +1,6 @@
 import fcntl
-import io
 import os
 import pickle
-import random
 import re
 import select
 import shutil
@@ -14,16 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import simplejpeg
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
-from data.image_decode import EncodedImage, UnreadableImage
 from data.image_folder import ImageFolder
 from data.image_index import build_index
 from data.splits import ValSplit
 from tests.conftest import ROOT
+from tests.unit.data.test_image_decode import BAD
 from utils.errors import Exit, UserError
 
 torch.set_num_threads(1)
@@ -50,18 +47,6 @@ def tree(tmp_path):
     names = ("b/x.png", "b/X.JPG", "b/deep/er/1.png", "b/deep-er/0.png", "a b/ü.png", "a b/2.gif", "C/10.png",
              "C/9.webp")
     return write_images(tmp_path / "tree", *(f"{split}/{name}" for split in ("train", "val") for name in names))
-
-
-def encoded(image: Image.Image, format: str, **options) -> bytes:
-    stream = io.BytesIO()
-    image.save(stream, format, **options)
-    return stream.getvalue()
-
-
-def photo(height: int, width: int) -> Image.Image:
-    """A smooth picture with an asymmetric pattern, so that turned or shifted pixels show."""
-    y, x = np.mgrid[0:height, 0:width]
-    return Image.fromarray(np.stack([x * 255 / width, y * 255 / height, (x + 2 * y) % 97], axis=2).astype(np.uint8))
 
 
 def test_classes_labels_and_order_are_those_of_torchvision(tree, index_of):
@@ -285,145 +270,6 @@ def test_missing_folder_a_file_and_no_share_to_hold_out_have_their_codes(tmp_pat
         assert error.value.code == code
 
 
-def as_rgb(image: Image.Image) -> np.ndarray:
-    return np.asarray(image.convert("RGB"))
-
-
-SMALL = photo(20, 30)
-CLEAR = Image.merge("RGBA", (*SMALL.split(), Image.new("L", (30, 20), 0)))
-PALETTE = SMALL.quantize(16)
-GREY16 = Image.fromarray((np.arange(600).reshape(20, 30) * 109).astype(np.uint16))
-GREY8 = np.round(np.arange(600).reshape(20, 30) * 109 / 257).astype(np.uint8)
-WHITE = np.full((20, 30, 3), 255, dtype=np.uint8)
-
-
-@pytest.mark.parametrize(("data", "expected"), [
-    (encoded(SMALL, "PNG"), as_rgb(SMALL)),
-    (encoded(SMALL, "JPEG"), as_rgb(Image.open(io.BytesIO(encoded(SMALL, "JPEG"))))),
-    (encoded(SMALL, "JPEG", progressive=True),
-     as_rgb(Image.open(io.BytesIO(encoded(SMALL, "JPEG", progressive=True))))),
-    (encoded(SMALL.convert("L"), "JPEG"), as_rgb(Image.open(io.BytesIO(encoded(SMALL.convert("L"), "JPEG"))))),
-    (encoded(SMALL.convert("CMYK"), "JPEG", quality=100), as_rgb(SMALL)),
-    (encoded(SMALL.convert("CMYK"), "TIFF"), as_rgb(SMALL)),
-    (encoded(PALETTE, "PNG"), as_rgb(PALETTE)),
-    (encoded(PALETTE, "PNG", transparency=bytes(16)), WHITE),
-    (encoded(PALETTE, "GIF"), as_rgb(PALETTE)),
-    (encoded(PALETTE, "GIF", save_all=True, append_images=[PALETTE.rotate(180)]), as_rgb(PALETTE)),
-    (encoded(SMALL, "WEBP", lossless=True, save_all=True, append_images=[SMALL.rotate(180)]), as_rgb(SMALL)),
-    (encoded(CLEAR, "PNG"), WHITE),
-    (encoded(CLEAR.convert("LA"), "PNG"), WHITE),
-    (encoded(Image.new("RGB", (30, 20), "red"), "PNG", transparency=(255, 0, 0)), WHITE),
-    (encoded(SMALL.convert("1"), "PNG"), as_rgb(SMALL.convert("1"))),
-    (encoded(GREY16, "PNG"), np.stack([GREY8] * 3, axis=2)),
-    (encoded(GREY16, "TIFF"), np.stack([GREY8] * 3, axis=2)),
-    (encoded(Image.fromarray(np.asarray(GREY16).astype(np.int32)), "PPM"), np.stack([GREY8] * 3, axis=2)),
-    (encoded(SMALL, "BMP"), as_rgb(SMALL)),
-    (encoded(SMALL.convert("L"), "PPM"), as_rgb(SMALL.convert("L"))),
-])
-def test_every_mode_is_decoded_to_its_colours(data, expected):
-    image = EncodedImage(data)
-    pixels = image.pixels()
-    assert (image.height, image.width) == (20, 30) and pixels.dtype == torch.uint8
-    # CMYK goes through a lossy JPEG here; everything else is exact.
-    assert np.abs(pixels.numpy().astype(int) - expected).max() <= (12 if data[:2] == b"\xff\xd8" and b"Adobe" in data
-                                                                   else 0)
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "TIFF", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied(format, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encoded(SMALL, format, exif=exif)
-    reference = as_rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    image = EncodedImage(data)
-    assert (image.height, image.width) == reference.shape[:2]
-    assert np.array_equal(image.pixels().numpy(), reference)
-
-
-def turned(kind: str, orientation: int) -> bytes:
-    """A JPEG that is turned by EXIF or by XMP."""
-    if kind == "exif":
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        return encoded(SMALL, "JPEG", exif=exif)
-    return encoded(SMALL, "JPEG", xmp=f'<rdf:Description tiff:Orientation="{orientation}"/>'.encode())
-
-
-def segment(marker: int, content: bytes) -> bytes:
-    return bytes([0xFF, marker]) + (len(content) + 2).to_bytes(2) + content
-
-
-# What a JPEG may begin with, after its first two bytes: nothing else, a long profile, a comment that looks like a
-# header, fill bytes, a marker without a length.
-BEGINNINGS = {"": b"", "profile": segment(0xE2, bytes(60_000)), "comment": segment(0xFE, b"\xff\xda\xff\xe1"),
-              "fill": b"\xff\xff", "restart": b"\xff\xd0"}
-
-
-@pytest.mark.parametrize("beginning", BEGINNINGS)
-@pytest.mark.parametrize("kind", ["exif", "xmp"])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_a_jpeg_is_turned_as_pillow_turns_it(kind, orientation, beginning):
-    data = turned(kind, orientation)
-    data = data[:2] + BEGINNINGS[beginning] + data[2:]
-    reference = as_rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
-    assert np.array_equal(EncodedImage(data).pixels().numpy(), reference)
-    assert reference.shape == ((20, 30, 3) if orientation == 1 else (30, 20, 3))
-
-
-@pytest.mark.parametrize("beginning", ["", "profile", "comment"])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"keep_rgb": True}])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_the_header_of_a_jpeg_that_is_not_turned_is_not_read_by_pillow(monkeypatch, mode, options, beginning):
-    """Pillow takes forty times as long as libjpeg for it, and longer than for a small image's pixels."""
-    data = encoded(SMALL.convert(mode), "JPEG", **options)
-    data = data[:2] + BEGINNINGS[beginning] + data[2:]
-    expected = as_rgb(Image.open(io.BytesIO(data)))
-    monkeypatch.setattr("data.image_decode.Image.open", None)
-    image = EncodedImage(data)
-    assert (image.height, image.width) == (20, 30) and np.array_equal(image.pixels().numpy(), expected)
-
-
-def test_a_jpeg_of_a_subsampling_without_a_name_is_decoded():
-    """4:4:1, which is 4:1:1 turned by a quarter; simplejpeg names all others."""
-    data = bytearray(simplejpeg.encode_jpeg(np.array(photo(32, 32)), colorsubsampling="411"))
-    luma = data.index(b"\xff\xc0") + 11  # of the first component in the frame's header: its two factors
-    assert data[luma] == 0x41
-    data[luma] = 0x14  # as many blocks, in another order
-    expected = as_rgb(Image.open(io.BytesIO(data)))
-    assert np.array_equal(EncodedImage(bytes(data)).pixels().numpy(), expected)
-
-
-@pytest.mark.parametrize("at_least", [1, 0.7, 0.5, 0.4, 0.25, 0.2, 0.125, 0.01])
-@pytest.mark.parametrize("orientation", [1, 6])
-def test_reduced_decode_keeps_what_is_asked_for(at_least, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    image = EncodedImage(encoded(photo(333, 501), "JPEG", exif=exif))
-    pixels = image.pixels(at_least)
-    factor = 2.0 ** max(-3, np.ceil(np.log2(at_least)))
-    assert pixels.shape == (np.ceil(image.height * factor), np.ceil(image.width * factor), 3)
-    full = torch.nn.functional.interpolate(image.pixels()[None].permute(0, 3, 1, 2), pixels.shape[:2], mode="bilinear",
-                                           antialias=True)
-    # Red and green are ramps: the same picture, unshifted.
-    assert (full[0].permute(1, 2, 0)[4:-4, 4:-4, :2].float() - pixels[4:-4, 4:-4, :2].float()).abs().mean() < 4
-
-
-GOOD_PNG, GOOD_JPEG = encoded(photo(64, 64), "PNG"), encoded(photo(64, 64), "JPEG")
-FRAME = GOOD_JPEG.index(b"\xff\xc0")
-BAD = {
-    "truncated.jpg": GOOD_JPEG[:len(GOOD_JPEG) // 2], "without_end.jpg": GOOD_JPEG[:-2],
-    "12_bits.jpg": GOOD_JPEG[:FRAME + 4] + b"\x0c" + GOOD_JPEG[FRAME + 5:],
-    "truncated.png": GOOD_PNG[:len(GOOD_PNG) // 2],
-    "empty.jpg": b"", "text.jpg": b"this is no image\n" * 9,
-    "header.png": GOOD_PNG[:8] + b"\0\0\0\1XXXX" + GOOD_PNG[16:],
-    "length.png": GOOD_PNG[:8] + b"\xff" * 4 + GOOD_PNG[12:],
-    "bomb.png": encoded(Image.new("1", (15_000, 15_000)), "PNG"),
-    "bomb.jpg": encoded(Image.new("L", (15_000, 15_000)), "JPEG"),
-    "float.tif": encoded(Image.new("F", (4, 4)), "TIFF"), "int32.tif": encoded(Image.new("I", (4, 4), 70_000), "TIFF"),
-}
-
-
 class Whole:
     """The decoded image, as a transform."""
 
@@ -446,41 +292,6 @@ def test_unreadable_image_is_a_grey_sample_with_path_and_reason(tmp_path, index_
     assert image.shape == (5, 5, 3) and (image == 128).all() and label == 0
     assert bad.startswith(f"{root}/train/a/{name}: ") and len(bad) > len(f"{root}/train/a/{name}: ") + 5
     assert "0x" not in bad and bad.count(name) == 1
-
-
-@pytest.mark.filterwarnings("ignore")  # pytest lifts the filter that data/image_decode.py sets
-def test_damaged_files_raise_nothing_else():
-    generator = random.Random(0)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    files = [encoded(SMALL, "JPEG", exif=exif), encoded(SMALL, "JPEG"), encoded(SMALL.convert("CMYK"), "JPEG"),
-             encoded(SMALL, "PNG", exif=exif),
-             encoded(PALETTE, "PNG", transparency=3), encoded(PALETTE, "GIF"), encoded(SMALL, "WEBP"),
-             encoded(SMALL, "BMP"),
-             encoded(SMALL, "PPM"), encoded(GREY16, "PNG"), encoded(SMALL, "TIFF", exif=exif)]
-    outcomes = set()
-    for data in files * 60:
-        damaged = bytearray(data[:generator.randrange(len(data))] if generator.random() < 0.2 else data)
-        for _ in range(generator.choice((1, 3, 10))):
-            if damaged:
-                damaged[generator.randrange(min(len(damaged), 200))] = generator.randrange(256)
-        try:
-            EncodedImage(bytes(damaged)).pixels(0.3)
-            outcomes.add("decoded")
-        except UnreadableImage:
-            outcomes.add("refused")
-    assert outcomes == {"decoded", "refused"}
-
-
-def test_large_image_gives_no_warning():
-    with warnings.catch_warnings(action="error"):
-        assert EncodedImage(encoded(Image.new("L", (10_000, 9_500)), "JPEG")).width == 10_000
-
-
-def test_stray_bytes_before_a_marker_are_read_as_by_pillow():
-    middle = GOOD_JPEG.rindex(b"\xff\xd9")
-    data = GOOD_JPEG[:middle] + bytes(200) + GOOD_JPEG[middle:]
-    assert np.array_equal(EncodedImage(data).pixels().numpy(), as_rgb(Image.open(io.BytesIO(data))))
 
 
 class Noise:
