@@ -3,8 +3,8 @@
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
 
-Three floors, decoding alone, by libjpeg-turbo, with which all of the above decode: these files to all pixels, as the
-others do; these, and the JPEGs of --cache, at the size and as far down as the random boxes need, as ours does.
+Three floors: libjpeg-turbo alone, with which all of the above decode, to all pixels, as the others do; our own reading
+and decoding alone, at the size and as far down as the random boxes need, of these files and of the JPEGs of --cache.
 """
 
 import argparse

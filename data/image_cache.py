@@ -29,7 +29,7 @@ import simplejpeg
 from torch.utils.data import DataLoader
 
 from data.augment import RESERVE, resized
-from data.image_decode import EncodedImage, PackedImage, UnreadableImage
+from data.image_decode import LONGEST, EncodedImage, PackedImage, UnreadableImage
 from data.image_index import FolderIndex
 from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_with_parent
@@ -40,7 +40,6 @@ from utils.hardware.cores import available_cores
 
 VERSION = 2
 QUALITY = 90
-LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 CHUNK = 64  # images that a process packs at a time
 TRIED = 64  # images that tell how much room is needed
 GB = 1e9

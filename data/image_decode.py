@@ -31,8 +31,9 @@ from torch import Tensor
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
+LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 ORIENTATION = 0x0112  # EXIF tag
-MARGIN = 4  # rows below the last one needed: colours stored at half or a quarter of the height are smoothed with them
+MARGIN = 4  # decoded rows below the last needed: colours of less height are smoothed with them, a box may be rounded up
 
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
@@ -44,7 +45,7 @@ _DECODING_ERRORS = (
     OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
     struct.error, zlib.error, Image.DecompressionBombError)
 
-_REST = re.compile(r"^Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]$")  # d0 to d7: restart markers
+_REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]")  # d0 to d7: restart markers
 
 
 class UnreadableImage(ValueError):
@@ -82,7 +83,7 @@ class EncodedImage:
     def pixels(self, at_least: float = 1.0, until: int | None = None) -> Tensor:
         """uint8 [H, W, 3], at full size; a JPEG at the smallest of 1/1, 1/2, 1/4, 1/8 that is `at_least` or more.
 
-        until: the first row, of the full size, that the caller does not need: it may be undefined, and those below.
+        until: the first row, of the full size, that the caller does not need. It and those below may be undefined.
         Raises UnreadableImage.
         """
         with _as_unreadable():
@@ -105,7 +106,7 @@ class EncodedImage:
         divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)
         height, width = (-(-side // divisor) for side in self._stored)
         rows = self._stored[0] if until is None else until + MARGIN * divisor
-        if rows < self._stored[0] and self._orientation == 1:
+        if rows < self._stored[0] <= LONGEST and self._orientation == 1:
             pixels = np.empty((height, width, 3), np.uint8)
             if _decode_top(self._data, rows, divisor, pixels):
                 return pixels
@@ -113,8 +114,10 @@ class EncodedImage:
             return simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width, strict=True)
         except ValueError:
             # strict also refuses files that libjpeg only warns about (stray bytes before a marker, common in photos
-            # from the web). Pillow reads those, and refuses truncated files.
-            return _decode_with_pillow(Image.open(io.BytesIO(self._data), formats=FORMATS))
+            # from the web). Pillow reads those, at the same size, and refuses truncated files.
+            image = Image.open(io.BytesIO(self._data), formats=FORMATS)
+            image.draft(None, tuple(max(1, side // divisor) for side in image.size))
+            return _decode_with_pillow(image)
 
 
 class PackedImage(EncodedImage):
@@ -156,19 +159,21 @@ def _size_of_plain_jpeg(data: bytes) -> tuple[int, int] | None:
 def _decode_top(data: bytes, rows: int, divisor: int, pixels: np.ndarray) -> bool:
     """Decode the first `rows` rows of a JPEG, which has more, into the top of `pixels`; whether that worked.
 
-    libjpeg reads a file from its top. It is told a height of `rows`, and so stops there, passes over the rest, which
-    is quick, and warns of that rest alone. Whatever else it says first (damage above, the file's end before the marker
-    d9 of an image's end) is for those who decode the whole file. pixels: uint8 [H / divisor, W / divisor, 3].
+    libjpeg reads a file from its top. It is told a height of `rows`, stops there, passes over the rest, which is quick,
+    and warns of it. It tells its first warning alone: after any other, of damage above, the caller decodes the whole.
+    pixels: uint8 [H / divisor, W / divisor, 3]; the rows below stay as they are.
     """
-    header = next((at for marker, at in _segments(data) if marker in (0xC0, 0xC1)), None)  # of an image in one scan
-    if header is None:
+    places = dict(_segments(data))
+    frame = places.get(0xC0, places.get(0xC1))  # not of a progressive JPEG, whose whole file tells of each row
+    is_whole = data.rfind(b"\xff\xd9", places.get(0xDA, len(data))) >= 0  # has its end, which may not be told, either
+    if frame is None or not is_whole:
         return False
-    shorter = data[:header + 5] + rows.to_bytes(2, "big") + data[header + 7:]
+    shorter = data[:frame + 5] + rows.to_bytes(2, "big") + data[frame + 7:]
     try:
         simplejpeg.decode_jpeg(shorter, "RGB", min_height=-(-rows // divisor), min_width=pixels.shape[1],
                                buffer=pixels, strict=True)
     except ValueError as error:
-        return _REST.search(str(error)) is not None
+        return _REST.fullmatch(str(error)) is not None
     return True
 
 
@@ -182,7 +187,7 @@ def _may_be_turned(data: bytes) -> bool:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Each segment's marker and place in a JPEG's header. The last is da, where the image begins, in a usual one.
+    """Each segment's marker and place in a JPEG's header. In a usual file the last is da, the start of the scan.
 
     Source: ITU-T T.81, B.1: a segment is ff, its marker, and two bytes with its length, which counts these, too.
     """

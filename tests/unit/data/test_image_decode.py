@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageOps
 
 from data import image_decode
-from data.image_decode import EncodedImage, UnreadableImage
+from data.image_decode import LONGEST, EncodedImage, UnreadableImage
 
 torch.set_num_threads(1)
 
@@ -247,28 +247,41 @@ def test_what_cannot_be_decoded_from_its_top_is_decoded_whole(data):
     assert torch.equal(image.pixels(until=3), image.pixels())
 
 
+@pytest.mark.parametrize("sampling", ["420", "restarts"])
 @pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
-def test_a_truncated_file_is_refused_wherever_it_ends(kept):
-    data = SAMPLED["420"]
+def test_a_truncated_file_is_refused_wherever_it_ends(sampling, kept):
+    data = SAMPLED[sampling]
     for broken in (data[:int(kept * len(data))], data[:-2]):
         with pytest.raises(UnreadableImage, match="truncated"):
             EncodedImage(broken).pixels(until=100)
 
 
-def test_a_damaged_file_gives_what_a_whole_decode_gives_wherever_the_damage_is():
+def test_what_libjpeg_refuses_is_refused_with_fewer_rows_too():
+    data = SAMPLED["420"]
+    height = data.index(b"\xff\xc0") + 5
+    image = EncodedImage(data[:height] + (LONGEST + 1).to_bytes(2) + data[height + 2:])
+    assert outcome(image, 100, 1) == outcome(image, None, 1) == "broken data stream when reading image file"
+
+
+@pytest.mark.parametrize("at_least", [1, 0.5, 0.125])
+def test_a_damaged_file_gives_what_a_whole_decode_gives_wherever_the_damage_is(at_least):
     data, outcomes = SAMPLED["420"], set()
     for place in range(data.index(b"\xff\xda") + 40, len(data) - 60, 97):
         for damage in (bytes(30), b"\x55\xaa" * 20, b"\xff\xd9", b"\xff\xc4" + bytes(5)):
             image = EncodedImage(data[:place] + damage + data[place + len(damage):])
-            whole, top = (outcome(image, until) for until in (None, 100))
-            assert torch.equal(top[:100], whole[:100]) if isinstance(whole, torch.Tensor) else top == whole
+            whole, top = (outcome(image, until, at_least) for until in (None, 100))
+            if isinstance(whole, torch.Tensor):
+                rows = round(100 * whole.shape[0] / image.height)
+                assert top.shape == whole.shape and torch.equal(top[:rows], whole[:rows])
+            else:
+                assert top == whole
             outcomes.add(type(whole))
     assert outcomes == {torch.Tensor, str}
 
 
-def outcome(image: EncodedImage, until: int | None) -> torch.Tensor | str:
+def outcome(image: EncodedImage, until: int | None, at_least: float) -> torch.Tensor | str:
     """Its pixels, or why there are none."""
     try:
-        return image.pixels(until=until)
+        return image.pixels(at_least, until)
     except UnreadableImage as error:
         return str(error)
