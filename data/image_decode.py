@@ -33,7 +33,7 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 ORIENTATION = 0x0112  # EXIF tag
-MARGIN = 4  # decoded rows below the last needed: colours of less height are smoothed with them, a box may be rounded up
+MARGIN = 4  # decoded rows below the box: its last colours are smoothed with them, and its size may be rounded up
 
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
@@ -80,7 +80,7 @@ class EncodedImage:
         # Read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
         self._orientation = _orientation(image)
 
-    def pixels(self, at_least: float = 1.0, until: int | None = None) -> Tensor:
+    def pixels(self, at_least: float = 1.0, until: int = MAX_PIXELS) -> Tensor:
         """uint8 [H, W, 3], at full size; a JPEG at the smallest of 1/1, 1/2, 1/4, 1/8 that is `at_least` or more.
 
         until: the first row, of the full size, that the caller does not need. It and those below may be undefined.
@@ -102,10 +102,10 @@ class EncodedImage:
         image._orientation, image.height, image.width = 1, height, width
         return image
 
-    def _decode_jpeg(self, at_least: float, until: int | None) -> np.ndarray:
+    def _decode_jpeg(self, at_least: float, until: int) -> np.ndarray:
         divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)
         height, width = (-(-side // divisor) for side in self._stored)
-        rows = self._stored[0] if until is None else until + MARGIN * divisor
+        rows = until + MARGIN * divisor
         if rows < self._stored[0] <= LONGEST and self._orientation == 1:
             pixels = np.empty((height, width, 3), np.uint8)
             if _decode_top(self._data, rows, divisor, pixels):
@@ -131,10 +131,10 @@ class PackedImage(EncodedImage):
         (self.height, self.width), self._stored, self._orientation = shown, tuple(stored), 1
         self._data, self._decoded = (b"", data.reshape(*stored, 3)) if is_raw else (data.tobytes(), None)
 
-    def pixels(self, at_least: float = 1.0, until: int | None = None) -> Tensor:
+    def pixels(self, at_least: float = 1.0, until: int = MAX_PIXELS) -> Tensor:
         """As of a file; at_least, until: of the file's size."""
-        until = None if until is None else math.ceil(until * self._stored[0] / self.height)
-        return super().pixels(at_least * self.height / self._stored[0], until)
+        stored = self._stored[0]
+        return super().pixels(at_least * self.height / stored, math.ceil(until * stored / self.height))
 
 
 def _require_size(height: int, width: int) -> None:
@@ -164,9 +164,9 @@ def _decode_top(data: bytes, rows: int, divisor: int, pixels: np.ndarray) -> boo
     pixels: uint8 [H / divisor, W / divisor, 3]; the rows below stay as they are.
     """
     places = dict(_segments(data))
-    frame = places.get(0xC0, places.get(0xC1))  # not of a progressive JPEG, whose whole file tells of each row
-    is_whole = data.rfind(b"\xff\xd9", places.get(0xDA, len(data))) >= 0  # has its end, which may not be told, either
-    if frame is None or not is_whole:
+    frame = places.get(0xC0, places.get(0xC1))  # None of a progressive JPEG, where each scan covers the whole image
+    has_end = data.rfind(b"\xff\xd9", places.get(0xDA, len(data))) >= 0  # a warning of its lack may not be the first
+    if not (frame and has_end):
         return False
     shorter = data[:frame + 5] + rows.to_bytes(2, "big") + data[frame + 7:]
     try:
