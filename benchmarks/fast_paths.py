@@ -2,8 +2,8 @@
 
 fast     train.py by itself: bf16 where the hardware computes in it, on some CPUs with a product of matrices for the
          gradients of filters (utils/numerics/kernels.py)
-plain    float32; torch's own dropout masks, attention and gradients of filters; batches of texts of any lengths; all
-         tokens through the output layer; JPEGs decoded whole
+plain    float32; torch's own dropout masks, attention and gradients of filters; batches of texts of any lengths, one
+         in a row; all tokens through the output layer; JPEGs decoded whole
 
 Fused optimizers and channels_last, which change rounding alone, are in both. --cache is an option, and measured in
 recipes.py. Rows are those of recipes.py, and masked tokens. A run takes one to three minutes of one core, and there are
@@ -45,6 +45,7 @@ def train_plainly(words: list[str]) -> None:
     decode = EncodedImage._decode_jpeg
     with (patch("engine.arithmetic.replace_kernels", lambda *_: None),
           patch("data.sampler.bucketed", lambda order, *others: order),
+          patch("models.tasks.masked_lm.find_first_position", lambda *_: None),
           patch("models.sparse_prediction.SparsePrediction._before_output", lambda *_: None),
           patch("data.image_decode.EncodedImage._decode_jpeg", lambda image, *others: decode(image, 1.0, MAX_PIXELS)),
           patch("sys.argv", ["train.py", *words])):

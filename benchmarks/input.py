@@ -3,8 +3,9 @@
 Ours, from files and from both kinds of --cache, beside torchvision's reference pipeline and timm's, on the same JPEGs:
 500 x 375 (ImageNet's usual size) and 4000 x 3000 (a phone's). One thread; the files are in the disk's cache.
 
-Three floors: libjpeg-turbo alone, with which all of the above decode, to all pixels, as the others do; our own reading
-and decoding alone, at the size and as far down as the random boxes need, of these files and of the JPEGs of --cache.
+Floors: libjpeg-turbo alone, with which all of the above decode, to all pixels, as the others do; our own reading and
+decoding alone, at the size and as far down as the random boxes need, of these files and of the JPEGs of --cache; and
+the former with torch's resizing of as many pixels as a box has, which nobody cut out.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 import simplejpeg
 import timm.data
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torchvision import transforms
 
@@ -28,6 +30,7 @@ from utils.numerics.seed import seeded
 
 SIDE = 224  # px
 SIZES = {"500 x 375": (500, 375, 128), "4000 x 3000": (4000, 3000, 12)}  # width, height, images of a turn
+_PIXELS = torch.zeros(3 * 2048**2, dtype=torch.uint8)  # more than a box has after a reduced decode
 REFERENCE = "torchvision's reference"
 
 
@@ -69,14 +72,24 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
         **{name: rate(lambda path, read=read: ours(read(path))) for name, read in sources.items()},
         "floor: decoding all pixels": rate(lambda path: simplejpeg.decode_jpeg(Path(path).read_bytes())),
         "floor: decoding for the boxes": rate(lambda path: decode(EncodedImage(path))),
+        "floor: decoding and resizing them": rate(lambda path: resize(*decode(EncodedImage(path)))),
         "floor: decoding --cache jpeg for them": rate(lambda path: decode(sources["ours, --cache jpeg"](path))),
     }, rounds), REFERENCE)
 
 
-def decode(image: EncodedImage) -> None:
-    """What PhotoTrain does before it resizes."""
-    decoded_for(image, random_box(image.height, image.width, PhotoTrain.crop_scale), (SIDE, SIDE))
+def decode(image: EncodedImage) -> tuple[int, int]:
+    """What PhotoTrain does before it resizes. Returns height and width of the box in the decoded pixels."""
+    box = random_box(image.height, image.width, PhotoTrain.crop_scale)
+    pixels = decoded_for(image, box, (SIDE, SIDE))
     torch.rand(1)  # as its flip does: the same boxes follow
+    scale = pixels.shape[0] / image.height
+    return max(1, round(scale * box[2])), max(1, round(scale * box[3]))
+
+
+def resize(height: int, width: int) -> None:
+    """Resize as PhotoTrain does, from memory that has the right order already."""
+    pixels = _PIXELS[:height * width * 3].view(1, height, width, 3).permute(0, 3, 1, 2)  # [1, 3, H, W]
+    F.interpolate(pixels, size=(SIDE, SIDE), mode="bilinear", antialias=True)
 
 
 def write_photos(folder: Path, width: int, height: int, count: int) -> list[str]:

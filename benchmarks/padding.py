@@ -1,8 +1,9 @@
-"""`python -m benchmarks.padding --data DIR`: how much of what a text run computes is padding; packing saves no more.
+"""`python -m benchmarks.padding --data DIR`: how much of what a text run computes is padding.
 
-The texts are tokenized and put into batches as train.py does, by its own sampler; `unsorted` is the same order without
-sorting by length. In another column widths are multiples of 8, as for some GPUs. Nothing is trained. DIR holds sst2,
-agnews and wikitext2, as in benchmarks/accuracy.py. What is appended to results.jsonl are shares of 1.
+The texts are tokenized and put into batches as train.py does, by its own sampler: grouped by length for a classifier,
+packed for masked tokens (wikitext2). Beside it both ways, and neither. In another column widths are multiples of 8, as
+for some GPUs. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in benchmarks/accuracy.py. What is appended
+to results.jsonl are shares of 1.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from benchmarks.in_turn import about, append
 from benchmarks.pretrained import minilm_folder
 from data.plan import cut
 from data.sampler import ElasticDistributedSampler
+from data.text import first_fit
 from utils.hardware.vendor import TILE
 
 ROWS = (("sst2", 128, 32), ("agnews", 128, 32), ("wikitext2", 128, 64), ("wikitext2", 512, 64))  # tokens, batch
@@ -43,26 +45,36 @@ def lengths(lines: list[str], most: int, splits: bool) -> Tensor:
     return torch.tensor([min(room, number - at) + 2 for number in inner for at in range(0, number, room)])
 
 
-def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1) -> float:
+def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1, is_packed: bool = False) -> float:
     """Padding as a share of the tokens that are computed, 0 to 1. number: [N] tokens of the samples.
 
-    The width of a batch is rounded up to a multiple of `multiple` tokens.
+    The width of a batch is rounded up to a multiple of `multiple` tokens. is_packed: several samples in a row.
     """
-    computed = sum(len(batch) * -(-int(number[batch].max()) // multiple) * multiple for batch in batches)
+    computed = 0
+    for batch in batches:
+        of_batch = number[batch].tolist()
+        width = -(-max(of_batch) // multiple) * multiple
+        computed += width * (first_fit(of_batch, width)[1] if is_packed else len(of_batch))
     return 1 - int(number.sum()) / computed
 
 
 def main(data: Path) -> None:
     """Print the table, and append its rows."""
     print(about())
-    print("| texts | tokens at most | batch | padding | in widths of 8 | unsorted |\n|---|---|---|---|---|---|")
+    print("| texts | tokens at most | batch | padding | in widths of 8 | grouped | packed | neither |\n|"
+          + "---|" * 8)
     for name, most, batch in ROWS:
         number = lengths(texts(data, name), most, splits=name == "wikitext2")
         plan = cut(len(number), batch, batch)
-        ours, unsorted = ([list(request.indices) for request in ElasticDistributedSampler(plan, 0, 1, 0, sorted_by)]
-                          for sorted_by in (number, None))
-        shares = {"padding": padded_share(number, ours), "in widths of 8": padded_share(number, ours, TILE),
-                  "unsorted": padded_share(number, unsorted)}
+        grouped, mixed = ([list(request.indices)
+                           for request in ElasticDistributedSampler(plan, 0, 1, 0, number, is_grouped)]
+                          for is_grouped in (True, False))
+        is_packed = name == "wikitext2"
+        ours = mixed if is_packed else grouped
+        shares = {
+            "padding": padded_share(number, ours, 1, is_packed),
+            "in widths of 8": padded_share(number, ours, TILE, is_packed), "grouped": padded_share(number, grouped),
+            "packed": padded_share(number, mixed, is_packed=True), "neither": padded_share(number, mixed)}
         print(f"| {name} | {most} | {batch} | {' | '.join(f'{share:.1%}' for share in shares.values())} |")
         append(f"padding, {name}, {most} tokens at most, batch {batch}", "of the tokens computed",
                {column: [share] for column, share in shares.items()})

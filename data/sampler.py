@@ -66,12 +66,14 @@ class ElasticDistributedSampler(DistributedSampler):
 
     An item is one micro-batch, so that the memory for loading does not grow with the global batch. This rank has the
     micro-batches `share` of each global batch. set_position replaces set_epoch.
-    lengths: [N] tokens of the samples, for batches of similar lengths; None if all are alike.
+    lengths: [N] tokens of the samples; None if all are alike. is_grouped: batches hold samples of similar lengths.
     """
 
-    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Tensor | None = None):
+    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Tensor | None = None,
+                 is_grouped: bool = False):
         super().__init__(range(plan.num_samples), num_replicas=world_size, rank=rank, shuffle=True, seed=seed)
         self.plan, self._lengths, self._start, self._epochs = plan, lengths, 0, 1
+        self._is_grouped = is_grouped
         self.order = lru_cache(maxsize=2)(self.order)  # of two epochs, because loading is ahead of training
 
     @property
@@ -86,7 +88,7 @@ class ElasticDistributedSampler(DistributedSampler):
     def order(self, epoch: int) -> Tensor:
         """The order of an epoch, [N], the same on every rank."""
         order = epoch_order(self.seed, epoch, self.plan.num_samples)
-        if self._lengths is None:
+        if not self._is_grouped:
             return order
         return bucketed(order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
 

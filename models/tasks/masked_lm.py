@@ -1,6 +1,9 @@
 """Masked language modelling: predict the tokens that were masked; any encoder of transformers with such a head.
 
-Legend: B samples, T tokens in the longest of them, P predicted tokens, V vocabulary.
+Texts of any lengths share a batch, several in a row where they fit. Batches of similar lengths, which would need no
+packing, teach less: some hold nothing but headings (figures: docs/performance.md).
+
+Legend: B samples, R rows of them, T tokens of a row, P predicted tokens, V vocabulary.
 """
 
 import math
@@ -16,9 +19,11 @@ from transformers import AutoModelForMaskedLM
 from data.batch import Batch
 from data.labels import CLASSES
 from data.masking import MaskedSample, MaskedTextSet, num_predicted
+from data.text import packed
 from data.tokenizer import is_special
 from models.losses import cross_entropies
 from models.metrics import Metric
+from models.packing import find_first_position, with_mask
 from models.sparse_prediction import SparsePrediction
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -46,17 +51,32 @@ class MaskedLM(TextTask):
             raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model"
                             " and --tokenizer")
 
+        # whether texts are packed; see build_model
+        if "data" in run.kept:
+            run.kept.setdefault("first_position", None)  # an earlier version began the run
+
         # masks
         probability = config.masks.mask_probability
         self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
         self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
         self.metrics = (Metric(_loss_sums, _loss_values, is_count=False),)
 
+    @property
+    def is_grouped(self) -> bool:
+        """Where the model does not read packed texts."""
+        return self._run.kept.get("first_position") is None
+
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
-        """Padded to the longest; `positions` [P] are places in the flattened [B x T] tokens."""
-        inputs = self.encoder_inputs([sample.text for sample in samples])
-        width = inputs["input_ids"].shape[1]
-        positions = np.concatenate([row * width + sample.positions for row, sample in enumerate(samples)])  # [P]
+        """`positions` [P] are places in the flattened [R x T] tokens."""
+        texts = [sample.text for sample in samples]
+        if self.is_grouped:
+            inputs = self.encoder_inputs(texts)
+            width = inputs["input_ids"].shape[1]
+            starts = [row * width for row in range(len(texts))]
+        else:
+            inputs, starts = packed(texts, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
+                                    self._run.kept["first_position"])
+        positions = np.concatenate([start + sample.positions for start, sample in zip(starts, samples, strict=True)])
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
                      torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
 
@@ -72,11 +92,16 @@ class MaskedLM(TextTask):
         """
         model = super().build_model(initial_weights)
         SparsePrediction.add_to(model)
+        kept = self._run.kept
+        if "first_position" not in kept:
+            ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), self._config.text.max_length)
+            kept["first_position"] = self._world.on_rank_zero(  # Collective.
+                lambda: find_first_position(model, ids, self._tokenizer.pad_token_id))
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy of the predicted tokens, in float32."""
-        logits = widened(model(**batch.inputs).logits)  # [P, V]
+        logits = widened(model(**with_mask(batch.inputs)).logits)  # [P, V]
         losses = cross_entropies(logits, batch.labels, self._config.loss, model.training)  # [P]
         return Output((losses * _token_weight(batch)).sum(), logits)
 
@@ -107,7 +132,8 @@ class MaskedLM(TextTask):
 
 def _token_weight(batch: Batch) -> Tensor:
     """[P]: the sample_weight of each predicted token's sample."""
-    return batch.sample_weight[batch.inputs["positions"] // batch.inputs["input_ids"].shape[1]]
+    ids, positions, owners = batch.inputs["input_ids"], batch.inputs["positions"], batch.inputs.get("owners")
+    return batch.sample_weight[positions // ids.shape[1] if owners is None else owners.flatten()[positions]]
 
 
 def _loss_sums(output: Output, batch: Batch) -> Tensor:

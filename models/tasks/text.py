@@ -27,7 +27,7 @@ from utils.settings.config import MaskedLMConfig, TextClassificationConfig, Text
 class TextTask:
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
-    unit, head_lr_factor = "txt", 1.0
+    unit, is_grouped, head_lr_factor = "txt", True, 1.0
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not

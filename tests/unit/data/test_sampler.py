@@ -40,7 +40,7 @@ def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
     """[W][steps][share] MicroBatchRequest, as the loaders of W ranks ask for them."""
     ranks = []
     for rank in range(world_size):
-        sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths)
+        sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths, is_grouped=lengths is not None)
         sampler.set_position(epoch, start)
         wanted, share = list(sampler), len(sampler.share)
         steps = sum(begin >= start for begin in starts_of(plan))
@@ -230,7 +230,7 @@ def skewed_lengths(num_samples):
 
 
 def order_of(plan, lengths, seed=0, epoch=0):
-    sampler = ElasticDistributedSampler(plan, 0, 1, seed, lengths)
+    sampler = ElasticDistributedSampler(plan, 0, 1, seed, lengths, is_grouped=True)
     return torch.cat([sampler.indices(epoch, start) for start in starts_of(plan)]).tolist()
 
 
@@ -253,8 +253,8 @@ def test_an_order_by_lengths_is_a_permutation(plan_and_lengths, seed):
 @given(plans_and_lengths(), st.integers(0, 99), st.integers(0, 9))
 def test_an_order_by_lengths_is_a_pure_function_of_seed_epoch_and_lengths(plan_and_lengths, seed, epoch):
     plan, lengths = plan_and_lengths
-    fresh, used = ElasticDistributedSampler(plan, 0, 1, seed, lengths), ElasticDistributedSampler(plan, 0, 1, seed,
-                                                                                                  lengths.clone().int())
+    fresh, used = (ElasticDistributedSampler(plan, 0, 1, seed, each, is_grouped=True)
+                   for each in (lengths, lengths.clone().int()))
     torch.manual_seed(seed)
     for each in range(epoch + 1):  # one gets there epoch by epoch and draws in between, the other begins there
         used.set_position(each)
@@ -331,7 +331,8 @@ def test_batches_by_length_continue_on_other_numbers_of_processes(plan_and_lengt
 @given(plans_and_lengths(), st.integers(1, 4))
 def test_tokens_of_a_batch_are_the_sum_of_its_lengths_on_every_rank(plan_and_lengths, world_size):
     plan, lengths = plan_and_lengths
-    samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths) for rank in range(world_size)]
+    samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths, is_grouped=True)
+                for rank in range(world_size)]
     expected = [sum(int(lengths[i]) for micro in step.values() if not micro.is_stand_in for i in micro.indices)
                 for step in global_steps(plan, 1, epoch=2, lengths=lengths)]
     assert [[sampler.num_tokens(sampler.indices(2, start)) for start in starts_of(plan)]

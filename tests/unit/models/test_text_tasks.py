@@ -148,9 +148,11 @@ def test_a_step_of_classification_is_the_mean_over_its_samples(family, columns, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_of_masked_lm_is_the_mean_over_predicted_tokens(family, build, folders):
-    """Of the loss of transformers."""
+    """Of the loss of transformers, which has one text in a row."""
     task = build("masked-lm", family=family)
     model = task.build_model(initial_weights=True).double().eval()
+    assert min(len(batch.inputs["owners"]) - len(share)
+               for batch, share in zip(batches_of(task), SHARES, strict=True)) < 0  # several texts in a row
     samples = [task.train_set[0, i] for i in GLOBAL_BATCH]
     inputs = load_tokenizer(str(folders[family, "masked-lm"])).pad(
         [{"input_ids": sample.text.ids.tolist()} for sample in samples], return_tensors="pt")
@@ -159,6 +161,18 @@ def test_a_step_of_masked_lm_is_the_mean_over_predicted_tokens(family, build, fo
         labels[row, sample.positions] = torch.from_numpy(sample.targets)
     theirs = plain_gradients("masked-lm", model, inputs, labels)
     assert_equal_steps(our_gradients(task, model), theirs, 1e-6)  # transformers computes this loss in float32
+
+
+@pytest.mark.parametrize(("kept", "is_grouped"), [
+    ({}, False), ({"data": "of an earlier version's run"}, True), ({"data": "ours", "first_position": 0}, False),
+    ({"data": "ours", "first_position": None}, True)])
+def test_a_run_keeps_whether_its_texts_are_packed(kept, is_grouped, build):
+    """Batches of an earlier version's runs hold texts of similar lengths."""
+    task = build("masked-lm", kept=kept)
+    task.build_model(initial_weights=True)
+    [batch] = batches_of(task, SHARES[:1])
+    assert task.is_grouped == is_grouped == ("owners" not in batch.inputs)
+    assert (len(batch.inputs["input_ids"]) == len(SHARES[0])) == is_grouped
 
 
 @pytest.mark.parametrize("task_name", TASKS)
