@@ -85,9 +85,10 @@ class TextTask:
         return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to)
 
     def preview(self, batch: Batch) -> list[str]:
-        """The tokens in words, without padding."""
-        ids = batch.inputs["input_ids"]                                                    # [B, T]
-        return [self._tokenizer.decode(row[row != self._tokenizer.pad_token_id]) for row in ids]
+        """The tokens of each sample in words, without padding."""
+        ids, owners = batch.inputs["input_ids"], batch.inputs.get("owners")                # [R, T]
+        samples = ids if owners is None else [ids[owners == index] for index in range(len(batch.sample_weight))]
+        return [self._tokenizer.decode(sample[sample != self._tokenizer.pad_token_id]) for sample in samples]
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Loads into transformers: AutoModel..., pipeline."""

@@ -176,6 +176,17 @@ def test_a_run_keeps_whether_its_texts_are_packed(kept, is_grouped, build):
 
 
 @pytest.mark.parametrize("task_name", TASKS)
+def test_a_preview_has_a_text_for_each_sample(task_name, build, folders):
+    """Packed or not, without padding."""
+    task = build(task_name)
+    task.build_model(initial_weights=True)
+    tokenizer = load_tokenizer(str(folders["bert", task_name]))
+    samples = [task.train_set[0, index] for index in SHARES[0]]
+    assert task.preview(batches_of(task, SHARES[:1])[0]) == [
+        tokenizer.decode(getattr(sample, "text", sample).ids) for sample in samples]
+
+
+@pytest.mark.parametrize("task_name", TASKS)
 def test_labels_are_smoothed_in_training_and_not_in_evaluation(task_name, build):
     task = build(task_name, "--label-smoothing", "0.1")
     model = task.build_model(initial_weights=True)
