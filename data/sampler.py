@@ -17,7 +17,19 @@ from torch.utils.data import DistributedSampler
 from data.plan import BatchPlan
 from utils.numerics.seed import derive_seed
 
-WINDOW = 50  # batches whose samples are sorted by length together
+WINDOW = 50  # see Lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """The samples' lengths, by which they are sorted, those of `window` batches together.
+
+    WINDOW: the samples of a batch are of similar length. 1: a batch has samples of any lengths, and each of its
+    micro-batches has as many tokens as the others, or nearly.
+    """
+
+    tokens: Tensor  # [N] of each sample
+    window: int
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
@@ -28,19 +40,18 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     return order.to(torch.int32) if num_samples < 2**31 else order
 
 
-def bucketed(order: Tensor, lengths: Tensor, plan: BatchPlan, seed: int) -> Tensor:
-    """`order` with samples of similar length in the same batch, again a permutation; a pure function of its arguments.
+def bucketed(order: Tensor, lengths: Lengths, plan: BatchPlan, seed: int) -> Tensor:
+    """`order` sorted by length within each window, again a permutation; a pure function of its arguments.
 
-    lengths: [N]. For every WINDOW batches, the samples are sorted by length and dealt to these batches in random order:
-    a batch has samples of one length, and the next batch may have any.
+    What is sorted is dealt to the batches of the window in random order: the next batch may have any length.
     """
     order, starts = order.clone(), plan.starts
     generator = torch.Generator().manual_seed(seed)
-    for first in range(0, len(starts), WINDOW):
+    for first in range(0, len(starts), lengths.window):
         # sort
-        window = starts[first:first + WINDOW]
+        window = starts[first:first + lengths.window]
         begin, end = window[0], plan.end(window[-1])
-        by_length = order[begin:end][lengths[order[begin:end]].argsort(stable=True)]
+        by_length = order[begin:end][lengths.tokens[order[begin:end]].argsort(stable=True)]
 
         # deal
         num_dealt = 0
@@ -66,14 +77,12 @@ class ElasticDistributedSampler(DistributedSampler):
 
     An item is one micro-batch, so that the memory for loading does not grow with the global batch. This rank has the
     micro-batches `share` of each global batch. set_position replaces set_epoch.
-    lengths: [N] tokens of the samples; None if all are alike. is_grouped: batches hold samples of similar lengths.
+    lengths: None if all samples are alike.
     """
 
-    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Tensor | None = None,
-                 is_grouped: bool = False):
+    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Lengths | None = None):
         super().__init__(range(plan.num_samples), num_replicas=world_size, rank=rank, shuffle=True, seed=seed)
         self.plan, self._lengths, self._start, self._epochs = plan, lengths, 0, 1
-        self._is_grouped = is_grouped
         self.order = lru_cache(maxsize=2)(self.order)  # of two epochs, because loading is ahead of training
 
     @property
@@ -88,7 +97,7 @@ class ElasticDistributedSampler(DistributedSampler):
     def order(self, epoch: int) -> Tensor:
         """The order of an epoch, [N], the same on every rank."""
         order = epoch_order(self.seed, epoch, self.plan.num_samples)
-        if not self._is_grouped:
+        if self._lengths is None:
             return order
         return bucketed(order, self._lengths, self.plan, derive_seed(self.seed, "buckets", epoch))
 
@@ -98,7 +107,7 @@ class ElasticDistributedSampler(DistributedSampler):
 
     def num_tokens(self, indices: Tensor) -> int:
         """Tokens of these samples; 0 for samples without tokens."""
-        return 0 if self._lengths is None else int(self._lengths[indices].sum())
+        return 0 if self._lengths is None else int(self._lengths.tokens[indices].sum())
 
     def __iter__(self) -> Iterator[MicroBatchRequest]:
         epoch, start, end = self.epoch, self._start, self.epoch + self._epochs

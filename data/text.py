@@ -98,17 +98,20 @@ def packed(
 def first_fit(lengths: Sequence[int], width: int) -> tuple[list[int], int]:
     """Where in the flattened [R x width] tokens each sample begins, and R.
 
-    The longest first, each in the first row with room for it: at most 11/9 of the fewest rows, and one (Johnson, 1973).
+    The longest first, each in the first row with room for it: at most 11/9 of the fewest rows, and one (Yue, 1991).
     """
-    room: list[int] = []  # of each row
+    shortest, num_rows = min(lengths), 0
+    room: dict[int, int] = {}  # by row: of those in which the shortest has room
     starts = [0] * len(lengths)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        row = next((row for row, left in enumerate(room) if left >= lengths[index]), len(room))
-        if row == len(room):
-            room.append(width)
+        row = next((row for row, left in room.items() if left >= lengths[index]), num_rows)
+        if row == num_rows:
+            room[row], num_rows = width, num_rows + 1
         starts[index] = (row + 1) * width - room[row]
         room[row] -= lengths[index]
-    return starts, len(room)
+        if room[row] < shortest:
+            del room[row]
+    return starts, num_rows
 
 
 def _width(samples: Sequence[TextSample], max_length: int, multiple: int) -> int:

@@ -94,8 +94,7 @@ def build_training(start: Start) -> Training:
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
     flags = Agreement(world, watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped)
-    sampler = ElasticDistributedSampler(
-        plan, world.rank, world.world_size, config.run.seed, task.lengths, task.is_grouped)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
     item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
     warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from data.batch import Batch, SampleSet
+from data.sampler import Lengths
 
 if TYPE_CHECKING:
     from models.metrics import Metric  # which imports Output
@@ -61,8 +62,7 @@ class Task(Protocol):
     origin: str  # where the initial weights come from, in words: "from scratch"
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
     head_lr_factor: float  # what `--head-lr-factor auto` is beside `--lr auto` (with SGD: 1)
-    lengths: Tensor | None  # [N] tokens of train_set's samples; None if all are alike
-    is_grouped: bool  # batches hold samples of similar lengths; asked once the model is built
+    lengths: Lengths | None  # of train_set's samples, once the model is built; None if all are alike
     classes: tuple[str, ...]  # names of the outputs: classes in label order, labels, or targets
     fingerprint: str  # of the data set; a run continues only on the same one
     notes: tuple[str, ...]  # for the user, a line each

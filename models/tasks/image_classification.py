@@ -50,7 +50,7 @@ class ImageTask:
     Building it scans the data once per node.
     """
 
-    unit, lengths, is_grouped, head_lr_factor = "img", None, False, 1.0
+    unit, lengths, head_lr_factor = "img", None, 1.0
 
     def __init__(self, config: ImageClassificationConfig | ImageRegressionConfig, run: Run, world: World):
         # index: the first process of a node scans, the others read what it cached

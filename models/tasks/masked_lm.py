@@ -1,13 +1,14 @@
 """Masked language modelling: predict the tokens that were masked; any encoder of transformers with such a head.
 
-Texts of any lengths share a batch, several in a row where they fit. Batches of similar lengths, which would need no
-packing, teach less: some hold nothing but headings (figures: docs/performance.md).
+Texts of any lengths share a batch, several in a row. Batches of texts of similar lengths, which would need no packing,
+teach less: some hold nothing but headings (figures: docs/performance.md).
 
 Legend: B samples, R rows of them, T tokens of a row, P predicted tokens, V vocabulary.
 """
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,21 +62,16 @@ class MaskedLM(TextTask):
         self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
         self.metrics = (Metric(_loss_sums, _loss_values, is_count=False),)
 
-    @property
-    def is_grouped(self) -> bool:
-        """Where the model does not read packed texts."""
-        return self._run.kept.get("first_position") is None
-
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
         """`positions` [P] are places in the flattened [R x T] tokens."""
-        texts = [sample.text for sample in samples]
-        if self.is_grouped:
+        texts, first_position = [sample.text for sample in samples], self._run.kept["first_position"]
+        if first_position is None:
             inputs = self.encoder_inputs(texts)
             width = inputs["input_ids"].shape[1]
             starts = [row * width for row in range(len(texts))]
         else:
             inputs, starts = packed(texts, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
-                                    self._run.kept["first_position"])
+                                    first_position)
         positions = np.concatenate([start + sample.positions for start, sample in zip(starts, samples, strict=True)])
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
                      torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
@@ -92,12 +88,22 @@ class MaskedLM(TextTask):
         """
         model = super().build_model(initial_weights)
         SparsePrediction.add_to(model)
+        self._find_first_position(model)  # Collective.
+        return model
+
+    def _find_first_position(self, model: nn.Module) -> None:
+        """Whether `model` reads packed texts; kept. Collective."""
         kept = self._run.kept
         if "first_position" not in kept:
-            ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), self._config.text.max_length)
+            longest = max(self._train.lengths.max(), self._eval.lengths.max())
+            ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), longest)
             kept["first_position"] = self._world.on_rank_zero(  # Collective.
-                lambda: find_first_position(model, ids, self._tokenizer.pad_token_id))
-        return model
+                lambda: find_first_position(model, ids, self._tokenizer.pad_token_id), takes_long=True)
+            if kept["first_position"] is None:
+                self._run.note(f"{self._config.model.model} cannot read several texts in a row: batches hold texts of"
+                               " similar lengths")
+        if kept["first_position"] is not None:
+            self.lengths = replace(self.lengths, window=1)
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy of the predicted tokens, in float32."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from data import demo
 from data.batch import Batch
+from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
 from data.table import TEXTS
 from data.text import TextSample, TokenTable, padded
@@ -27,7 +28,7 @@ from utils.settings.config import MaskedLMConfig, TextClassificationConfig, Text
 class TextTask:
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
-    unit, is_grouped, head_lr_factor = "txt", True, 1.0
+    unit, head_lr_factor = "txt", 1.0
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not
@@ -66,7 +67,7 @@ class TextTask:
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
         self._text_columns, self._train = index.text_columns, index.splits["train"]
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
-            self.lengths = torch.from_numpy(self._train.lengths)
+            self.lengths = Lengths(torch.from_numpy(self._train.lengths), WINDOW)
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
@@ -100,8 +101,8 @@ class TextTask:
 
     def example(self, size: int) -> Batch:
         """The longest sample of train or of what is evaluated, `size` times; with a mask, which takes memory, too."""
-        samples, longest = self.train_set, int(self.lengths.argmax())
-        if self._eval.lengths[-1] > self.lengths.max():  # _eval is in order of length
+        samples, longest = self.train_set, int(self._train.lengths.argmax())
+        if self._eval.lengths[-1] > self._train.lengths.max():  # _eval is in order of length
             samples, longest = self.eval_set, len(self._eval) - 1
         batch = self.collate([samples[0, longest]] * size)
         return replace(batch, inputs={"attention_mask": torch.ones_like(batch.inputs["input_ids"])} | batch.inputs)

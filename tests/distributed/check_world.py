@@ -57,7 +57,7 @@ ONE = torch.ones(())
 class _Images:
     """A task whose sample i is noise [3, SIDE, SIDE] and a label, functions of i."""
 
-    lengths, is_grouped = None, False
+    lengths = None
 
     def __init__(self, build: Callable[[], nn.Module]):
         self.train_set, self._build = self, build
@@ -358,8 +358,7 @@ def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path)
 
 def step_of(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -> dict[str, Tensor]:
     """Summed gradients and buffers of one optimizer step at position `start`, as train_one_epoch computes them."""
-    sampler = ElasticDistributedSampler(
-        plan, world.rank, world.world_size, seed=0, lengths=task.lengths, is_grouped=task.is_grouped)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, seed=0, lengths=task.lengths)
     sampler.set_position(0, start)
     items = iter(build_loader(task.train_set, task.collate, sampler, 0, world))
     strategy.module.train()

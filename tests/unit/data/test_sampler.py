@@ -4,6 +4,7 @@ Legend as there: N samples, B samples per global batch, M micro-batches per glob
 """
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 from data.plan import BatchPlan, cut
-from data.sampler import WINDOW, ElasticDistributedSampler, EvaluationSampler, bucketed, epoch_order
+from data.sampler import WINDOW, ElasticDistributedSampler, EvaluationSampler, Lengths, bucketed, epoch_order
 from utils.errors import Exit, UserError
 
 
@@ -31,16 +32,17 @@ def plans_and_world_sizes(draw, count=1):
 
 
 @st.composite
-def plans_and_lengths(draw):
-    plan = draw(plans())
-    return plan, torch.tensor(draw(st.lists(st.integers(1, 40), min_size=plan.num_samples, max_size=plan.num_samples)))
+def plans_and_lengths(draw, window=None):
+    plan, size = draw(plans()), st.integers(1, 40)
+    tokens = torch.tensor(draw(st.lists(size, min_size=plan.num_samples, max_size=plan.num_samples)))
+    return plan, Lengths(tokens, window or draw(st.sampled_from([1, WINDOW])))
 
 
 def steps_by_rank(plan, world_size, seed=0, epoch=0, start=0, lengths=None):
     """[W][steps][share] MicroBatchRequest, as the loaders of W ranks ask for them."""
     ranks = []
     for rank in range(world_size):
-        sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths, is_grouped=lengths is not None)
+        sampler = ElasticDistributedSampler(plan, rank, world_size, seed, lengths)
         sampler.set_position(epoch, start)
         wanted, share = list(sampler), len(sampler.share)
         steps = sum(begin >= start for begin in starts_of(plan))
@@ -221,23 +223,24 @@ def test_a_cut_keeps_micro_batches_within_their_size(num_samples, batch, size):
     assert cut(num_samples, batch, size).sizes[1] <= size
 
 
-# --- batches of similar lengths
+# --- batches by length
 
 
 def skewed_lengths(num_samples):
     """Like those of texts: many short ones, a few of up to 512 tokens."""
-    return (3 + 60 * torch.randn(num_samples, generator=torch.Generator().manual_seed(0)).exp()).clamp(max=512).long()
+    normal = torch.randn(num_samples, generator=torch.Generator().manual_seed(0))
+    return Lengths((3 + 60 * normal.exp()).clamp(max=512).long(), WINDOW)
 
 
 def order_of(plan, lengths, seed=0, epoch=0):
-    sampler = ElasticDistributedSampler(plan, 0, 1, seed, lengths, is_grouped=True)
+    sampler = ElasticDistributedSampler(plan, 0, 1, seed, lengths)
     return torch.cat([sampler.indices(epoch, start) for start in starts_of(plan)]).tolist()
 
 
 def batch_lengths(plan, lengths, **position):
     """[steps][samples] lengths: those of every global batch, in the order of the epoch."""
     order = order_of(plan, lengths, **position)
-    return [[int(lengths[i]) for i in order[start:plan.end(start)]] for start in starts_of(plan)]
+    return [[int(lengths.tokens[i]) for i in order[start:plan.end(start)]] for start in starts_of(plan)]
 
 
 @given(plans_and_lengths(), st.integers(0, 2**62))
@@ -253,8 +256,8 @@ def test_an_order_by_lengths_is_a_permutation(plan_and_lengths, seed):
 @given(plans_and_lengths(), st.integers(0, 99), st.integers(0, 9))
 def test_an_order_by_lengths_is_a_pure_function_of_seed_epoch_and_lengths(plan_and_lengths, seed, epoch):
     plan, lengths = plan_and_lengths
-    fresh, used = (ElasticDistributedSampler(plan, 0, 1, seed, each, is_grouped=True)
-                   for each in (lengths, lengths.clone().int()))
+    fresh, used = (ElasticDistributedSampler(plan, 0, 1, seed, each)
+                   for each in (lengths, replace(lengths, tokens=lengths.tokens.int())))
     torch.manual_seed(seed)
     for each in range(epoch + 1):  # one gets there epoch by epoch and draws in between, the other begins there
         used.set_position(each)
@@ -266,21 +269,21 @@ def test_an_order_by_lengths_is_a_pure_function_of_seed_epoch_and_lengths(plan_a
 def test_each_seed_epoch_and_set_of_lengths_has_its_own_order():
     plan, lengths = cut(400, 8, 8), skewed_lengths(400)
     orders = [order_of(plan, lengths), order_of(plan, lengths, epoch=1), order_of(plan, lengths, seed=1),
-              order_of(plan, lengths.flip(0))]
+              order_of(plan, replace(lengths, tokens=lengths.tokens.flip(0)))]
     assert len({tuple(order) for order in orders}) == 4
 
 
 @given(plans_and_lengths())
 def test_samples_stay_within_their_window_of_batches(plan_and_lengths):
     plan, lengths = plan_and_lengths
-    plain, starts = epoch_order(0, 0, plan.num_samples).tolist(), starts_of(plan)
-    windows = [slice(starts[i], plan.end(starts[min(i + WINDOW, len(starts)) - 1]))
-               for i in range(0, len(starts), WINDOW)]
+    plain, starts, window = epoch_order(0, 0, plan.num_samples).tolist(), starts_of(plan), lengths.window
+    windows = [slice(starts[i], plan.end(starts[min(i + window, len(starts)) - 1]))
+               for i in range(0, len(starts), window)]
     order = order_of(plan, lengths)
     assert [sorted(order[window]) for window in windows] == [sorted(plain[window]) for window in windows]
 
 
-@given(plans_and_lengths())
+@given(plans_and_lengths(WINDOW))
 def test_within_a_window_no_two_batches_overlap_in_length(plan_and_lengths):
     plan, lengths = plan_and_lengths
     batches = batch_lengths(plan, lengths)
@@ -291,11 +294,22 @@ def test_within_a_window_no_two_batches_overlap_in_length(plan_and_lengths):
 
 def test_lengths_within_a_batch_differ_by_a_tenth_of_what_they_would():
     plan, lengths = cut(5000, 32, 8), skewed_lengths(5000)  # 157 batches: three windows, and one of seven batches
-    plain = lengths[epoch_order(0, 0, 5000)]
+    plain = lengths.tokens[epoch_order(0, 0, 5000)]
     without = sum(int(plain[start:plan.end(start)].max() - plain[start:plan.end(start)].min())
                   for start in starts_of(plan))
     spread = sum(max(batch) - min(batch) for batch in batch_lengths(plan, lengths))
     assert spread < without / 10  # a window has 50 batches, so that all but its longest ones are of nearly one length
+
+
+@given(plans_and_lengths(window=1))
+def test_in_a_window_of_one_batch_each_micro_batch_has_its_share(plan_and_lengths):
+    """Of the longest samples, of the next, and so on: their sums differ by the longest one's length, or less."""
+    plan, lengths = plan_and_lengths
+    for step in global_steps(plan, 1, lengths=lengths):
+        own = [lengths.tokens[list(micro.indices)].sort(descending=True).values.tolist()
+               for micro in step.values() if not micro.is_stand_in]
+        sums = [sum(each) for each in own]
+        assert max(sums) - min(sums) <= max(max(each) for each in own)
 
 
 @pytest.mark.parametrize("num_samples", [320, 330])  # 330: the last two batches are halves of the tail
@@ -331,9 +345,9 @@ def test_batches_by_length_continue_on_other_numbers_of_processes(plan_and_lengt
 @given(plans_and_lengths(), st.integers(1, 4))
 def test_tokens_of_a_batch_are_the_sum_of_its_lengths_on_every_rank(plan_and_lengths, world_size):
     plan, lengths = plan_and_lengths
-    samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths, is_grouped=True)
+    samplers = [ElasticDistributedSampler(plan, rank, world_size, 0, lengths)
                 for rank in range(world_size)]
-    expected = [sum(int(lengths[i]) for micro in step.values() if not micro.is_stand_in for i in micro.indices)
+    expected = [sum(int(lengths.tokens[i]) for micro in step.values() if not micro.is_stand_in for i in micro.indices)
                 for step in global_steps(plan, 1, epoch=2, lengths=lengths)]
     assert [[sampler.num_tokens(sampler.indices(2, start)) for start in starts_of(plan)]
             for sampler in samplers] == [expected] * world_size

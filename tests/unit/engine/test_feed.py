@@ -8,14 +8,14 @@ import torch
 from data.batch import Batch
 from data.loader import BadSamples, build_loader
 from data.plan import cut
-from data.sampler import ElasticDistributedSampler
+from data.sampler import WINDOW, ElasticDistributedSampler, Lengths
 from engine.feed import Feed
 from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import Clock
 from utils.settings.run_options import FaultOptions
 
 PLAN = cut(50, 16, 4)  # of an epoch: 16, 16, 9 and 9 samples, in four micro-batches each
-LENGTHS = torch.arange(50)
+LENGTHS = Lengths(torch.arange(50), WINDOW)
 ENDS = [16, 32, 41, 50]
 START = Progress()
 
@@ -69,7 +69,7 @@ def test_every_rank_is_handed_its_share_and_the_facts_of_the_whole(rank, world_s
     order = feed.sampler.order(0)
     expected = [
         (share, len(share), end - begin, 2.0 * (end - begin), (0, end) if end < 50 else (1, 0),
-         int(LENGTHS[order[begin:end]].sum())) for begin, end in zip([0, *ENDS], ENDS, strict=False)]
+         int(LENGTHS.tokens[order[begin:end]].sum())) for begin, end in zip([0, *ENDS], ENDS, strict=False)]
     assert found == expected
 
 

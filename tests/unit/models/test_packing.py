@@ -1,48 +1,66 @@
 """models/packing.py: which encoders read packed texts as each alone, and how."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from models.packing import find_first_position, with_mask
+from models.sparse_prediction import SparsePrediction
 
 IDS = np.arange(5, 37)
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "dim": 16,
          "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "pad_token_id": 3, "bos_token_id": 1, "eos_token_id": 1,
-         "cls_token_id": 1, "sep_token_id": 1, "local_attention": 8}
+         "cls_token_id": 1, "sep_token_id": 1}
 
 
-def model_of(family, **options):
+def model_of(family, initializer_range=0.5, attn_implementation="sdpa", **options):
     known = AutoConfig.for_model(family)
     sizes = {name: value for name, value in SMALL.items() if hasattr(known, name)}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, vocab_size=40, initializer_range=0.5, **sizes)
-    return AutoModelForMaskedLM.from_config(config, **options)
+    config = AutoConfig.for_model(family, vocab_size=40, initializer_range=initializer_range, **sizes | options)
+    model = AutoModelForMaskedLM.from_config(config, attn_implementation=attn_implementation)
+    SparsePrediction.add_to(model)
+    return model
 
 
+@pytest.mark.parametrize("initializer_range", [0.02, 0.5])
 @pytest.mark.parametrize(("family", "first"), [
     ("bert", 0), ("electra", 0), ("albert", 0), ("distilbert", 0), ("roberta", 4), ("xlm-roberta", 4)])
-def test_encoders_count_positions_from_0_or_from_after_the_padding_token(family, first):
-    assert find_first_position(model_of(family), IDS, pad_id=3) == first
+def test_encoders_count_positions_from_0_or_from_after_the_padding_token(family, first, initializer_range):
+    assert find_first_position(model_of(family, initializer_range), IDS, pad_id=3) == first
 
 
+@pytest.mark.parametrize("initializer_range", [0.02, 0.5])
 @pytest.mark.parametrize(("family", "options"), [
     ("bert", {"attn_implementation": "eager"}),  # adds a mask, and this one is of truth values
-    ("modernbert", {}),  # its attention to near tokens alone would be to all
-    ("fnet", {}),  # mixes all tokens of a row
-    ("mpnet", {}), ("deberta-v2", {})])  # no mask between tokens
-def test_encoders_that_would_mix_packed_texts_read_none(family, options):
-    assert find_first_position(model_of(family, **options), IDS, pad_id=3) is None
+    ("fnet", {"attn_implementation": "eager"}),  # mixes all tokens of a row
+    ("mpnet", {"attn_implementation": "eager"}), ("deberta-v2", {"attn_implementation": "eager"}),  # another mask
+    ("modernbert", {"local_attention": 8}), ("modernbert", {"local_attention": 48}),  # to near tokens; here to all
+    ("big_bird", {"attn_implementation": "eager", "block_size": 2})])  # attention to some blocks
+def test_encoders_that_would_mix_packed_texts_read_none(family, options, initializer_range):
+    assert find_first_position(model_of(family, initializer_range, **options), IDS, pad_id=3) is None
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8])
+def test_few_tokens_are_enough_or_nothing_is_packed(num_tokens):
+    assert find_first_position(model_of("bert"), IDS[:num_tokens], pad_id=3) == (0 if num_tokens > 1 else None)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_to_try_a_model_leaves_no_trace(is_training):
-    model = model_of("bert").train(is_training)
-    weights, state = [weight.clone() for weight in model.parameters()], torch.get_rng_state()
+@pytest.mark.parametrize(("family", "options"), [
+    ("bert", {}), ("big_bird", {"attn_implementation": "eager", "block_size": 2})])
+def test_to_try_a_model_leaves_no_trace(family, options, is_training):
+    model = model_of(family, **options).train(is_training)
+    before = copy.deepcopy(model)
+    state = torch.get_rng_state()
     find_first_position(model, IDS, pad_id=3)
     assert model.training == is_training and all(weight.grad is None for weight in model.parameters())
-    assert all(map(torch.equal, weights, model.parameters())) and torch.equal(state, torch.get_rng_state())
+    assert str(vars(model.base_model)) == str(vars(before.base_model))  # BigBird's attention_type, for example
+    assert all(map(torch.equal, before.parameters(), model.parameters()))
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_tokens_see_those_of_their_text():

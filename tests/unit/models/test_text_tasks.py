@@ -15,7 +15,7 @@ import transformers
 from torch.nn import functional as F
 
 from data.loader import BadSamples, MicroBatchDataset
-from data.sampler import MicroBatchRequest
+from data.sampler import WINDOW, MicroBatchRequest
 from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
 from engine.start import Start
@@ -125,6 +125,7 @@ def assert_equal_steps(ours, theirs, tolerance):
 def test_a_run_keeps_the_widths_of_its_batches(task, device, kept, multiple, build):
     """On a CPU as wide as the longest text, on a GPU the next multiple of 8."""
     built = build(task, kept=kept, device=device)
+    built.build_model(initial_weights=True)
     longest = max(len(built._train.sample(i).ids) for i in SHARES[0])
     width = batches_of(built, SHARES[:1])[0].inputs["input_ids"].shape[1]
     assert width == -(-longest // multiple) * multiple and longest % 8
@@ -171,7 +172,7 @@ def test_a_run_keeps_whether_its_texts_are_packed(kept, is_grouped, build):
     task = build("masked-lm", kept=kept)
     task.build_model(initial_weights=True)
     [batch] = batches_of(task, SHARES[:1])
-    assert task.is_grouped == is_grouped == ("owners" not in batch.inputs)
+    assert (task.lengths.window == WINDOW) == is_grouped == ("owners" not in batch.inputs)
     assert (len(batch.inputs["input_ids"]) == len(SHARES[0])) == is_grouped
 
 
@@ -203,7 +204,7 @@ def test_labels_are_smoothed_in_training_and_not_in_evaluation(task_name, build)
 def test_padding_and_a_sample_of_weight_0_do_not_change_a_loss(task_name, build):
     task = build(task_name)
     model = task.build_model(initial_weights=True).double().eval()
-    short, long = (int(index) for index in (task.lengths.argmin(), task.lengths.argmax()))
+    short, long = (int(index) for index in (task.lengths.tokens.argmin(), task.lengths.tokens.argmax()))
     [alone], [both] = batches_of(task, [[short]]), batches_of(task, [[short, long]])
     assert both.inputs["input_ids"].shape[1] > alone.inputs["input_ids"].shape[1]
     padded = task.forward(model, replace(both, sample_weight=torch.tensor([1.0, 0.0]))).loss_sum
@@ -213,6 +214,7 @@ def test_padding_and_a_sample_of_weight_0_do_not_change_a_loss(task_name, build)
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_weight_is_the_number_of_predicted_tokens_in_the_batches(epoch, build):
     task = build("masked-lm", "--mask-probability", "0.3")
+    task.build_model(initial_weights=True)
     batches = batches_of(task, epoch=epoch)
     assert task.normalizer(torch.tensor(GLOBAL_BATCH)) == sum(len(batch.labels) for batch in batches)
 
@@ -265,6 +267,7 @@ def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build,
 def test_the_example_is_as_large_as_any_batch(task_name, build):
     """As wide as any batch, with the number of samples asked for."""
     task = build(task_name)
+    task.build_model(initial_weights=True)
     shape = task.example(6).inputs["input_ids"].shape
     assert shape == (6, max(batch.inputs["input_ids"].shape[1]
                             for batch in batches_of(task, [[i] for i in range(len(task.train_set))])))
