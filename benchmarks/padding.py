@@ -1,9 +1,9 @@
 """`python -m benchmarks.padding --data DIR`: how much of what a text run computes is padding.
 
 The texts are tokenized and put into batches as train.py does, by its own sampler: grouped by length for a classifier,
-packed for masked tokens (wikitext2). Beside it both ways, and neither. In another column widths are multiples of 8, as
-for some GPUs. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in benchmarks/accuracy.py. What is appended
-to results.jsonl are shares of 1.
+packed for masked tokens (wikitext2). Beside it: in widths that are multiples of 8, as for some GPUs; in micro-batches
+of 8 samples; both ways and neither. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in
+benchmarks/accuracy.py. What is appended to results.jsonl are shares of 1.
 """
 
 import argparse
@@ -18,10 +18,11 @@ from transformers import AutoTokenizer
 from benchmarks.in_turn import about, append
 from benchmarks.pretrained import minilm_folder
 from data.plan import cut
-from data.sampler import ElasticDistributedSampler
+from data.sampler import WINDOW, ElasticDistributedSampler, Lengths
 from data.text import first_fit
 from utils.hardware.vendor import TILE
 
+MICRO = 8  # samples
 ROWS = (("sst2", 128, 32), ("agnews", 128, 32), ("wikitext2", 128, 64), ("wikitext2", 512, 64))  # tokens, batch
 
 
@@ -58,23 +59,27 @@ def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1
     return 1 - int(number.sum()) / computed
 
 
+def batches(number: Tensor, batch: int, micro_batch: int, window: int) -> list[list[int]]:
+    """The micro-batches of an epoch. number: [N] tokens of the samples, sorted in a window of `window` batches."""
+    sampler = ElasticDistributedSampler(cut(len(number), batch, micro_batch), 0, 1, 0, Lengths(number, window))
+    return [list(request.indices) for request in sampler]
+
+
 def main(data: Path) -> None:
     """Print the table, and append its rows."""
     print(about())
-    print("| texts | tokens at most | batch | padding | in widths of 8 | grouped | packed | neither |\n|"
-          + "---|" * 8)
+    columns = ("padding", "in widths of 8", f"in micro-batches of {MICRO}", "grouped", "packed", "neither")
+    print(f"| texts | tokens at most | batch | {' | '.join(columns)} |\n|" + "---|" * (3 + len(columns)))
     for name, most, batch in ROWS:
         number = lengths(texts(data, name), most, splits=name == "wikitext2")
-        plan = cut(len(number), batch, batch)
-        grouped, mixed = ([list(request.indices)
-                           for request in ElasticDistributedSampler(plan, 0, 1, 0, number, is_grouped)]
-                          for is_grouped in (True, False))
         is_packed = name == "wikitext2"
+        grouped, mixed = batches(number, batch, batch, WINDOW), batches(number, batch, batch, 1)
         ours = mixed if is_packed else grouped
-        shares = {
-            "padding": padded_share(number, ours, 1, is_packed),
-            "in widths of 8": padded_share(number, ours, TILE, is_packed), "grouped": padded_share(number, grouped),
-            "packed": padded_share(number, mixed, is_packed=True), "neither": padded_share(number, mixed)}
+        cut_up = batches(number, batch, MICRO, 1 if is_packed else WINDOW)
+        shares = dict(zip(columns, (
+            padded_share(number, ours, 1, is_packed), padded_share(number, ours, TILE, is_packed),
+            padded_share(number, cut_up, 1, is_packed), padded_share(number, grouped),
+            padded_share(number, mixed, is_packed=True), padded_share(number, mixed)), strict=True))
         print(f"| {name} | {most} | {batch} | {' | '.join(f'{share:.1%}' for share in shares.values())} |")
         append(f"padding, {name}, {most} tokens at most, batch {batch}", "of the tokens computed",
                {column: [share] for column, share in shares.items()})
