@@ -1,6 +1,6 @@
 """Batches: samples collated for one forward, and the global batch that one optimizer step learns from.
 
-Legend: B samples in a batch, P predicted tokens.
+Legend: B samples in a batch, P predicted tokens, R rows of packed texts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SampleSet(Protocol):
 class Batch:
     """Samples collated for one forward."""
 
-    inputs: dict[str, Tensor]  # what `forward` needs, [B, ...] or [P]
+    inputs: dict[str, Tensor]  # what `forward` needs, [B, ...], [R, ...] or [P]
     labels: Tensor  # int64, [B] or, of predicted tokens, [P]; float32 [B, C] of several labels or numbers
     # [B] float32: 1, or 0 for a sample that must not count: a stand-in, or an unreadable one that is skipped.
     # NaN makes the step void (BadSamples).

@@ -7,9 +7,9 @@ from transformers.utils import ModelOutput
 
 
 class SparsePrediction:
-    """The output layer for the predicted tokens alone: [P, H] instead of [B, T, H], at 15 % a seventh of the work.
+    """The output layer for the predicted tokens alone: [P, H] instead of [R, T, H], at 15 % a seventh of the work.
 
-    Gives a masked LM one more argument, `positions`: [P] int64, into the flattened [B x T] tokens; its logits are
+    Gives a masked LM one more argument, `positions`: [P] int64, into the flattened [R x T] tokens; its logits are
     [P, V] then. Source: sparse_prediction of ModernBERT (Warner et al., 2024), here as hooks for any masked LM.
     torch.compile lets the size of an argument vary, and not that of a tensor that it finds in an attribute; for it
     the hooks are compiled with the model (utils/hardware/compiling.py).
@@ -42,5 +42,5 @@ class SparsePrediction:
         self._positions = None  # nothing of a batch stays: a copy of the model would copy it, too
 
     def _chosen(self, values: Tensor) -> Tensor:
-        """values: [B, T, ...]. Returns [P, ...], or `values` if the model was called without positions."""
+        """values: [R, T, ...]. Returns [P, ...], or `values` if the model was called without positions."""
         return values if self._positions is None else values.flatten(0, 1)[self._positions.to(values.device)]

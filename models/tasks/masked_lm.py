@@ -65,13 +65,14 @@ class MaskedLM(TextTask):
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
         """`positions` [P] are places in the flattened [R x T] tokens."""
         texts, first_position = [sample.text for sample in samples], self._run.kept["first_position"]
-        if first_position is None:
+        max_length = self._config.text.max_length
+        is_full = all(len(text.ids) == max_length for text in texts)  # nothing to pack; without a mask it is faster
+        if first_position is None or is_full:
             inputs = self.encoder_inputs(texts)
             width = inputs["input_ids"].shape[1]
             starts = [row * width for row in range(len(texts))]
         else:
-            inputs, starts = packed(texts, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
-                                    first_position)
+            inputs, starts = packed(texts, self._tokenizer.pad_token_id, max_length, self._pad_to, first_position)
         positions = np.concatenate([start + sample.positions for start, sample in zip(starts, samples, strict=True)])
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
                      torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))

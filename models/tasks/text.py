@@ -100,12 +100,17 @@ class TextTask:
         save_model_folder(weights, self._encoder_config, described, self._tokenizer, folder)
 
     def example(self, size: int) -> Batch:
-        """The longest sample of train or of what is evaluated, `size` times; with a mask, which takes memory, too."""
+        """The longest sample of train or of what is evaluated, `size` times; with a mask, which takes memory, too.
+
+        The last token is masked, for transformers drops a mask of nothing but ones.
+        """
         samples, longest = self.train_set, int(self._train.lengths.argmax())
         if self._eval.lengths[-1] > self._train.lengths.max():  # _eval is in order of length
             samples, longest = self.eval_set, len(self._eval) - 1
         batch = self.collate([samples[0, longest]] * size)
-        return replace(batch, inputs={"attention_mask": torch.ones_like(batch.inputs["input_ids"])} | batch.inputs)
+        mask = torch.ones_like(batch.inputs["input_ids"])
+        mask[:, 1:][:, -1:] = 0  # not the first token, if it is the only one
+        return replace(batch, inputs={"attention_mask": mask} | batch.inputs)
 
 
 def _open_splits(source: TextSource, val: ValSplit, cache: Path) -> tuple[TextIndex, TokenTable]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from utils.errors import UserError
 
-MAX_VARIANTS = 64  # training or evaluating, padded or not, sizes fixed, free or 1: 21 have been seen; torch allows 8
+MAX_VARIANTS = 64  # training or not; padded, packed or neither; sizes fixed, free or 1: 37 were seen; torch allows 8
 
 
 def require_compiler(kind: str) -> None:

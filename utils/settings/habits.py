@@ -60,7 +60,7 @@ HABITS = (
     ("mlm-probability mlm-prob", "--mask-probability"),
     ("tokenizer-name tokenizer-name-or-path", "--tokenizer"),
     ("group-by-length pad-to-max-length",
-     "not needed: texts of similar length share a batch, which is as long as the longest; masked-lm packs them"),
+     "not needed: texts of similar length share a batch, as long as the longest; masked-lm puts several in a row"),
 
     # images
     ("imgsz img-size input-size crop-size resolution train-crop-size val-crop-size", "--image-size"),

@@ -20,6 +20,7 @@ from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
 from engine.start import Start
 from models.metrics import Totals
+from models.packing import with_mask
 from models.tasks import load_task
 from tests.conftest import COUNTS
 from utils.distributed.agreement import Agreement
@@ -272,6 +273,24 @@ def test_the_example_is_as_large_as_any_batch(task_name, build):
     assert shape == (6, max(batch.inputs["input_ids"].shape[1]
                             for batch in batches_of(task, [[i] for i in range(len(task.train_set))])))
     assert len(task.example(6).sample_weight) == 6
+
+
+@pytest.mark.parametrize("max_length", [32, 500])  # the longest text has fewer than 500 tokens
+@pytest.mark.parametrize("task_name", TASKS)
+def test_the_example_has_a_mask_that_transformers_does_not_drop(task_name, max_length, build):
+    task = build(task_name, "--max-length", max_length)
+    task.build_model(initial_weights=True)
+    mask = with_mask(task.example(6).inputs)["attention_mask"]
+    assert mask.any(-1).all() and (mask.ndim == 4 or not mask.all())
+
+
+def test_texts_that_fill_their_rows_have_no_mask(build):
+    task = build("masked-lm")
+    task.build_model(initial_weights=True)
+    full = (task.lengths.tokens == 32).nonzero().flatten().tolist()
+    [batch] = batches_of(task, [full])
+    assert len(full) > 1 and set(batch.inputs) == {"input_ids", "token_type_ids", "positions"}
+    assert batch.inputs["input_ids"].shape == (len(full), 32)
 
 
 def evaluated(task, world):

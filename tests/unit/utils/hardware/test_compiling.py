@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch._dynamo.utils import counters
 
+from models.packing import with_mask
 from models.sparse_prediction import SparsePrediction
 from utils.errors import UserError
 from utils.hardware.compiling import compile_model, require_compiler
@@ -30,9 +31,13 @@ def model(monkeypatch):
     torch.compiler.reset()
 
 
-def batch(samples, tokens, predicted):
-    return {"input_ids": torch.randint(90, (samples, tokens)),
-            "positions": torch.randperm(samples * tokens)[:predicted]}
+def batch(rows, tokens, predicted, is_padded=False, is_packed=False):
+    """An encoder's arguments. is_packed: two texts in a row."""
+    inputs = {"input_ids": torch.randint(90, (rows, tokens)), "positions": torch.randperm(rows * tokens)[:predicted]}
+    owners = (torch.arange(tokens) >= tokens // 2).expand(rows, tokens)
+    packed = {"position_ids": torch.arange(tokens).expand(rows, tokens), "owners": owners}
+    return with_mask(inputs | ({"attention_mask": torch.ones_like(inputs["input_ids"])} if is_padded else {})
+                     | (packed if is_packed else {}))
 
 
 def num_variants(model, batches):
@@ -43,21 +48,22 @@ def num_variants(model, batches):
     return counters["stats"]["unique_graphs"] - before
 
 
-def test_a_masked_lm_is_compiled_once_for_all_sizes(model):
+@pytest.mark.parametrize("kind", [{}, {"is_packed": True}])
+def test_a_masked_lm_is_compiled_once_for_all_sizes(kind, model):
     compile_model(model)
-    assert num_variants(model, [batch(4, 8, 5)]) == 1  # all sizes fixed
-    assert num_variants(model, [batch(4, 8, 6)]) == 1  # P is free
-    assert num_variants(model, itertools.starmap(batch, itertools.product((3, 5), (9, 12, 16), (4, 7, 11)))) == 1
+    assert num_variants(model, [batch(4, 8, 5, **kind)]) == 1  # all sizes fixed
+    assert num_variants(model, [batch(4, 8, 6, **kind)]) == 1  # P is free
+    sizes = itertools.product((3, 5), (9, 12, 16), (4, 7, 11))
+    assert num_variants(model, (batch(*size, **kind) for size in sizes)) == 1
 
 
 def test_more_variants_than_torchs_own_limit_are_compiled(model):
     compile_model(model)
     found = 0
-    for is_trained, is_padded in itertools.product((True, False), (True, False)):
-        batches = list(itertools.starmap(batch, itertools.product((4, 1, 3), (8, 9), (5, 1, 6))))
-        masks = [{"attention_mask": torch.ones_like(each["input_ids"])} if is_padded else {} for each in batches]
+    for is_trained, kind in itertools.product((True, False), ({}, {"is_padded": True}, {"is_packed": True})):
         with torch.set_grad_enabled(is_trained):
-            found += num_variants(model, [each | mask for each, mask in zip(batches, masks, strict=True)])
+            sizes = itertools.product((4, 1, 3), (8, 9), (5, 1, 6))
+            found += num_variants(model, [batch(*size, **kind) for size in sizes])
     assert found > OWN_LIMIT
     assert num_variants(model, [batch(2, 8, 5)]) == 0
 
