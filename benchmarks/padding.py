@@ -2,8 +2,8 @@
 
 The texts are tokenized and put into batches as train.py does, by its own sampler: grouped by length for a classifier,
 packed for masked tokens (wikitext2). Beside it: in widths that are multiples of 8, as for some GPUs; in micro-batches
-of 8 samples; both ways and neither. Nothing is trained. DIR holds sst2, agnews and wikitext2, as in
-benchmarks/accuracy.py. What is appended to results.jsonl are shares of 1.
+of 8 samples; grouped, packed and neither, whichever the task uses. Nothing is trained. DIR holds sst2, agnews and
+wikitext2, as in benchmarks/accuracy.py. What is appended to results.jsonl are shares of 1.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def padded_share(number: Tensor, batches: Iterable[list[int]], multiple: int = 1
     return 1 - int(number.sum()) / computed
 
 
-def batches(number: Tensor, batch: int, micro_batch: int, window: int) -> list[list[int]]:
+def micro_batches(number: Tensor, batch: int, micro_batch: int, window: int) -> list[list[int]]:
     """The micro-batches of an epoch. number: [N] tokens of the samples, sorted in a window of `window` batches."""
     sampler = ElasticDistributedSampler(cut(len(number), batch, micro_batch), 0, 1, 0, Lengths(number, window))
     return [list(request.indices) for request in sampler]
@@ -73,9 +73,9 @@ def main(data: Path) -> None:
     for name, most, batch in ROWS:
         number = lengths(texts(data, name), most, splits=name == "wikitext2")
         is_packed = name == "wikitext2"
-        grouped, mixed = batches(number, batch, batch, WINDOW), batches(number, batch, batch, 1)
+        grouped, mixed = (micro_batches(number, batch, batch, window) for window in (WINDOW, 1))
         ours = mixed if is_packed else grouped
-        cut_up = batches(number, batch, MICRO, 1 if is_packed else WINDOW)
+        cut_up = micro_batches(number, batch, MICRO, 1 if is_packed else WINDOW)
         shares = dict(zip(columns, (
             padded_share(number, ours, 1, is_packed), padded_share(number, ours, TILE, is_packed),
             padded_share(number, cut_up, 1, is_packed), padded_share(number, grouped),

@@ -75,10 +75,13 @@ def make_folder(folder: Path, write: Callable[[Path], None], is_whole: Callable[
             write(partial)
             for path in (*partial.iterdir(), partial):
                 sync(path)
-            if not is_whole(folder):
-                shutil.rmtree(folder, ignore_errors=True)  # damaged
+            try:
                 partial.rename(folder)
-                sync(folder.parent)
+            except OSError:  # it is there: damaged, or another process was first
+                if not is_whole(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+                    partial.rename(folder)
+            sync(folder.parent)
         except OSError:
             if not is_whole(folder):  # else another process was first, and wrote the same
                 raise

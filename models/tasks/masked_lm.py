@@ -64,15 +64,26 @@ class MaskedLM(TextTask):
 
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
         """`positions` [P] are places in the flattened [R x T] tokens."""
-        texts, first_position = [sample.text for sample in samples], self._run.kept["first_position"]
-        max_length = self._config.text.max_length
-        is_full = all(len(text.ids) == max_length for text in texts)  # nothing to pack; without a mask it is faster
-        if first_position is None or is_full:
+        # texts of one length fill their rows, and are faster without a mask
+        return self._batch(samples, is_packed=self._packs and len({len(sample.text.ids) for sample in samples}) > 1)
+
+    def example(self, size: int) -> Batch:
+        """As packed texts are, which most batches have."""
+        return self._batch(self._longest(size), is_packed=True) if self._packs else super().example(size)
+
+    @property
+    def _packs(self) -> bool:
+        return self._run.kept["first_position"] is not None
+
+    def _batch(self, samples: Sequence[MaskedSample], is_packed: bool) -> Batch:
+        texts = [sample.text for sample in samples]
+        if is_packed:
+            inputs, starts = packed(texts, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
+                                    self._run.kept["first_position"])
+        else:
             inputs = self.encoder_inputs(texts)
             width = inputs["input_ids"].shape[1]
             starts = [row * width for row in range(len(texts))]
-        else:
-            inputs, starts = packed(texts, self._tokenizer.pad_token_id, max_length, self._pad_to, first_position)
         positions = np.concatenate([start + sample.positions for start, sample in zip(starts, samples, strict=True)])
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
                      torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
@@ -96,14 +107,13 @@ class MaskedLM(TextTask):
         """Whether `model` reads packed texts; kept. Collective."""
         kept = self._run.kept
         if "first_position" not in kept:
-            longest = max(self._train.lengths.max(), self._eval.lengths.max())
-            ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), longest)
+            ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), self._config.text.max_length)
             kept["first_position"] = self._world.on_rank_zero(  # Collective.
                 lambda: find_first_position(model, ids, self._tokenizer.pad_token_id), takes_long=True)
-            if kept["first_position"] is None:
+            if not self._packs and not self._run.is_read_only:
                 self._run.note(f"{self._config.model.model} cannot read several texts in a row: batches hold texts of"
                                " similar lengths")
-        if kept["first_position"] is not None:
+        if self._packs:
             self.lengths = replace(self.lengths, window=1)
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:

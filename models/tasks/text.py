@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -104,13 +104,16 @@ class TextTask:
 
         The last token is masked, for transformers drops a mask of nothing but ones.
         """
-        samples, longest = self.train_set, int(self._train.lengths.argmax())
-        if self._eval.lengths[-1] > self._train.lengths.max():  # _eval is in order of length
-            samples, longest = self.eval_set, len(self._eval) - 1
-        batch = self.collate([samples[0, longest]] * size)
+        batch = self.collate(self._longest(size))
         mask = torch.ones_like(batch.inputs["input_ids"])
         mask[:, 1:][:, -1:] = 0  # not the first token, if it is the only one
         return replace(batch, inputs={"attention_mask": mask} | batch.inputs)
+
+    def _longest(self, size: int) -> list[Any]:
+        samples, longest = self.train_set, int(self._train.lengths.argmax())
+        if self._eval.lengths[-1] > self._train.lengths.max():  # _eval is in order of length
+            samples, longest = self.eval_set, len(self._eval) - 1
+        return [samples[0, longest]] * size
 
 
 def _open_splits(source: TextSource, val: ValSplit, cache: Path) -> tuple[TextIndex, TokenTable]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
+from data.text import TextSample, packed
 from models.packing import find_first_position, with_mask
 from models.sparse_prediction import SparsePrediction
 
@@ -44,9 +45,32 @@ def test_encoders_that_would_mix_packed_texts_read_none(family, options, initial
     assert find_first_position(model_of(family, initializer_range, **options), IDS, pad_id=3) is None
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 3, 8])
-def test_few_tokens_are_enough_or_nothing_is_packed(num_tokens):
-    assert find_first_position(model_of("bert"), IDS[:num_tokens], pad_id=3) == (0 if num_tokens > 1 else None)
+@pytest.mark.parametrize(("num_tokens", "first"), [(25, 0), (26, None), (27, None)])
+def test_a_window_is_noticed_by_one_token_outside_it(num_tokens, first):
+    model = model_of("modernbert", 0.02, local_attention=48, num_hidden_layers=4)
+    assert find_first_position(model, np.resize(IDS, num_tokens), pad_id=3) == first
+
+
+@pytest.mark.parametrize("num_tokens", [8, 9, 64])
+def test_few_tokens_are_enough(num_tokens):
+    assert find_first_position(model_of("bert"), np.resize(IDS, num_tokens), pad_id=3) == 0
+
+
+@pytest.mark.parametrize("family", ["bert", "electra", "albert", "distilbert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_packed_texts_have_the_logits_of_each_alone(multiple, family):
+    """With padding and with tokens that the trial does not have."""
+    model, draw = model_of(family).double().eval(), np.random.default_rng(0)
+    first = find_first_position(model, IDS, pad_id=3)
+    texts = [TextSample(draw.permutation(np.r_[0:3, 4:40])[:length], np.zeros(0, np.uint8), 0)
+             for length in (29, 5, 7, 18, 11, 2)]
+    inputs, starts = packed(texts, 3, 32, multiple, first)
+    assert len(inputs["input_ids"]) < len(texts) and (inputs["owners"] < 0).any()
+    with torch.no_grad():
+        found = model(**with_mask(inputs)).logits.flatten(0, 1)
+        for text, start in zip(texts, starts, strict=True):
+            alone = model(input_ids=torch.from_numpy(text.ids)[None]).logits[0]
+            torch.testing.assert_close(found[start:start + len(text.ids)], alone, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("is_training", [True, False])

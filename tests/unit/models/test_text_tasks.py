@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
 from engine.start import Start
 from models.metrics import Totals
-from models.packing import with_mask
+from models.packing import find_first_position, with_mask
 from models.tasks import load_task
 from tests.conftest import COUNTS
 from utils.distributed.agreement import Agreement
@@ -153,8 +154,7 @@ def test_a_step_of_masked_lm_is_the_mean_over_predicted_tokens(family, build, fo
     """Of the loss of transformers, which has one text in a row."""
     task = build("masked-lm", family=family)
     model = task.build_model(initial_weights=True).double().eval()
-    assert min(len(batch.inputs["owners"]) - len(share)
-               for batch, share in zip(batches_of(task), SHARES, strict=True)) < 0  # several texts in a row
+    assert len(batches_of(task)[0].inputs["owners"]) < len(SHARES[0])  # several texts in a row
     samples = [task.train_set[0, i] for i in GLOBAL_BATCH]
     inputs = load_tokenizer(str(folders[family, "masked-lm"])).pad(
         [{"input_ids": sample.text.ids.tolist()} for sample in samples], return_tensors="pt")
@@ -175,6 +175,23 @@ def test_a_run_keeps_whether_its_texts_are_packed(kept, is_grouped, build):
     [batch] = batches_of(task, SHARES[:1])
     assert (task.lengths.window == WINDOW) == is_grouped == ("owners" not in batch.inputs)
     assert (len(batch.inputs["input_ids"]) == len(SHARES[0])) == is_grouped
+
+
+def test_a_run_tries_once_whether_its_encoder_reads_packed_texts(build, folders, tmp_path, monkeypatch, capsys):
+    trial = Mock(wraps=find_first_position)
+    monkeypatch.setattr("models.tasks.masked_lm.find_first_position", trial)
+    (folder := tmp_path / "fnet").mkdir()
+    tokenizer = load_tokenizer(str(folders["bert", "masked-lm"]))
+    tokenizer.save_pretrained(folder)
+    transformers.FNetConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, intermediate_size=32,
+                            pad_token_id=0).save_pretrained(folder)  # mixes all tokens of a row
+    first = build("masked-lm", "--model", folder, "--no-pretrained")
+    first.build_model(initial_weights=True)
+    kept = {"first_position": first._run.kept["first_position"]}
+    build("masked-lm", "--model", folder, "--no-pretrained", kept=kept).build_model(initial_weights=False)
+    note = f"{folder} cannot read several texts in a row: batches hold texts of similar lengths"
+    assert (capsys.readouterr().out.splitlines().count(note), trial.call_count) == (1, 1)
+    assert first.lengths.window == WINDOW and "owners" not in first.example(2).inputs
 
 
 @pytest.mark.parametrize("task_name", TASKS)
@@ -284,13 +301,16 @@ def test_the_example_has_a_mask_that_transformers_does_not_drop(task_name, max_l
     assert mask.any(-1).all() and (mask.ndim == 4 or not mask.all())
 
 
-def test_texts_that_fill_their_rows_have_no_mask(build):
+def test_texts_of_one_length_fill_their_rows_and_have_no_mask(build):
     task = build("masked-lm")
     task.build_model(initial_weights=True)
-    full = (task.lengths.tokens == 32).nonzero().flatten().tolist()
-    [batch] = batches_of(task, [full])
-    assert len(full) > 1 and set(batch.inputs) == {"input_ids", "token_type_ids", "positions"}
-    assert batch.inputs["input_ids"].shape == (len(full), 32)
+    lengths, counts = task.lengths.tokens.unique(return_counts=True)
+    for length in (several := lengths[counts > 1].tolist()):
+        alike = (task.lengths.tokens == length).nonzero().flatten().tolist()
+        [batch] = batches_of(task, [alike])
+        assert set(batch.inputs) == {"input_ids", "token_type_ids", "positions"}
+        assert batch.inputs["input_ids"].shape == (len(alike), length)
+    assert len(several) > 1
 
 
 def evaluated(task, world):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -98,6 +99,24 @@ def test_all_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert set(seen[:at]) >= {partial, partial / "about.json", *(partial / name for name in ARRAYS)}
     assert folder == tmp_path / "new"
     assert seen[at + 1:] == [tmp_path]  # the name itself
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_folder_that_another_node_makes_meanwhile_stays(tmp_path, number):
+    """Without locks between nodes both write. The other's is there once this one has asked `number` times."""
+    asked, made, own, other = [], [], tmp_path / "own", tmp_path / "other"
+    for folder in (own, other):
+        kept_arrays(folder, lambda: ARRAYS)
+
+    def is_whole(folder):
+        found = open_arrays(folder)
+        asked.append(folder)
+        if len(asked) == number:
+            made.append(other.rename(folder).stat().st_ino)
+        return found
+
+    make_folder(tmp_path / "new", lambda partial: shutil.copytree(own, partial, dirs_exist_ok=True), is_whole)
+    assert made in ([], [(tmp_path / "new").stat().st_ino]) and open_arrays(tmp_path / "new") is not None
 
 
 # --- several processes
