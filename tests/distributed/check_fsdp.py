@@ -164,10 +164,10 @@ def evaluation(world: World, folder: Path) -> Any:
     for name in CASES:
         task, outputs = task_of(name, world, folder), []
         plan = BatchPlan(len(task.train_set), global_batch_size=26, num_micro_batches=M)
-        batch = task.collate([task.train_set[0, index] for index in range(world.rank, 16, world.world_size)])
         for kind in ("fsdp", "ddp"):
             strategy = build(kind, task, world)
             strategy.module.float()
+            batch = task.collate([task.train_set[0, index] for index in range(world.rank, 16, world.world_size)])
             step_of(task, strategy, plan, 0, world)
             with torch.no_grad():
                 strategy.module.eval()
