@@ -78,6 +78,8 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
         "floor: decoding for the boxes": rate(lambda path: decode(EncodedImage(path))),
         "floor: decoding and resizing them": rate(lambda path: resize(*decode(EncodedImage(path)))),
         "floor: decoding --cache jpeg for them": rate(lambda path: decode(sources["ours, --cache jpeg"](path))),
+        "floor: resizing --cache raw for them": rate(
+            lambda path: resize(*decode(sources["ours, --cache raw"](path)))),
     }, rounds), REFERENCE)
 
 
