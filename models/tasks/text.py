@@ -102,7 +102,7 @@ class TextTask:
     def example(self, size: int) -> Batch:
         """The longest sample of train or of what is evaluated, `size` times; with a mask, which takes memory, too.
 
-        The last token is masked, for transformers drops a mask of nothing but ones.
+        The last token is masked, because transformers drops a mask of nothing but ones.
         """
         batch = self.collate(self._longest(size))
         mask = torch.ones_like(batch.inputs["input_ids"])

@@ -48,7 +48,7 @@ def test_packed_samples_are_found_again(lengths_and_width, first_position, has_t
     assert has_types == ("token_type_ids" in flat) and bool((flat["input_ids"][flat["owners"] < 0] == 0).all())
 
 
-def test_packed_rows_are_as_wide_as_the_longest_sample_or_the_next_multiple():
+def test_packed_rows_are_as_wide_as_the_longest_or_the_next_multiple():
     samples = [TextSample(np.ones(length, np.int64), np.zeros(0, np.uint8), 0) for length in (5, 2, 3, 2)]
     assert packed(samples, 0, 32, 1, 0)[0]["input_ids"].shape == (3, 5)
     assert packed(samples, 0, 32, 8, 0)[0]["input_ids"].shape == (2, 8)

@@ -45,9 +45,10 @@ def test_encoders_that_would_mix_packed_texts_read_none(family, options, initial
     assert find_first_position(model_of(family, initializer_range, **options), IDS, pad_id=3) is None
 
 
-@pytest.mark.parametrize(("num_tokens", "first"), [(25, 0), (26, None), (27, None)])
+@pytest.mark.parametrize(("num_tokens", "first"), [(65, 0), (66, None), (67, None)])
 def test_a_window_is_noticed_by_one_token_outside_it(num_tokens, first):
-    model = model_of("modernbert", 0.02, local_attention=48, num_hidden_layers=4)
+    """In float32 rounding hides it."""
+    model = model_of("modernbert", 0.02, local_attention=128, num_hidden_layers=4)
     assert find_first_position(model, np.resize(IDS, num_tokens), pad_id=3) == first
 
 
