@@ -74,6 +74,10 @@ def test_packed_texts_have_the_logits_of_each_alone(multiple, family):
             torch.testing.assert_close(found[start:start + len(text.ids)], alone, rtol=1e-12, atol=1e-12)
 
 
+def settings(model):
+    return {name: value for name, value in vars(model.base_model).items() if name not in ("config", "_modules")}
+
+
 @pytest.mark.parametrize("is_training", [True, False])
 @pytest.mark.parametrize(("family", "options"), [
     ("bert", {}), ("big_bird", {"attn_implementation": "eager", "block_size": 2})])
@@ -83,7 +87,7 @@ def test_to_try_a_model_leaves_no_trace(family, options, is_training):
     state = torch.get_rng_state()
     find_first_position(model, IDS, pad_id=3)
     assert model.training == is_training and all(weight.grad is None for weight in model.parameters())
-    assert str(vars(model.base_model)) == str(vars(before.base_model))  # BigBird's attention_type, for example
+    assert settings(model) == settings(before)  # BigBird's attention_type, for example
     assert all(map(torch.equal, before.parameters(), model.parameters()))
     assert torch.equal(state, torch.get_rng_state())
 
