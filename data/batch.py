@@ -5,12 +5,14 @@ Legend: B samples in a batch, P predicted tokens, R rows of packed texts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from utils.hardware.devices import copied_beside
 
 
 class SampleSet(Protocol):
@@ -39,12 +41,12 @@ class Batch:
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; copies from pinned memory do not wait."""
-        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
+        """The same batch on `device`; from pinned memory neither the host waits, nor the copy for the device's work."""
+        return self._of(copied_beside(self._tensors, device))
 
     def pin_memory(self) -> Batch:
         """The same batch in pinned memory (the DataLoader calls this)."""
-        return self._map(Tensor.pin_memory)
+        return self._of([tensor.pin_memory() for tensor in self._tensors])
 
     def stand_in(self) -> Batch:
         """The same samples with sample weight 0, for a rank that must compute when it has nothing to compute."""
@@ -59,11 +61,16 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        return sum(tensor.nbytes for tensor in (*self.inputs.values(), self.labels, self.sample_weight))
+        return sum(tensor.nbytes for tensor in self._tensors)
 
-    def _map(self, move: Callable[[Tensor], Tensor]) -> Batch:
-        inputs = {name: move(tensor) for name, tensor in self.inputs.items()}
-        return replace(self, inputs=inputs, labels=move(self.labels), sample_weight=move(self.sample_weight))
+    @property
+    def _tensors(self) -> list[Tensor]:
+        return [*self.inputs.values(), self.labels, self.sample_weight]
+
+    def _of(self, tensors: list[Tensor]) -> Batch:
+        *inputs, labels, sample_weight = tensors
+        return replace(
+            self, inputs=dict(zip(self.inputs, inputs, strict=True)), labels=labels, sample_weight=sample_weight)
 
 
 class Taken(NamedTuple):

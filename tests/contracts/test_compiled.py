@@ -1,5 +1,7 @@
 """--compile on the CPU: a run in two starts ends with the bits of one, and says that it is compiled."""
 
+import json
+
 import pytest
 
 from tests.conftest import LIMIT_S
@@ -33,3 +35,17 @@ def test_two_starts_end_with_the_bits_of_one(task, launch, run_torchrun, photos,
     second = run_torchrun(2, *words, "--run-dir", halves)
     assert second.returncode == 0 and "resumed at step 4" in second.out, second.text
     assert outcome(halves) == outcome(straight)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(COMPILING_S + LIMIT_S)
+def test_gradients_are_sent_while_others_are_still_computed(launch, photos, run_dir):
+    """torch compiles a graph for each of DDP's buckets; with one graph all gradients would come at its end."""
+    result = launch(2, "--data", photos, "--run-dir", run_dir, "--device", "cpu", "--compile", "--model", "resnet18",
+                    "--image-size", 32, "--micro-batch-size", 4, "--global-batch-size", 8, "--epochs", 4,
+                    "--max-steps", 4, "--profile", 1).wait(COMPILING_S)
+    assert result.returncode == 0, result.text
+    events = json.loads((run_dir / "profile/rank-0.pt.trace.json").read_text())["traceEvents"]
+    sent = min(event["ts"] for event in events if event.get("name") == "gloo:all_reduce")
+    computed = [event["ts"] for event in events if event.get("name") == "CompiledFunctionBackward"]
+    assert len(computed) > 1 and sent < max(computed)

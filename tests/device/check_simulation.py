@@ -171,7 +171,7 @@ def an_event_delivers_only_copies_that_were_issued_before_it() -> None:
     assert arriving.isnan().all()
     after.synchronize()
     assert arriving.item() == 1 and second.isnan().all()
-    torch.Stream("sim").synchronize()
+    torch.accelerator.current_stream().synchronize()
     assert second.item() == 1
 
 
@@ -214,6 +214,62 @@ def memory_may_be_written_once_its_copy_has_been_waited_for() -> None:
     event.synchronize()
     source.zero_()
     torch.accelerator.synchronize()
+
+
+# streams
+
+
+@check
+def a_stream_must_wait_for_what_another_one_copies() -> None:
+    default, stream, pinned = torch.accelerator.current_stream(), torch.Stream("sim"), sample(3).pin_memory()
+    with stream:
+        on_device = pinned.to("sim", non_blocking=True)
+        on_device + 1  # in the same stream, after it
+    on_device.record_stream(default)
+    late = f"memory that stream {stream.stream_id} copies to is used on stream 0, which has not waited for it"
+    for use in (lambda: on_device + 1, on_device.zero_, on_device.cpu, lambda: on_device.view(3, 1).sum()):
+        with raises(RuntimeError, late):
+            use()
+    default.wait_stream(stream)
+    assert torch.equal((on_device + 1).cpu(), sample(3) + 1)
+
+
+@check
+def streams_have_queues_of_their_own() -> None:
+    default, stream, device = torch.accelerator.current_stream(), torch.Stream("sim"), torch.device("sim", 0)
+    assert stream != default and stream.device == default.device == device
+    tensor, source = torch.ones(1, device="sim"), sample(3).pin_memory()
+    with stream:
+        assert torch.accelerator.current_stream() == stream
+        copied = source.to("sim", non_blocking=True)
+    late = tensor.to("cpu", non_blocking=True)
+    stream.synchronize()
+    assert torch.accelerator.current_stream() == default and late.isnan().all()  # the other queue has not moved
+    copied.record_stream(default)
+    assert torch.equal(copied.cpu(), source) and late.item() == 1  # the host has waited for the one, now for the other
+
+
+@check
+def a_queue_that_waits_for_another_moves_it() -> None:
+    default, stream, source = torch.accelerator.current_stream(), torch.Stream("sim"), sample(3).pin_memory()
+    with stream:
+        source.to("sim", non_blocking=True)
+    default.wait_stream(stream)
+    source.zero_()
+    with raises(RuntimeError, "host memory was written while it was being copied to sim:0"):
+        default.synchronize()
+
+
+@check
+def memory_of_another_stream_is_refused_unless_torch_was_told() -> None:
+    stream = torch.Stream("sim")
+    with stream:
+        theirs, told = torch.ones(2, device="sim"), torch.ones(2, device="sim")
+        told.record_stream(torch.accelerator.current_stream())
+    torch.accelerator.current_stream().wait_stream(stream)
+    with raises(RuntimeError, f"memory of stream {stream.stream_id} is used on stream 0 without record_stream"):
+        theirs + 1
+    assert (told + 1).tolist() == [2, 2]
 
 
 @check

@@ -7,11 +7,13 @@ is also a test of both. On a real one sums are rounded in another order: losses 
 import json
 import os
 import signal
+import sys
 from collections import Counter
 from functools import partial
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.device.runs import CLOSE, EVALUATIONS, OBJECTIVES, RECORDED, STEPS, TASKS, TECHNIQUES
 from tests.harness.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
 from tests.harness.strategies import ACROSS
@@ -92,6 +94,14 @@ def waits_by_cause(waits):
             cause = next((name for name in EXPECTED if name in frames), None) if kind == "event" else None
             found[cause or f"{kind} in {' < '.join(frames[:3])}"] += count
     return found
+
+
+def test_a_batch_is_copied_beside_the_devices_other_work(accelerator):
+    script = ROOT / "tests/device/check_copies.py"
+    simulated = {"command": (sys.executable, "-m", "tests.harness.accelerator", script)}
+    result = accelerator.run(None, script=script, **simulated if accelerator.is_simulated else {},
+                             env={"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"})
+    assert result.returncode == 0, result.text
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import json
 import socket
 import time
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -135,6 +136,28 @@ class Stopwatch:
         event = torch.Event(self._device, enable_timing=True)
         event.record(torch.accelerator.current_stream(self._device))
         return event
+
+
+def copied_beside(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """`tensors` on `device`. From pinned memory the host does not wait, and the device copies beside its other work.
+
+    What is queued from here on waits for the copies.
+    """
+    if device.type == "cpu":
+        return [tensor.to(device) for tensor in tensors]
+    stream, current = copy_stream(device), torch.accelerator.current_stream(device)
+    with stream:
+        copies = [tensor.to(device, non_blocking=True) for tensor in tensors]
+    current.wait_stream(stream)
+    for copy in copies:
+        copy.record_stream(current)  # or their memory could be given to the next copies while it is still read
+    return copies
+
+
+@cache
+def copy_stream(device: torch.device) -> torch.Stream:
+    """The stream that an accelerator copies batches on."""
+    return torch.Stream(device)
 
 
 class Arriving:

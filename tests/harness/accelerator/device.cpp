@@ -16,12 +16,14 @@ constexpr auto kSim = DeviceType::PrivateUse1;
 DeviceIndex num_devices;
 double budget_mib;  // of each device
 thread_local DeviceIndex current = 0;  // as in CUDA, each thread has its own
+thread_local StreamId streams[64] = {};  // the current one of each device; 0 is its default stream
 std::mutex guarding;  // what follows
+StreamId num_streams = 0;
 int64_t used[64], peak[64];  // bytes, by device
 std::unordered_map<StorageImpl*, weak_intrusive_ptr<StorageImpl>> device_storages;  // by host storage
 std::map<const char*, size_t> pinned;  // bytes of the host, by address
 
-struct Memory { Storage host; int64_t device, bytes; };  // behind a device storage
+struct Memory { Storage host; int64_t device, bytes, stream; };  // behind a device storage; stream -1: of any
 Memory& memory_of(const Tensor& tensor) { return *static_cast<Memory*>(tensor.storage().data_ptr().get_context()); }
 
 void allocate(int64_t device, int64_t bytes) {
@@ -46,7 +48,12 @@ Tensor in(Storage storage, DispatchKey key, const Tensor& like) {
   return made;
 }
 
-Tensor unwrap(const Tensor& tensor) { return in(memory_of(tensor).host, DispatchKey::CPU, tensor); }
+Tensor unwrap(const Tensor& tensor) {  // torch may give memory to others while a stream still reads that it did not tell
+  auto& memory = memory_of(tensor);
+  TORCH_CHECK(memory.stream < 0 || memory.stream == streams[memory.device], "sim error: memory of stream ",
+              memory.stream, " is used on stream ", streams[memory.device], " without record_stream");
+  return in(memory.host, DispatchKey::CPU, tensor);
+}
 
 Tensor wrap(const Tensor& tensor, int64_t device) {
   auto& host = tensor.storage();
@@ -55,7 +62,7 @@ Tensor wrap(const Tensor& tensor, int64_t device) {
   if (auto storage = known.lock()) return in(Storage(storage), DispatchKey::PrivateUse1, tensor);
   int64_t bytes = host.nbytes();
   allocate(device, bytes);
-  DataPtr data(host.mutable_data(), new Memory{host, device, bytes}, &release, Device(kSim, device));
+  DataPtr data(host.mutable_data(), new Memory{host, device, bytes, streams[device]}, &release, Device(kSim, device));
   Storage storage(Storage::use_byte_size_t(), bytes, std::move(data));
   known = storage.getWeakStorageImpl();
   return in(storage, DispatchKey::PrivateUse1, tensor);
@@ -97,10 +104,10 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 template <class Result, class... Arguments> Result ask(const char* name, Arguments... arguments) {
   return Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Result(Arguments...)>().call(arguments...);
 }
-int64_t recorded(int64_t device) { return ask<int64_t>("sim::record", device); }
+int64_t recorded(int64_t device, int64_t stream) { return ask<int64_t>("sim::record", device, stream); }
 void wait(int64_t event, std::string_view kind) { ask<void>("sim::wait", event, kind); }
 
-struct Guard final : impl::NoOpDeviceGuardImpl<kSim> {  // a device has one stream; an event is a number
+struct Guard final : impl::NoOpDeviceGuardImpl<kSim> {  // an event is a number
   DeviceIndex deviceCount() const noexcept override { return num_devices; }
   Device getDevice() const override { return Device(kSim, current); }
   void uncheckedSetDevice(Device d) const noexcept override { current = d.has_index() ? d.index() : current; }
@@ -109,19 +116,32 @@ struct Guard final : impl::NoOpDeviceGuardImpl<kSim> {  // a device has one stre
     uncheckedSetDevice(d);
   }
   Device exchangeDevice(Device d) const override { auto before = getDevice(); setDevice(d); return before; }
-  Stream getStream(Device d) const noexcept override { return Stream(Stream::DEFAULT, d); }
-  Stream getNewStream(Device d, int) const override { return getStream(d.has_index() ? d : getDevice()); }
-  void block(void*, const Stream&) const override {}
+  Device indexed(Device d) const { return d.has_index() ? d : getDevice(); }
+  Stream getStream(Device d) const noexcept override {
+    return Stream(Stream::UNSAFE, indexed(d), streams[indexed(d).index()]);
+  }
+  Stream getNewStream(Device d, int) const override {  // CUDA also gives the same ones again
+    std::lock_guard lock(guarding);
+    return Stream(Stream::UNSAFE, indexed(d), 1 + num_streams++ % 8);
+  }
+  Stream exchangeStream(Stream s) const noexcept override {
+    auto before = getStream(s.device());
+    streams[s.device_index()] = s.id();
+    return before;
+  }
+  void block(void* event, const Stream& s) const override {
+    ask<void>("sim::block", reinterpret_cast<int64_t>(event), int64_t{s.device_index()}, s.id());
+  }
   void record(void** event, const Stream& s, const DeviceIndex, const EventFlag) const override {
-    *event = reinterpret_cast<void*>(recorded(s.device_index()));
+    *event = reinterpret_cast<void*>(recorded(s.device_index(), s.id()));
   }
   bool queryEvent(void* event) const override { return ask<bool>("sim::query", reinterpret_cast<int64_t>(event)); }
   double elapsedTime(void* from, void* to, const DeviceIndex) const override {  // an operation takes 1 ms
-    return static_cast<double>(reinterpret_cast<int64_t>(to) / 64 - reinterpret_cast<int64_t>(from) / 64);
+    return static_cast<double>((reinterpret_cast<int64_t>(to) >> 10) - (reinterpret_cast<int64_t>(from) >> 10));
   }
   void synchronizeEvent(void* event) const override { wait(reinterpret_cast<int64_t>(event), "event"); }
-  void synchronizeStream(const Stream& s) const override { wait(recorded(s.device_index()), "synchronize"); }
-  void synchronizeDevice(const DeviceIndex d) const override { wait(recorded(d), "synchronize"); }
+  void synchronizeStream(const Stream& s) const override { wait(recorded(s.device_index(), s.id()), "synchronize"); }
+  void synchronizeDevice(const DeviceIndex d) const override { wait(recorded(d, -1), "synchronize"); }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 }  // namespace
@@ -132,7 +152,9 @@ TORCH_LIBRARY(sim, m) {
   m.def("adopt(Tensor tensor, Tensor host) -> ()", TORCH_FN(adopt));
   m.def("autocast(Tensor tensor, ScalarType dtype) -> Tensor",
         [](const Tensor& tensor, ScalarType dtype) { return at::autocast::cached_cast(dtype, tensor, kSim); });
-  m.def("record(int device) -> int");  // these three are device.py's
+  m.def("share(Tensor tensor) -> ()", [](const Tensor& tensor) { memory_of(tensor).stream = -1; });
+  m.def("record(int device, int stream) -> int");  // these four are device.py's
+  m.def("block(int event, int device, int stream) -> ()");
   m.def("wait(int event, str kind) -> ()");
   m.def("query(int event) -> bool");
 }

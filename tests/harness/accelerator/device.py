@@ -1,7 +1,8 @@
-"""A device in time: its queue, copies that arrive late, waits of the host, faults; and the report of a process.
+"""A device in time: its queues, copies that arrive late, waits of the host, faults; and the report of a process.
 
-An operation has a place in its device's queue, counted from 1. The queue moves only when the host waits for a place in
-it: a race that a GPU loses now and then is lost every time. Importing this makes "sim" the accelerator of the process.
+An operation has a place, counted from 1 on its device, in the queue of the stream that it was issued on. A queue moves
+only when the host waits for a place in it, or another queue that waits for it moves: a race that a GPU loses now and
+then is lost every time. Importing this makes "sim" the accelerator of the process.
 """
 
 import ctypes
@@ -13,12 +14,13 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 SETTINGS = {"devices": 4} | json.loads(os.environ.get("SIMULATED_ACCELERATOR") or "{}")
 RANK, PROCESS, FOLDER = int(os.environ.get("RANK", 0)), os.getpid(), f"{os.getcwd()}/"
@@ -62,23 +64,59 @@ class Device:
 
     def __init__(self, index: int):
         self.index, self.operations, self._has_failed = index, 0, False
-        self._under_way: deque[tuple[int, Callable[[], None]]] = deque()
-        self._come_to, self._hangs_from = 0, inf  # places
+        # by stream: what is called when its queue comes to a place; the place that it has come to (-1: all have)
+        self._under_way: dict[int, deque[tuple[int, Callable[[], None]]]] = defaultdict(deque)
+        self._come_to: Counter[int] = Counter()
+        # copies that are under way to it, by place: the address, the stream, and the streams that come after the copy
+        self._copies: dict[int, tuple[int, int, set[int]]] = {}
+        self._hangs_from = inf  # a place
         self.seed(5_171_717 + index)  # until the program does
 
     def seed(self, value: int) -> None:
         """Give its generator the state that this seed gives the CPU's."""
         self.random_state = torch.Generator().manual_seed(value).get_state()
 
-    def issue(self, complete: Callable[[], None] | None = None) -> int:
-        """Put an operation into the queue; `complete` is called when the queue comes to it. Returns its place."""
+    def issue(self, stream: int | None = None, complete: Callable[[], None] | None = None) -> int:
+        """Put an operation into the queue of `stream`, the current one if None. Returns its place.
+
+        complete: called when the queue comes to it.
+        """
         with LOCK:
             self.operations += 1
             self._has_failed = self._has_failed or self._is_struck_by("fails")
             if self._hangs_from == inf and self._is_struck_by("hangs"): self._hangs_from = self.operations
             if self._is_struck_by("shrinks"): set_memory(SETTINGS["shrinks"]["memory"])
-            if complete: self._under_way.append((self.operations, complete))
+            if complete:
+                self._under_way[self.stream if stream is None else stream].append((self.operations, complete))
             return self.last_place()
+
+    def begin_copy(self, memory: Tensor, check: Callable[[], None]) -> None:
+        """Put a copy to `memory`, a CPU tensor, into the queue of the current stream; `check` when it comes to it."""
+        with LOCK:
+            stream, place = self.stream, self.operations + 1
+            self._copies[place] = memory.untyped_storage().data_ptr(), stream, {stream}
+            self.issue(stream, lambda: (self._copies.pop(place), check()))
+
+    def require_arrived(self, memory: Tensor) -> None:
+        """Raise RuntimeError if `memory` is being copied to, and the current stream does not come after the copy."""
+        if not self._copies: return
+        address, stream = memory.untyped_storage().data_ptr(), self.stream
+        for copied, other, after in self._copies.values():
+            if copied == address and stream not in after:
+                raise RuntimeError(f"sim error: memory that stream {other} copies to is used on stream {stream}, which"
+                                   " has not waited for it")
+
+    def block(self, stream: int, other: "Device", place: int, awaited: int) -> None:
+        """`stream` waits for `place` in the queue of the stream `awaited`, which may be another device's."""
+        with LOCK:
+            self.issue(stream, lambda: other.complete(place, awaited))
+            for copy_place, (_, copy_stream, after) in other._copies.items():
+                if copy_stream == awaited and copy_place <= place: after.add(stream)
+
+    @property
+    def stream(self) -> int:
+        """The calling thread's current one; 0 is the default stream."""
+        return torch.accelerator.current_stream(self.index).stream_id
 
     def last_place(self) -> int:
         """The place of the last operation."""
@@ -87,24 +125,29 @@ class Device:
         if self._has_failed: raise torch.AcceleratorError("sim error: uncorrectable ECC error encountered")
         return self.operations
 
-    def wait(self, place: int, kind: str) -> None:
-        """The host waits until the queue has come to `place`; for ever, if the device hangs before."""
+    def wait(self, place: int, kind: str, stream: int | None = None) -> None:
+        """The host waits until the queue of `stream`, the current one if None, has come to `place`; -1: all queues.
+
+        For ever, if the device hangs before.
+        """
         self.last_place()
         waits[kind, tuple(f"{path}:{function}" for path, function, _ in stack())] += 1
         if place >= self._hangs_from: LIBRARY.hang()
-        self.complete(place)
+        self.complete(place, self.stream if stream is None else stream)
 
-    def query(self, place: int) -> bool:
-        """Whether the queue has come to `place`. If not, it has when the host asks again."""
-        has_come = self._come_to >= place
-        if self.last_place() and place < self._hangs_from: self.complete(place)
+    def query(self, place: int, stream: int) -> bool:
+        """Whether the queue of `stream` has come to `place`. If not, it has when the host asks again."""
+        has_come = max(self._come_to[stream], self._come_to[-1]) >= place
+        if self.last_place() and place < self._hangs_from: self.complete(place, stream)
         return has_come
 
-    def complete(self, place: float) -> None:
-        """Let the queue come to `place`."""
+    def complete(self, place: float, stream: int = -1) -> None:
+        """Let the queue of `stream` come to `place`; -1: all queues."""
         with LOCK:
-            self._come_to = max(self._come_to, place)
-            while self._under_way and self._under_way[0][0] <= place: self._under_way.popleft()[1]()
+            self._come_to[stream] = max(self._come_to[stream], place)
+            for each in list(self._under_way) if stream < 0 else [stream]:
+                queue = self._under_way[each]
+                while queue and queue[0][0] <= place: queue.popleft()[1]()
 
     def _is_struck_by(self, kind: str) -> bool:
         if not (fault := SETTINGS.get(kind)): return False

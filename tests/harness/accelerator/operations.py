@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._library.utils import lookup_op
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
-from tests.harness.accelerator.device import DEVICES, LOCK, copies, stack
+from tests.harness.accelerator.device import DEVICES, LOCK, Device, copies, stack
 
 CPU, aten, sim = torch.device("cpu"), torch.ops.aten, torch.ops.sim
 WAITS = {"_local_scalar_dense": "item"} | {name: name for name in ("nonzero", "masked_select", "equal", "bincount",
@@ -28,6 +28,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """One operation. Raises RuntimeError where tensors of two devices meet, but for indices and scalars of the host."""
     name, own, found = func.overloadpacket.__name__, {}, set()
     if name == "_copy_from": return copy(*args, **kwargs)
+    if name == "record_stream": return sim.share(args[0])
     takes_scalars = torch.Tag.pointwise in func.tags or fullmatch("(masked_|index_)?fill_?", name)
     is_indexing = fullmatch("_?(unsafe_)?index(_put(_impl)?_?)?", name)
     indices = [index for index in args[1] if index is not None] if is_indexing else []
@@ -38,7 +39,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
             return CPU
         if isinstance(value, Tensor) and value.is_sim:
             found.add(value.device)
-            host = sim.unwrap(value)
+            host = unwrapped(value)
             own[id(host)] = value, host
             return host
         is_scalar = takes_scalars and isinstance(value, Tensor) and value.dim() == 0
@@ -73,13 +74,21 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(Tensor, lambda host: (own.get(id(host)) or [sim.wrap(host, device.index)])[0], result)
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The CPU tensor on the memory of a device tensor. Raises RuntimeError where the current stream may not use it."""
+    host = sim.unwrap(tensor)
+    DEVICES[tensor.device.index].require_arrived(host)
+    return host
+
+
 def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """Between devices, or a device and the host, as aten/src/ATen/native/cuda/Copy.cu does it.
 
     The host waits, unless it asks not to, its memory is pinned, and nothing is to be converted or rearranged. A copy
-    that it does not wait for is under way until the queue comes to it: none may read the target, or write the source.
+    that it does not wait for is under way until its queue comes to it: the host may not read the target, or write the
+    source. Other streams must wait for it before they use the target.
     """
-    values, memory = (sim.unwrap(each) if each.is_sim else each for each in (source, target))
+    values, memory = (unwrapped(each) if each.is_sim else each for each in (source, target))
     if source.is_sim and target.is_sim:
         for index in {source.device.index, target.device.index}: DEVICES[index].issue()
         memory.copy_(values)
@@ -93,17 +102,22 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
         return target
     snapshot, (path, _, line) = values.clone(), (stack() or [("?", "?", 0)])[0]
 
-    def complete() -> None:
+    def deliver() -> None:
         with torch._C._AutoDispatchBelowADInplaceOrView():  # beside autograd: no operation of the host
-            if host is target:
-                target.copy_(snapshot)
-            elif not torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (source, snapshot))):
-                raise RuntimeError(f"host memory was written while it was being copied to {target.device},"
-                                   f" issued at {path}:{line}")
+            target.copy_(snapshot)
 
-    device.issue(complete)
-    is_float = values.is_floating_point() or values.is_complex()
-    memory.copy_(values if host is source else torch.full_like(values, torch.nan) if is_float else ~values)
+    def check() -> None:
+        if not torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (source, snapshot))):
+            raise RuntimeError(f"host memory was written while it was being copied to {target.device},"
+                               f" issued at {path}:{line}")
+
+    if host is source:
+        device.begin_copy(memory, check)
+        memory.copy_(values)
+    else:
+        device.issue(complete=deliver)
+        is_float = values.is_floating_point() or values.is_complex()
+        memory.copy_(torch.full_like(values, torch.nan) if is_float else ~values)
     return target
 
 
@@ -136,6 +150,33 @@ def autocast(func: Any, *args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
+def record(index: int, stream: int) -> int:
+    """An event: the place, the stream and the device in one number; stream -1: all streams of the device."""
+    return DEVICES[index].last_place() << 10 | (1 + stream) << 6 | index
+
+
+def parts(event: int) -> tuple[Device, int, int]:
+    """The device, the place and the stream of an event."""
+    return DEVICES[event & 63], event >> 10, (event >> 6 & 15) - 1
+
+
+def wait(event: int, kind: str) -> None:
+    """The host waits for an event."""
+    device, place, stream = parts(event)
+    device.wait(place, kind, stream)
+
+
+def block(event: int, index: int, stream: int) -> None:
+    """A stream waits for an event."""
+    DEVICES[index].block(stream, *parts(event))
+
+
+def query(event: int) -> bool:
+    """Whether what an event stands for is done."""
+    device, place, stream = parts(event)
+    return device.query(place, stream)
+
+
 def install() -> Any:
     """Make all this the device's, for as long as what is returned lives."""
     kept = {name: torch.library.Library(name, "IMPL") for name in ("_", "aten", "c10d", "sim")}
@@ -154,8 +195,6 @@ def install() -> Any:
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         kept["aten"].impl("dropout", dropout, key)
         kept["aten"].impl("scaled_dot_product_attention", attention, key)
-    for name, function in {"record": lambda index: DEVICES[index].last_place() * 64 + index,
-                           "wait": lambda event, kind: DEVICES[event % 64].wait(event // 64, kind),
-                           "query": lambda event: DEVICES[event % 64].query(event // 64)}.items():
+    for name, function in {"record": record, "wait": wait, "block": block, "query": query}.items():
         kept["sim"].impl(name, function, "CompositeExplicitAutograd")
     return kept
