@@ -41,7 +41,7 @@ class Batch:
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; from pinned memory neither the host waits, nor the copy for the device's work."""
+        """The same batch on `device`. Copies from pinned memory wait for nothing, and the host waits for none."""
         return self._of(copied_beside(self._tensors, device))
 
     def pin_memory(self) -> Batch:

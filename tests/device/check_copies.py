@@ -1,4 +1,4 @@
-"""A batch reaches a device that is busy, and not after what the device does; test_training.py.
+"""A batch is copied to a busy device before the work that was queued there is done; test_training.py.
 
     python tests/device/check_copies.py     fails if it does not
 """
@@ -16,8 +16,8 @@ def main() -> None:
     size = 64 if device.type == "sim" else 8192  # of a matrix; the products take a GPU longer than the copy
     images = torch.arange(2**20, dtype=torch.uint8).view(16, -1)
     batch = Batch({"images": images}, torch.arange(16), torch.ones(16)).pin_memory()
-    batch.to(device)  # the first one also creates the stream
     work = torch.full((size, size), 1 / size, device=device)
+    print(batch.to(device).inputs["images"].long().sum().item(), (work @ work).sum().item())  # loads all kernels
     torch.accelerator.synchronize()
 
     for _ in range(PRODUCTS):

@@ -262,14 +262,16 @@ def a_queue_that_waits_for_another_moves_it() -> None:
 
 @check
 def memory_of_another_stream_is_refused_unless_torch_was_told() -> None:
-    stream = torch.Stream("sim")
+    default, stream = torch.accelerator.current_stream(), torch.Stream("sim")
     with stream:
         theirs, told = torch.ones(2, device="sim"), torch.ones(2, device="sim")
-        told.record_stream(torch.accelerator.current_stream())
-    torch.accelerator.current_stream().wait_stream(stream)
-    with raises(RuntimeError, f"memory of stream {stream.stream_id} is used on stream 0 without record_stream"):
+    told.record_stream(default)
+    default.wait_stream(stream)
+    with raises(RuntimeError, "memory of another stream is used on stream 0 without record_stream"):
         theirs + 1
     assert (told + 1).tolist() == [2, 2]
+    with torch.Stream("sim"), raises(RuntimeError, "without record_stream"):
+        told + 1
 
 
 @check

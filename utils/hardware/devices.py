@@ -141,7 +141,7 @@ class Stopwatch:
 def copied_beside(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """`tensors` on `device`. From pinned memory the host does not wait, and the device copies beside its other work.
 
-    What is queued from here on waits for the copies.
+    What the current stream gets from here on waits for the copies.
     """
     if device.type == "cpu":
         return [tensor.to(device) for tensor in tensors]

@@ -23,7 +23,7 @@ int64_t used[64], peak[64];  // bytes, by device
 std::unordered_map<StorageImpl*, weak_intrusive_ptr<StorageImpl>> device_storages;  // by host storage
 std::map<const char*, size_t> pinned;  // bytes of the host, by address
 
-struct Memory { Storage host; int64_t device, bytes, stream; };  // behind a device storage; stream -1: of any
+struct Memory { Storage host; int64_t device, bytes, users; };  // behind a device storage; users: a bit for each stream
 Memory& memory_of(const Tensor& tensor) { return *static_cast<Memory*>(tensor.storage().data_ptr().get_context()); }
 
 void allocate(int64_t device, int64_t bytes) {
@@ -48,10 +48,11 @@ Tensor in(Storage storage, DispatchKey key, const Tensor& like) {
   return made;
 }
 
-Tensor unwrap(const Tensor& tensor) {  // torch may give memory to others while a stream still reads that it did not tell
+// Without record_stream torch may give memory away while another stream than the one that allocated it still reads it.
+Tensor unwrap(const Tensor& tensor) {
   auto& memory = memory_of(tensor);
-  TORCH_CHECK(memory.stream < 0 || memory.stream == streams[memory.device], "sim error: memory of stream ",
-              memory.stream, " is used on stream ", streams[memory.device], " without record_stream");
+  TORCH_CHECK(memory.users >> streams[memory.device] & 1, "sim error: memory of another stream is used on stream ",
+              streams[memory.device], " without record_stream");
   return in(memory.host, DispatchKey::CPU, tensor);
 }
 
@@ -62,7 +63,8 @@ Tensor wrap(const Tensor& tensor, int64_t device) {
   if (auto storage = known.lock()) return in(Storage(storage), DispatchKey::PrivateUse1, tensor);
   int64_t bytes = host.nbytes();
   allocate(device, bytes);
-  DataPtr data(host.mutable_data(), new Memory{host, device, bytes, streams[device]}, &release, Device(kSim, device));
+  auto memory = new Memory{host, device, bytes, 1 << streams[device]};
+  DataPtr data(host.mutable_data(), memory, &release, Device(kSim, device));
   Storage storage(Storage::use_byte_size_t(), bytes, std::move(data));
   known = storage.getWeakStorageImpl();
   return in(storage, DispatchKey::PrivateUse1, tensor);
@@ -152,7 +154,8 @@ TORCH_LIBRARY(sim, m) {
   m.def("adopt(Tensor tensor, Tensor host) -> ()", TORCH_FN(adopt));
   m.def("autocast(Tensor tensor, ScalarType dtype) -> Tensor",
         [](const Tensor& tensor, ScalarType dtype) { return at::autocast::cached_cast(dtype, tensor, kSim); });
-  m.def("share(Tensor tensor) -> ()", [](const Tensor& tensor) { memory_of(tensor).stream = -1; });
+  m.def("share(Tensor tensor, int stream) -> ()",
+        [](const Tensor& tensor, int64_t stream) { memory_of(tensor).users |= 1 << stream; });
   m.def("record(int device, int stream) -> int");  // these four are device.py's
   m.def("block(int event, int device, int stream) -> ()");
   m.def("wait(int event, str kind) -> ()");

@@ -101,17 +101,18 @@ class Device:
         """Raise RuntimeError if `memory` is being copied to, and the current stream does not come after the copy."""
         if not self._copies: return
         address, stream = memory.untyped_storage().data_ptr(), self.stream
-        for copied, other, after in self._copies.values():
-            if copied == address and stream not in after:
-                raise RuntimeError(f"sim error: memory that stream {other} copies to is used on stream {stream}, which"
-                                   " has not waited for it")
+        with LOCK:
+            for copied, other, after in self._copies.values():
+                if copied == address and stream not in after:
+                    raise RuntimeError(f"sim error: memory that stream {other} copies to is used on stream {stream},"
+                                       " which has not waited for it")
 
     def block(self, stream: int, other: "Device", place: int, awaited: int) -> None:
         """`stream` waits for `place` in the queue of the stream `awaited`, which may be another device's."""
         with LOCK:
             self.issue(stream, lambda: other.complete(place, awaited))
-            for copy_place, (_, copy_stream, after) in other._copies.items():
-                if copy_stream == awaited and copy_place <= place: after.add(stream)
+            for copy_place, (_, _, after) in other._copies.items():
+                if awaited in after and copy_place <= place: after.add(stream)
 
     @property
     def stream(self) -> int:

@@ -28,7 +28,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     """One operation. Raises RuntimeError where tensors of two devices meet, but for indices and scalars of the host."""
     name, own, found = func.overloadpacket.__name__, {}, set()
     if name == "_copy_from": return copy(*args, **kwargs)
-    if name == "record_stream": return sim.share(args[0])
+    if name == "record_stream": return sim.share(args[0], args[1].stream_id)
     takes_scalars = torch.Tag.pointwise in func.tags or fullmatch("(masked_|index_)?fill_?", name)
     is_indexing = fullmatch("_?(unsafe_)?index(_put(_impl)?_?)?", name)
     indices = [index for index in args[1] if index is not None] if is_indexing else []
@@ -132,7 +132,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(~attn_mask, -torch.inf)
     tensors, settings = (query, key, value, attn_mask), (dropout_p, is_causal)
-    hosts = [each if each is None else sim.unwrap(each.detach()).requires_grad_(each.requires_grad) for each in tensors]
+    hosts = [each if each is None else unwrapped(each.detach()).requires_grad_(each.requires_grad) for each in tensors]
     if aten._fused_sdp_choice(*hosts, *settings, **options) == torch.nn.attention.SDPBackend.MATH.value:
         return aten._scaled_dot_product_attention_math(*tensors, *settings, **options)[0]
     return aten._scaled_dot_product_flash_attention_for_cpu(
