@@ -139,7 +139,8 @@ class Stopwatch:
 
 
 def copied_beside(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """`tensors` on `device`. From pinned memory the host does not wait, and the device copies beside its other work.
+    """`tensors` of the host, on `device`. From pinned memory the host does not wait, and the device copies beside its
+    other work.
 
     What the current stream gets from here on waits for the copies.
     """

@@ -75,7 +75,8 @@ def test_packed_texts_have_the_logits_of_each_alone(multiple, family):
 
 
 def settings(model):
-    return {name: value for name, value in vars(model.base_model).items() if name not in ("config", "_modules")}
+    own = {name: value for name, value in vars(model.base_model).items() if name not in ("config", "_modules")}
+    return own, model.config.to_dict(), str(model)
 
 
 @pytest.mark.parametrize("is_training", [True, False])
