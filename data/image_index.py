@@ -21,11 +21,10 @@ import numpy as np
 from data.splits import SPLIT_NAMES, VAL_NAMES, ValSplit, hold_out, require_classes
 from utils.array_folder import digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, some
-from utils.files import one_at_a_time, read_checked, sync, write_checked
+from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-HIDDEN = (".", "__MACOSX")  # how names begin that are passed over
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 ARRAYS = ("names", "spans", "labels")
 
 
@@ -138,6 +137,7 @@ class _Scan:
         self.root = root
         self.directories: dict[str, int] = {}  # visited: st_mtime_ns
         self.strays: list[str] = []  # files that are not images, or not in a class folder
+        self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails
         self.notes: list[str] = []
 
     def read(self) -> FolderIndex:
@@ -184,6 +184,9 @@ class _Scan:
         if self.strays:
             self.notes.append(f"files skipped because they are not images in class folders: {len(self.strays)},"
                               f" for example {self.strays[0]}")
+        if self.hidden:
+            self.notes.append("folders and images skipped because their names are those of a system or a program:"
+                              f" {len(self.hidden)}, for example {min(self.hidden)}")
         digest = hashlib.sha256()
         for split in sorted(splits):
             digest.update(splits[split].names)
@@ -248,10 +251,13 @@ class _Scan:
             yield from self.walk(os.path.join(folder, name), (*parents, identity))
 
     def _list(self, path: str) -> tuple[list[str], list[str]]:
-        """Names of the folders and of the files in `path`, sorted, without hidden ones."""
+        """Names of the folders and of the files in `path`, sorted, without those that are not the user's."""
         self.directories[path] = os.stat(path).st_mtime_ns  # before listing, so that a later change outdates the index
         with os.scandir(path) as entries:
-            seen = sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(HIDDEN))
+            every = sorted((entry.name, entry.is_dir()) for entry in entries)
+        seen = [(name, is_folder) for name, is_folder in every if is_users(name)]
+        self.hidden.update(os.path.relpath(os.path.join(path, name), self.root) for name, is_folder in every
+                           if not is_users(name) and (is_folder or name.lower().endswith(EXTENSIONS)))
         return [name for name, is_folder in seen if is_folder], [name for name, is_folder in seen if not is_folder]
 
     def _compare(self, train: tuple[str, list[str]], other: tuple[str, list[str]], is_subset: bool) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from data.splits import SPLIT_NAMES, VAL_NAMES
 from data.table import column_names
 from utils.errors import Exit, UserError, counted, some
+from utils.files import is_users
 
 MANY = 10_000  # files that are looked at to find out what a folder holds
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
@@ -46,7 +47,7 @@ def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[P
         return files, notes
 
     # a folder without splits
-    names = sorted(path.name for path in top.iterdir() if not path.name.startswith("."))
+    names = sorted(path.name for path in top.iterdir() if is_users(path.name))
     tables = [top / name for name in names if _is_table(top / name)]
     files = islice(top.rglob("*"), 0 if tables else MANY)
     if image := next((path for path in files if path.suffix.lower() in IMAGE_SUFFIXES), None):
@@ -77,7 +78,7 @@ def table_at(name: str) -> Path:
 def _files_of(top: Path, split: str) -> list[Path]:
     """The files of a split: top/split.csv, or those in top/split/. Raises UserError if there are several kinds."""
     inside = sorted(path for path in (top / split).rglob("*") if _is_table(path)
-                    and not any(part.startswith(".") for part in path.relative_to(top).parts))
+                    and all(map(is_users, path.relative_to(top).parts)))
     found = [top / f"{split}{suffix}" for suffix in SUFFIXES if _is_table(top / f"{split}{suffix}")]
     if len(kinds := found + ([top / split] if inside else [])) > 1:
         raise UserError(f"--data {top}: {' and '.join(path.name for path in kinds)} are both {split}; keep one",

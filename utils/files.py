@@ -13,6 +13,18 @@ from uuid import uuid4
 
 from utils.errors import Exit, UserError
 
+# What systems keep beside a user's files, in lower case: file servers, Windows, macOS, Linux. The names of Jupyter's,
+# Dropbox's and other programs' begin with a dot.
+SYSTEM_NAMES = frozenset((
+    "@eadir", "@recently-snapshot", "@recycle", "@sharebin", "@tmp", "#recycle", "#snapshot", "~snapshot",
+    "$recycle.bin", "system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "icon\r",
+    "network trash folder", "temporary items", "lost+found", "__pycache__"))
+
+
+def is_users(name: str) -> bool:
+    """Whether a file or folder of this name is the user's own, and not one that a system or a program keeps."""
+    return not name.startswith(".") and name.lower() not in SYSTEM_NAMES
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from `path`; empty if there is none. Raises UserError (74)."""

@@ -206,14 +206,33 @@ def test_classes_directly_in_the_root_are_taken_with_a_note(tmp_path, index_of):
     assert index.classes == ("a", "b") and any("no train/" in note for note in index.notes)
 
 
-def test_hidden_and_stray_files_are_passed_over_with_one_note(tree, index_of):
+def test_stray_files_are_passed_over_with_one_note(tree, index_of):
     expected = paths(index_of(tree).splits["train"])
-    write_images(tree, "train/README", "train/loose.png", "train/b/Thumbs.db")
-    write_images(tree, "train/b/.hidden.png", "train/.git/1.png", "train/__MACOSX/1.png")
+    write_images(tree, "train/README", "train/loose.png", "train/b/notes.txt", "train/b/Thumbs.db", "train/b/.DS_Store")
     index = index_of(tree)
     assert paths(index.splits["train"]) == expected
     (note,) = index.notes
     assert "3" in note and "train/README" in note
+
+
+@pytest.mark.parametrize("split", ["train/", ""])
+def test_what_systems_keep_beside_images_is_skipped_and_counted(tmp_path, index_of, split):
+    """Whichever file server, system or program it is, at the top, among the classes and inside of them."""
+    root = write_images(tmp_path / "d", *(f"{split}{name}/{i}.png" for name in ("a", "@home") for i in range(4)))
+    before = index_of(root)
+    time.sleep(0.02)  # a directory's time advances in steps of up to 10 ms
+    kept = ("@eaDir/0.png", "#recycle", "$Recycle.Bin", "System Volume Information", "lost+found", "__MACOSX",
+            ".ipynb_checkpoints", ".Trash-1000", ".AppleDouble", "@Recently-Snapshot/b/deep")
+    places = {"", split, f"{split}a/"}
+    write_images(root, *(f"{place}{name}/1.png" for place in places for name in kept),
+                 f"{split}a/._0.png", f"{split}a/Thumbs.db", f"{split}a/desktop.ini")
+    (root / split / "lost+found/1.png").unlink()
+    index = index_of(root)
+    assert (index.classes, index.fingerprint) == (("@home", "a"), before.fingerprint)
+    assert {name: paths(table) for name, table in index.splits.items()} == {
+        name: paths(table) for name, table in before.splits.items()}
+    (note,) = set(index.notes) - set(before.notes)
+    assert f": {len(kept) * len(places) + 1}, for example #recycle" in note
 
 
 def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):

@@ -91,7 +91,7 @@ def test_a_folder_gives_its_tables_in_path_order(write, tmp_path):
 
 
 def test_tables_in_hidden_folders_are_passed_over(write, tmp_path):
-    for name in ("train/a.csv", "train/.ipynb_checkpoints/a-checkpoint.csv"):
+    for name in ("train/a.csv", "train/.ipynb_checkpoints/a-checkpoint.csv", "train/@eaDir/a.csv"):
         write(name)
     assert found(tmp_path)[0] == {"train": ["train/a.csv"]}
 
@@ -169,7 +169,7 @@ def test_an_empty_train_folder_does_not_hide_the_file(write, tmp_path):
 
 
 def test_loose_files_are_all_for_training_with_a_note(write, tmp_path):
-    for name in ("b.csv", "a.csv", "README.md", ".hidden.csv"):
+    for name in ("b.csv", "a.csv", "README.md", ".hidden.csv", "lost+found/c.csv", "desktop.ini"):
         write(name)
     assert found(tmp_path) == ({"train": ["a.csv", "b.csv"]},
                                ["there is no train, so all of --data is training data (2 files)"])

@@ -51,6 +51,16 @@ def test_data_are_compared_by_fingerprint_and_not_by_path(world):
     assert refused.value.code == Exit.OTHER_RUN
 
 
+@pytest.mark.parametrize("code, is_blamed", [(None, False), ("of an earlier version", True)])
+def test_other_data_after_a_change_of_the_program_may_be_its_doing(world, code, is_blamed):
+    with open_run(config_of("--run-dir=run"), world, print) as run:
+        run.require_same_data("fingerprint", world)
+        run.kept |= {"code": code} if code else {}
+        with pytest.raises(UserError) as refused:
+            run.require_same_data("another", world)
+    assert (refused.value.code, "this version of the program" in str(refused.value)) == (Exit.OTHER_RUN, is_blamed)
+
+
 @pytest.mark.parametrize("what", ["processes", "devices_per_process"])
 @pytest.mark.parametrize("strategy, is_noted", [("ddp", True), ("exact", False)])
 def test_another_number_of_processes_or_devices_is_noted_unless_exact(world, what, strategy, is_noted):
