@@ -33,7 +33,7 @@ class Precision(Generic[Position]):
         self.name, self._dtype, self._device = name, DTYPES.get(name), device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
-        self._last: tuple[Position, Arriving] | None = None  # of the last step: its position, is_finite; not read yet
+        self._last: tuple[Position, Arriving] | None = None  # of the last step: its position, is_usual; not read yet
         self._scale_before: tuple[Tensor, Tensor] | None = None  # fp16: loss scale and growth before the last step
 
     def autocast(self) -> AbstractContextManager:
@@ -53,19 +53,20 @@ class Precision(Generic[Position]):
         """Apply the update of the step at `position`, unless the gradient is not finite.
 
         grad_norm: scalar, as clip_grad_norm_ returns it; the same on all ranks, so no collective is needed.
-        Returns is_finite: scalar bool on the device. The host reads it before the next step (pop_nonfinite).
+        Returns is_finite: scalar bool on the device. The host reads what it needs of it one step later (pop_nonfinite).
         Raises TypeError if the optimizer cannot skip a step.
         """
-        is_finite = torch.isfinite(grad_norm)
+        is_usual = is_finite = torch.isfinite(grad_norm)
         if self.scaler.is_enabled():
             require_skippable(optimizer)  # for any other one GradScaler would wait for the device
             # GradScaler's state_dict() would wait for the device.
             self._scale_before = self.scaler._scale.clone(), self.scaler._growth_tracker.clone()
             self.scaler.step(optimizer)
             self.scaler.update()
+            is_usual = is_finite | (self.scaler._scale >= 1)  # GradScaler's get_scale() would wait, too
         else:
             _step_unless(optimizer, (~is_finite).float())
-        self._last = (position, Arriving(is_finite))
+        self._last = (position, Arriving(is_usual))
         return is_finite
 
     def void_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -87,10 +88,9 @@ class Precision(Generic[Position]):
         """
         if self._last is None:
             return None
-        position, is_finite = self._last
+        position, is_usual = self._last
         self._last = None
-        is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
-        return None if bool(is_finite.wait()[0]) or is_usual else position
+        return None if bool(is_usual.wait()[0]) else position
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
