@@ -1,6 +1,7 @@
 # docker build -t lockstep --build-arg REVISION=$(git rev-parse HEAD) .     how to run it: README.md
 # BASE may be an image that has torch, which it keeps: pytorch/pytorch:..., nvcr.io/nvidia/pytorch:...
-ARG BASE=python:3.12-slim
+# This one has a digest, and requirements.lock the sha256 of every package: a later build installs the same.
+ARG BASE=python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 FROM ${BASE}
 
 # torch.compile wants a C++ compiler at run time, triton one for C; torchrun --numa-binding wants numactl.
@@ -9,12 +10,13 @@ FROM ${BASE}
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ libc6-dev numactl && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /app
-COPY requirements.txt ./
+COPY requirements.txt requirements.lock ./
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 RUN --mount=type=cache,target=/root/.cache/pip \
-    if python3 -c "import torch" 2>/dev/null; then grep -vE "^torch(vision)?[>=]" requirements.txt; \
-    else cat requirements.txt; fi > missing.txt && \
-    python3 -m pip install --requirement missing.txt && rm missing.txt
+    if python3 -c "import torch" 2>/dev/null; then \
+        grep -vE "^torch(vision)?[>=]" requirements.txt > missing.txt && \
+        python3 -m pip install --requirement missing.txt && rm missing.txt; \
+    else python3 -m pip install --require-hashes --no-deps --requirement requirements.lock; fi
 
 COPY train.py launch.sh ./
 COPY launch launch

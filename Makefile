@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
 .PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults bench
-.PHONY: size clean
+.PHONY: lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -113,6 +113,22 @@ bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, 
 pictures: .venv/ready               ## draws docs/pictures/*.svg; python -m docs.pictures.measure measures anew
 	$(BIN)/python -m docs.pictures
 
+lock: .venv/ready-dev               ## requirements.lock: what the image installs, the versions of .venv
+	@$(BIN)/python -m pip install --quiet uv
+	@$(BIN)/python -m pip freeze > .venv/versions.txt
+	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
+		--generate-hashes --no-annotate --constraint .venv/versions.txt requirements.txt --output-file requirements.lock
+
+# pip chooses what these packages need themselves.
+oldest: .venv-oldest/ready          ## unit tests, tests/distributed, two demos with the lowest versions that are allowed
+	.venv-oldest/bin/python -m pytest -m "not slow" $(WORKERS) tests/unit tests/distributed tests/end_to_end/test_demo.py
+
+.venv-oldest/ready: requirements.txt requirements-dev.txt
+	$(PYTHON) -m venv .venv-oldest
+	sed -E 's/ *#.*//; s/>=/==/; s/,<.*//' requirements.txt > .venv-oldest/requirements.txt
+	.venv-oldest/bin/python -m pip install --quiet -r .venv-oldest/requirements.txt -r requirements-dev.txt
+	@touch $@
+
 size:                               ## code lines without blanks, comments and docstrings
 	@$(PYTHON) benchmarks/size.py
 
@@ -128,4 +144,4 @@ size:                               ## code lines without blanks, comments and d
 	@touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-oldest runs

@@ -12,12 +12,14 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.conftest import ROOT
 from tests.harness.run_directory import status, trained_steps
 from utils.errors import Exit
 
 SUITE = "bookworm"  # Debian's with Python 3.11: a stand-in for python:3.12-slim, which no test can pull
+BASE = "docker.io/library/python:3.12-slim"
 UID = 12345  # neither root nor the image's own
 
 
@@ -44,6 +46,16 @@ def test_the_image_gets_the_whole_program_and_nothing_else():
         return matching[-1].startswith("!")
 
     assert {name for name in wanted | strange if goes_along(name)} == wanted
+
+
+def test_the_lock_has_an_allowed_version_and_hashes_of_every_package():
+    """make lock was run after the last change of requirements.txt."""
+    lock = dict(re.findall(r"^([a-z0-9-]+)==(.+(?:\n +.+)+)", (ROOT / "requirements.lock").read_text(), re.M))
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text().splitlines()]
+    for requirement in map(Requirement, filter(None, lines)):
+        version = lock[requirement.name].split()[0]
+        assert requirement.specifier.contains(version), f"{requirement} is {version} in requirements.lock"
+    assert [name for name, rest in lock.items() if "--hash=sha256:" not in rest] == []
 
 
 def _matches(pattern, name):
@@ -77,11 +89,11 @@ def image(tmp_path_factory):
     (base / "usr/local/bin/python").symlink_to("/usr/bin/python3")
     container = buildah("from", "scratch")
     buildah("add", container, base, "/")
-    buildah("commit", "--rm", container, "docker.io/library/python:3.12-slim")
+    buildah("commit", "--rm", container, BASE)
     shutil.rmtree(base)
     lent = f"{sysconfig.get_paths()['purelib']}:{LIBRARIES}:ro"
     buildah("bud", "--isolation", "chroot", "--pull-never", "--network", "host", "--volume", lent,
-            "--tag", "lockstep", ROOT)
+            "--build-arg", f"BASE={BASE}", "--tag", "lockstep", ROOT)
     container = buildah("from", "--pull-never", "lockstep")
     configuration = json.loads(buildah("inspect", "--type", "image", "lockstep"))["OCIv1"]["config"]
     yield Path(buildah("mount", container)), configuration
