@@ -3,6 +3,10 @@
 Legend: B samples or predicted tokens, C classes, N training samples.
 """
 
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,6 +26,7 @@ class ClassificationLoss:
     def __init__(self, config: ClassLossOptions, classes: tuple[str, ...], labels: np.ndarray):
         """labels: [N] int32, of the training set. Raises UserError (64) for weights that do not suit `classes`."""
         self._config, self._labels = config, labels
+        self.probabilities = partial(probabilities, config.loss)
         self._weights = class_weights(config.class_weights, classes, labels)  # [C] float32 on the CPU, or None
         self._weights_there = self._weights  # on the logits' device: copied once, as the host would wait for it
 
@@ -42,6 +47,17 @@ class ClassificationLoss:
             return loss(logits, labels, self._config, is_training)
         self._weights_there = self._weights_there.to(logits)
         return loss(logits, labels, self._config, is_training, self._weights_there)
+
+
+def probabilities(loss: str | None, logits: Tensor) -> Tensor:
+    """What outputs mean, [..., C] of logits [..., C]: with "bce" each stands alone; with any other loss they add to 1.
+    """
+    return logits.sigmoid() if loss == "bce" else logits.softmax(dim=-1)
+
+
+def loss_of(description: Mapping[str, Any]) -> str | None:
+    """The loss that a model's outputs are meant for, by its config.json; an encoder's says it as its problem_type."""
+    return "bce" if description.get("problem_type") == "multi_label_classification" else description.get("loss")
 
 
 def cross_entropies(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
+from models.losses import ClassificationLoss
 from models.tasks.base import Output
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
@@ -116,11 +117,13 @@ def _loss_sums(output: Output, batch: Batch) -> Tensor:
 LOSS = Metric(_loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names=("loss",))
 
 
-def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -> tuple[Metric, ...]:
+def classification_metrics(
+    num_classes: int, labels: np.ndarray | None = None, losses: ClassificationLoss | None = None
+) -> tuple[Metric, ...]:
     """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files and pictures.
 
-    labels: [N] integers, those of the evaluation set, in its order. Without them there is nothing that needs every
-    sample (auroc, rows).
+    labels: [N] integers, those of the evaluation set, in its order; losses: of the task. Without them there is nothing
+    that needs every sample (auroc, rows).
 
     macro_... and weighted_precision, _recall and _f1 are those of scikit-learn with zero_division=0: means over the
     classes that occur or are predicted, plain or weighted by how often a class occurs. classes: [C, 4] float64, their
@@ -165,8 +168,9 @@ def classification_metrics(num_classes: int, labels: np.ndarray | None = None) -
             confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
     if labels is not None:
         has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
-        metrics.append(Metric(partial(_sample_rows, has_scores=has_auroc), _sample_values, is_count=False,
-                              names=("auroc",) if has_auroc else (), is_per_sample=True))
+        rows, values = partial(_sample_rows, losses, has_auroc), partial(_sample_values, losses)
+        metrics.append(Metric(
+            rows, values, is_count=False, names=("auroc",) if has_auroc else (), is_per_sample=True))
     return tuple(metrics)
 
 
@@ -187,23 +191,21 @@ def _class_values(sums: Tensor) -> dict[str, Any]:
     return values | {"classes": torch.stack([*figures.values(), true], dim=1)}
 
 
-def _sample_rows(output: Output, batch: Batch, has_scores: bool) -> Tensor:
+def _sample_rows(losses: ClassificationLoss, has_scores: bool, output: Output, batch: Batch) -> Tensor:
     """[B, 5] float32, or [B, 5 + C] with the logits."""
-    logits = output.logits.float()                                                          # [B, C]
-    log_probabilities, predicted = logits.log_softmax(dim=1), output.logits.argmax(dim=1)
-    of_predicted, of_label = (log_probabilities.gather(1, classes[:, None])[:, 0] for classes in (
-        predicted, batch.labels))
-    rows = torch.stack([(batch.sample_weight > 0).float(), batch.labels.float(), predicted.float(),
-                        of_predicted.exp(), -of_label], dim=1)                              # [B, 5]
+    logits, predicted = output.logits.float(), output.logits.argmax(dim=1)                  # [B, C], [B]
+    probability = losses.probabilities(logits).gather(1, predicted[:, None])[:, 0]          # [B]
+    rows = torch.stack([(batch.sample_weight > 0).float(), batch.labels.float(), predicted.float(), probability,
+                        losses(logits, batch.labels, False)], dim=1)                        # [B, 5]
     return torch.cat([rows, logits], dim=1) if has_scores else rows
 
 
-def _sample_values(rows: Tensor) -> dict[str, Any]:
+def _sample_values(losses: ClassificationLoss, rows: Tensor) -> dict[str, Any]:
     samples, logits = rows.split([len(SAMPLE_COLUMNS), rows.shape[1] - len(SAMPLE_COLUMNS)], dim=1)
     values: dict[str, Any] = {"rows": samples}
     if logits.shape[1]:
         counts = samples[:, 0] > 0
-        aurocs = auroc_by_class(logits[counts].double().softmax(dim=1), samples[counts, 1].long())
+        aurocs = auroc_by_class(losses.probabilities(logits[counts].double()), samples[counts, 1].long())
         is_known = ~aurocs.isnan()
         values |= {"class_auroc": aurocs} | ({"auroc": float(aurocs[is_known].mean())} if is_known.any() else {})
     return values

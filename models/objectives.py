@@ -6,6 +6,7 @@ Legend: B samples in a batch, N of a data set, C outputs: classes, labels or tar
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR
 from models.label_metrics import COLUMNS as LABEL_COLUMNS
 from models.label_metrics import multi_label_metrics
-from models.losses import ClassificationLoss, class_weights
+from models.losses import ClassificationLoss, class_weights, loss_of, probabilities
 from models.metrics import Metric, classification_metrics
 from models.target_metrics import COLUMNS as TARGET_COLUMNS
 from models.target_metrics import regression_metrics
@@ -91,7 +92,10 @@ def build_objective(
                         f" {_WORDS[kind]}; give the --task and --multi-label that it was trained with", Exit.BAD_DATA)
     if kind == NUMBERS:
         return Numbers(config.loss, names, train, evaluated, model)
-    return {CLASSES: Classes, LABELS: Labels}[kind](config.loss, names, train, evaluated)
+    loss = config.loss
+    if model is not None and loss.loss == "auto" and loss_of(model) == "bce":
+        loss = replace(loss, loss="bce")
+    return {CLASSES: Classes, LABELS: Labels}[kind](loss, names, train, evaluated)
 
 
 DESCRIBED = ("multi_label", "target_mean", "target_std")  # what described() may give, besides the loss
@@ -114,11 +118,12 @@ class Classes:
     columns = ("precision", "recall", "f1", "support", "auroc")
 
     def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
-        self.names, self.metrics = names, classification_metrics(len(names), evaluated)
+        self.names = names
         self.class_counts, self.eval_counts = (
             np.bincount(labels, minlength=len(names)) for labels in (train, evaluated))  # [C] each
         self._config, self.losses = config, ClassificationLoss(config, names, train)
         self.normalizer = self.losses.normalizer
+        self.metrics = classification_metrics(len(names), evaluated, self.losses)
 
     def encode(self, labels: Sequence[int]) -> Tensor:
         """[B] int64."""
@@ -276,8 +281,7 @@ def values_of(description: Mapping[str, Any], logits: Tensor) -> np.ndarray:
     logits = logits.double().cpu()
     if "target_mean" in description:
         return logits.numpy() * np.array(description["target_std"]) + np.array(description["target_mean"])
-    is_bce = description.get("loss") == "bce"
-    return (logits.sigmoid() if is_bce else logits.softmax(dim=-1)).numpy()
+    return probabilities(loss_of(description), logits).numpy()
 
 
 def answer(

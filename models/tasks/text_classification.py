@@ -115,8 +115,6 @@ class LabelledTextTask(TextTask):
         # model
         model, tokenizer = load_classifier(folder).to(device), load_tokenizer(str(folder))
         described["classes"] = [model.config.id2label[index] for index in range(model.config.num_labels)]
-        if described.get("problem_type") == "multi_label_classification":
-            described["loss"] = "bce"
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
         outputs = partial(outputs_for_texts, model, tokenizer, described["max_tokens"])
         return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)

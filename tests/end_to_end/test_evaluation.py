@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from data.augment import CentreCrop, SmallTrain
@@ -16,6 +17,7 @@ from data.image_index import build_index
 from data.sampler import epoch_order
 from data.splits import ValSplit
 from engine.pictures import MAX_MISTAKES
+from models import predict
 from tests.conftest import COUNTS, ROOT
 from tests.harness.run_directory import records, weights_sha256
 from utils.errors import Exit
@@ -173,6 +175,34 @@ def test_a_model_folder_is_evaluated_as_it_is_without_a_run(trained, run_train, 
     assert json.loads((tmp_path / "classes.json").read_text())["classes"] == json.loads(
         (run / "eval" / "classes.json").read_text())["classes"]
     assert sorted((ROOT / "runs").glob("*")) == before
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_rows_of_bce_are_the_sigmoids_that_predict_gives(kind, photos, texts, run_dir, run_train, tmp_path):
+    """So is AUROC; and so they are where its model folder is evaluated without --loss."""
+    data = photos if kind == "images" else texts
+    trained = run_train(*SMALL[kind], *COMMON, "--data", data, "--run-dir", run_dir, "--loss", "bce")
+    assert trained.returncode == 0, trained.text
+    with (run_dir / "eval" / "samples.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    inputs = [row["input"] for row in rows] if kind == "images" else [str(data / "val.csv")]
+    assert predict.main([str(run_dir), *inputs, "--output", str(tmp_path / "said.csv")]) == Exit.DONE
+    with (tmp_path / "said.csv").open(newline="") as file:
+        said = list(csv.DictReader(file))
+    assert [row["prediction"] for row in rows] == [row["prediction"] for row in said]
+    # another batch size is another order of sums
+    assert [float(row["probability"]) for row in rows] == pytest.approx(
+        [float(row["probability"]) for row in said], abs=1e-5)
+    last, found = records(run_dir)[-1], json.loads((run_dir / "eval" / "classes.json").read_text())
+    assert np.mean([float(row["loss"]) for row in rows]) == pytest.approx(last["loss"], abs=1e-6)
+    for name, of_class in found["classes"].items() if kind == "texts" else ():  # three steps tell images hardly apart
+        expected = roc_auc_score([row["label"] == name for row in rows], [float(row[name]) for row in said])
+        assert of_class["auroc"] == pytest.approx(expected, abs=0.002)  # six decimals make ties
+
+    words = [run_dir / "model" if word in ("mobilenet_v3_small", "bert-tiny") else word for word in SMALL[kind]]
+    again = run_train(*words, *COMMON, "--data", data, "--eval-only", "--output", tmp_path / "rows.csv")
+    assert again.returncode == 0, again.text
+    assert (tmp_path / "rows.csv").read_bytes() == (run_dir / "eval" / "samples.csv").read_bytes()
 
 
 def test_a_file_that_cannot_be_written_is_73_before_the_evaluation(trained, run_train, tmp_path):

@@ -8,16 +8,24 @@ import sklearn.metrics
 import torch
 
 from models import metrics
+from models.losses import ClassificationLoss
 from models.metrics import Totals, auroc_by_class, classification_metrics
+from models.objectives import values_of as values_of_outputs
+from utils.settings.run_options import ClassLossOptions
 
 BATCH = 7  # divides no number of samples here
 
 
-def values_of(world, logits, labels, weight=None):
+def losses_of(logits, loss="auto"):
+    return ClassificationLoss(ClassLossOptions(loss=loss), tuple(map(str, range(logits.shape[1]))), np.zeros(0))
+
+
+def values_of(world, logits, labels, weight=None, loss="auto"):
     """An evaluation in batches of BATCH samples, the last one first."""
     num_samples, weight = len(labels), torch.ones(len(labels)) if weight is None else weight
-    totals = Totals(classification_metrics(logits.shape[1], labels.numpy()), -(-num_samples // BATCH), num_samples)
-    losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none") * weight
+    totals = Totals(classification_metrics(logits.shape[1], labels.numpy(), losses_of(logits, loss)),
+                    -(-num_samples // BATCH), num_samples)
+    losses = losses_of(logits, loss)(logits, labels, False) * weight
     for index in reversed(range(-(-num_samples // BATCH))):
         indices = tuple(range(index * BATCH, min(index * BATCH + BATCH, num_samples)))
         chosen = slice(indices[0], indices[-1] + 1)
@@ -50,14 +58,17 @@ def test_class_figures_and_averages_equal_scikit_learn(world, seed):
         assert [found[name] for name in names] == pytest.approx(expected[:3], abs=1e-12)
 
 
+@pytest.mark.parametrize("loss", ["cross-entropy", "bce"])
 @pytest.mark.parametrize("seed", range(60))
-def test_auroc_equals_scikit_learn_with_ties_and_absent_classes(world, seed):
+def test_auroc_equals_scikit_learn_with_ties_and_absent_classes(world, seed, loss):
+    """On the probabilities that models.predict gives. Of two classes it is that of the second."""
     logits, labels = a_case(seed)
-    scores = logits.double().softmax(1).numpy()
+    scores, is_binary = values_of_outputs({"loss": loss}, logits), logits.shape[1] == 2
     expected = [
-        sklearn.metrics.roc_auc_score(labels.numpy() == label, scores[:, label])
-        for label in range(logits.shape[1]) if label in labels and len(labels.unique()) > 1]
-    found = values_of(world, logits, labels)
+        sklearn.metrics.roc_auc_score(labels.numpy() == place, scores[:, place])
+        for label in range(logits.shape[1]) if label in labels and len(labels.unique()) > 1
+        for place in [1 if is_binary else label]]
+    found = values_of(world, logits, labels, loss=loss)
     if not expected:
         assert "auroc" not in found
         return
@@ -88,17 +99,23 @@ def test_auroc_is_left_out_above_a_number_of_scores(world, monkeypatch):
     assert found["rows"].shape == (10, 5)
 
 
-def test_a_row_of_a_sample_holds_label_prediction_probability_and_loss(world):
+@pytest.mark.parametrize("loss", ["cross-entropy", "bce"])
+def test_a_row_of_a_sample_holds_label_prediction_probability_and_loss(world, loss):
     logits, labels = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 4
     weight = torch.ones(20)
     weight[3] = 0
-    found = values_of(world, logits, labels, weight)["rows"]
-    probabilities = logits.softmax(1)
+    found = values_of(world, logits, labels, weight, loss)["rows"]
+    probabilities = torch.from_numpy(values_of_outputs({"loss": loss}, logits)).float()
     assert found[:, 0].tolist() == weight.tolist()
     assert found[:, 1].tolist() == labels.tolist()
     assert found[:, 2].tolist() == logits.argmax(1).tolist()
     torch.testing.assert_close(found[:, 3], probabilities.max(1).values)
-    torch.testing.assert_close(found[:, 4], -probabilities[range(20), labels].log())
+    if loss == "bce":
+        expected = [sklearn.metrics.log_loss([1, 0, 0, 0], [row[label], *np.delete(row, label)])
+                    for row, label in zip(probabilities.numpy(), labels, strict=True)]
+    else:
+        expected = -probabilities[range(20), labels].log()
+    torch.testing.assert_close(found[:, 4], torch.as_tensor(expected).float())
 
 
 def test_an_unreadable_sample_has_no_part_in_auroc(world):
@@ -112,4 +129,5 @@ def test_an_unreadable_sample_has_no_part_in_auroc(world):
 def test_every_number_of_an_evaluation_can_be_named_by_best(world):
     logits, labels = torch.randn(20, 7), torch.arange(20) % 7
     numbers = {name for name, value in values_of(world, logits, labels).items() if isinstance(value, float)}
-    assert {name for metric in classification_metrics(7, labels.numpy()) for name in metric.names} == numbers
+    metrics = classification_metrics(7, labels.numpy(), losses_of(logits))
+    assert {name for metric in metrics for name in metric.names} == numbers
