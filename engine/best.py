@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from engine.log import EMA
 from engine.start import Start
-from models.metrics import LOWER_IS_BETTER
 from utils.errors import Exit, UserError
 
 if TYPE_CHECKING:
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
 
 def best_metric(start: Start) -> tuple[str, bool]:
     """The metric that decides, and whether a higher value is better. Raises UserError (64) if there is no such one."""
-    name, task = start.config.record.best, start.task
-    if name in ("auto", task.best):
-        return task.best, task.best_is_high
-    names = list(dict.fromkeys([task.best, *(known for metric in task.metrics for known in metric.names)]))
+    task, names = start.task, {}
+    for metric in task.metrics:
+        names |= metric.names
+    name = task.best if start.config.record.best == "auto" else start.config.record.best
     if name not in names:
         close = difflib.get_close_matches(name, names, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise UserError(f"--best {name}: this task and data have no such metric{meant}; choose from {', '.join(names)}")
-    return name, name not in LOWER_IS_BETTER
+    return name, names[name]
 
 
 def update_best(t: "Training", values: dict[str, Any], averaged: dict[str, Any]) -> dict[str, Any] | None:

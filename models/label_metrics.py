@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
-from models.metrics import LOSS, MAX_SCORES, Losses, Metric, OutputRows, by_class
+from models.metrics import HIGHER, LOSS, MAX_SCORES, Losses, Metric, OutputRows, by_class
 from models.tasks.base import Output
 
 COLUMNS = ("precision", "recall", "f1", "support", "average_precision")
@@ -25,11 +25,11 @@ def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...
     COLUMNS; class_average_precision: [C] float64, the last; rows: see OutputRows. These two and map are left out where
     samples x labels are more than MAX_SCORES.
     """
-    sums = Metric(_label_sums, _label_values, is_count=True, names=("micro_f1", "macro_f1"))
+    sums = Metric(_label_sums, _label_values, is_count=True, names=dict.fromkeys(("micro_f1", "macro_f1"), HIGHER))
     if labels.size > MAX_SCORES:
         return LOSS, sums
     values = partial(_sample_values, labels=labels)
-    names = ("map",) if labels.any() else ()
+    names = {"map": HIGHER} if labels.any() else {}
     return LOSS, sums, Metric(OutputRows(losses), values, is_count=False, names=names, is_per_sample=True)
 
 

@@ -7,8 +7,8 @@ Legend: B samples of a batch, N of the evaluation set, C classes, S sums of a me
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from utils.hardware.devices import Arriving
 
 MAX_CONFUSION = 1000  # classes: above, a confusion matrix is too large to keep and to read
 MAX_SCORES = 10**7  # samples x classes: above, the scores that auroc needs take too much memory and time
-LOWER_IS_BETTER = ("loss", "perplexity", "mae", "rmse")  # of all metrics
+LOWER, HIGHER = False, True  # which value of a metric is better
 SAMPLE_COLUMNS = ("counts", "label", "prediction", "probability", "loss")  # counts: 0 if it could not be read
 _AVERAGES = ("macro_precision", "macro_recall", "weighted_precision", "weighted_recall", "weighted_f1")
 
@@ -41,7 +41,8 @@ class Metric:
     values: Callable[[Tensor], dict[str, Any]]
     is_count: bool  # the sums are int64, which add exactly in any order
     percentages: tuple[str, ...] = ()  # names of values that are shown in percent
-    names: tuple[str, ...] = ()  # of the values that are numbers: what --best may name
+    # of the values that are numbers: what --best may name, and whether LOWER or HIGHER is better
+    names: Mapping[str, bool] = field(default_factory=dict)
     quiet: tuple[str, ...] = ()  # names of values that the console does not show
     is_per_sample: bool = False  # sums gives rows, [B, S], and values gets the rows of all samples, [N, S]
 
@@ -114,7 +115,7 @@ def _loss_sums(output: Output, batch: Batch) -> Tensor:
     return torch.stack([output.loss_sum.double(), batch.sample_weight.double().sum()])
 
 
-LOSS = Metric(_loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names=("loss",))
+LOSS = Metric(_loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names={"loss": LOWER})
 
 
 def classification_metrics(
@@ -157,12 +158,13 @@ def classification_metrics(
 
     metrics = [
         LOSS,
-        Metric(class_sums, _class_values, is_count=True, percentages=("top1",), names=("top1", "macro_f1", *_AVERAGES),
+        Metric(class_sums, _class_values, is_count=True, percentages=("top1",),
+               names=dict.fromkeys(("top1", "macro_f1", *_AVERAGES), HIGHER),
                quiet=(*_AVERAGES, "never_predicted")),
     ]
     if num_classes > 5:
         metrics.append(Metric(top5_sums, lambda sums: {"top5": _ratio(sums[0], sums[1])}, is_count=True,
-                              percentages=("top5",), names=("top5",)))
+                              percentages=("top5",), names={"top5": HIGHER}))
     if num_classes <= MAX_CONFUSION:
         metrics.append(Metric(
             confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
@@ -170,7 +172,7 @@ def classification_metrics(
         has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
         rows, values = partial(_sample_rows, losses, has_auroc), partial(_sample_values, losses)
         metrics.append(Metric(
-            rows, values, is_count=False, names=("auroc",) if has_auroc else (), is_per_sample=True))
+            rows, values, is_count=False, names={"auroc": HIGHER} if has_auroc else {}, is_per_sample=True))
     return tuple(metrics)
 
 

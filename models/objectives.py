@@ -31,7 +31,6 @@ class Objective(Protocol):
     names: tuple[str, ...]  # of the model's outputs
     metrics: tuple[Metric, ...]
     best: str
-    best_is_high: bool
     figures: str  # the metric that is a table with a row for each name: "classes" or "targets" ...
     columns: tuple[str, ...]  # ... and what its columns are; the last one may be missing
     given: tuple[str, ...]  # what sample() takes from the data alone
@@ -114,7 +113,7 @@ def _kind_of_model(description: Mapping[str, Any]) -> str:
 class Classes:
     """One class of each sample."""
 
-    best, best_is_high, figures, given = "top1", True, "classes", ("label",)
+    best, figures, given = "top1", "classes", ("label",)
     columns = ("precision", "recall", "f1", "support", "auroc")
 
     def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
@@ -152,7 +151,7 @@ class Classes:
 class Labels:
     """Any number of labels of each sample, each yes or no."""
 
-    best_is_high, figures, columns, given = True, "classes", LABEL_COLUMNS, ("label",)
+    figures, columns, given = "classes", LABEL_COLUMNS, ("label",)
 
     def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
         if config.loss == "cross-entropy":
@@ -209,7 +208,7 @@ class Labels:
 class Numbers:
     """One or several numbers of each sample; the model predicts them less the mean of train, in standard deviations."""
 
-    best, best_is_high, figures, columns = "loss", False, "targets", TARGET_COLUMNS
+    best, figures, columns = "loss", "targets", TARGET_COLUMNS
     _LOSSES: ClassVar = {"l1": F.l1_loss, "l2": F.mse_loss, "huber": F.huber_loss}
 
     def __init__(self, config: TargetLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray,

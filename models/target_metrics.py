@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.metrics import LOSS, Losses, Metric, OutputRows
+from models.metrics import HIGHER, LOSS, LOWER, Losses, Metric, OutputRows
 
 COLUMNS = ("mae", "rmse", "r2", "pearson", "spearman")
 
@@ -25,7 +25,9 @@ def regression_metrics(
     COLUMNS. r2 and the correlations are left out where a target is the same in all samples.
     """
     values = partial(_sample_values, targets=targets, mean=mean, std=std)
-    names = COLUMNS if np.ptp(targets, axis=0).all() else COLUMNS[:2]
+    names = {"mae": LOWER, "rmse": LOWER}
+    if np.ptp(targets, axis=0).all():
+        names |= {"r2": HIGHER, "pearson": HIGHER, "spearman": HIGHER}
     return LOSS, Metric(OutputRows(losses), values, is_count=False, names=names, is_per_sample=True)
 
 

@@ -56,8 +56,7 @@ class Task(Protocol):
     eval_set: SampleSet  # always of epoch 0
     objective: Objective  # what is predicted; a task without labels may lack it, and has these three itself
     metrics: tuple[Metric, ...]
-    best: str  # the metric that decides which model is best ...
-    best_is_high: bool  # ... and whether a higher value is better
+    best: str  # the metric that decides which model is best: among the names of `metrics`
     unit: str  # what a sample is called ("img")
     origin: str  # where the initial weights come from, in words: "from scratch"
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size

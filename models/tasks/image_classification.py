@@ -84,7 +84,7 @@ class ImageTask:
             model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.
         self.objective = build_objective(config, self.classes, train.labels, evaluated.labels, model)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
-        self.best, self.best_is_high = self.objective.best, self.objective.best_is_high
+        self.best = self.objective.best
         self._mix = build_mixing(config.augment, self._prepared.image_size)
         self._mean, self._std = (  # [1, 3 * I, 1, 1] each
             255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)

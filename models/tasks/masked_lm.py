@@ -23,7 +23,7 @@ from data.masking import MaskedSample, MaskedTextSet, num_predicted
 from data.text import packed
 from data.tokenizer import is_special
 from models.losses import cross_entropies
-from models.metrics import Metric
+from models.metrics import LOWER, Metric
 from models.packing import find_first_position, with_mask
 from models.sparse_prediction import SparsePrediction
 from models.tasks.base import Output, Prediction, widened
@@ -39,7 +39,7 @@ MAX_COUNTED, MAX_GUESSED = 10**7, 10**4  # tokens and samples that the baseline 
 class MaskedLM(TextTask):
     """See models/tasks/base.py. Collective."""
 
-    best, best_is_high = "loss", False
+    best = "loss"
     head = AutoModelForMaskedLM
     scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.15}
 
@@ -60,7 +60,8 @@ class MaskedLM(TextTask):
         probability = config.masks.mask_probability
         self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
         self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
-        self.metrics = (Metric(_loss_sums, _loss_values, is_count=False),)
+        self.metrics = (
+            Metric(_loss_sums, _loss_values, is_count=False, names={"loss": LOWER, "perplexity": LOWER}),)
 
     def collate(self, samples: Sequence[MaskedSample]) -> Batch:
         """`positions` [P] are places in the flattened [R x T] tokens."""

@@ -93,6 +93,20 @@ def test_the_metric_is_on_record_and_is_what_eval_only_prints(train, changed, se
 
 
 @pytest.mark.slow
+def test_best_by_the_metric_keeps_the_model_with_the_lowest_error(train):
+    """It is better when it is lower, as the page's diff says. An early stop goes by it, too."""
+    words = f"{SMALL.replace('--max-steps 5', '--max-steps 12')} --eval-every 2 --early-stop-patience 3"
+    run = train("Add a metric", f"{words} --best calibration_error", "best")
+    errors = {record["step"]: record["calibration_error"] for record in values(run, "val")}
+    lowest = min(errors, key=errors.get)
+    assert errors[lowest] < errors[max(errors)] < max(errors.values())
+    assert json.loads((run / "summary.json").read_text())["best"] == {
+        "metric": "calibration_error", "step": lowest, "value": errors[lowest]}
+    assert json.loads((run / "eval" / "classes.json").read_text())["step"] == lowest
+    assert max(errors) == min(12, lowest + 6)  # three evaluations after the last gain
+
+
+@pytest.mark.slow
 def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_dir):
     generator, table = np.random.default_rng(0), run_dir.parent / "table"
     table.mkdir()

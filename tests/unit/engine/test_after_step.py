@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 
 from engine.after_step import has_stopped_early, is_evaluation_due, is_finished, is_over
 from engine.best import update_best
+from models.metrics import classification_metrics
 from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
 from utils.numerics.averages import Averages
 from utils.rundir.checkpoint import Progress
 from utils.settings.run_options import RecordOptions, RunOptions
 
-HIGH, LOW = (SimpleNamespace(best=name, best_is_high=is_high, metrics=())
-             for name, is_high in (("top1", True), ("loss", False)))
+HIGH, LOW = (SimpleNamespace(best=name, metrics=classification_metrics(3)) for name in ("top1", "loss"))
 
 
 def training(task=HIGH, patience=2, min_delta=0.0, progress=Progress(), total_steps=100):  # noqa: B008

@@ -24,7 +24,7 @@ def training_of(name, folder, best=None, step=8, patience=0):
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return SimpleNamespace(
         config=SimpleNamespace(record=SimpleNamespace(best=name), run=RunOptions(early_stop_patience=patience)),
-        task=SimpleNamespace(best="top1", best_is_high=True, metrics=classification_metrics(3)),
+        task=SimpleNamespace(best="top1", metrics=classification_metrics(3)),
         state=SimpleNamespace(best=best or {}, progress=Progress(step=step)),
         run=SimpleNamespace(path=folder), world=SimpleNamespace(on_rank_zero=lambda work: work()))
 
@@ -47,7 +47,7 @@ def test_errors_are_better_lower_and_the_other_figures_higher(tmp_path, name, is
 
 
 def test_an_unknown_metric_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(UserError, match=r"macro_f2.*did you mean macro_f1\?.*choose from top1, loss,") as refused:
+    with pytest.raises(UserError, match=r"macro_f2.*did you mean macro_f1\?.*choose from loss, top1,") as refused:
         best_metric(training_of("macro_f2", tmp_path))
     assert refused.value.code == Exit.USAGE
 

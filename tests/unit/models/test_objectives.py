@@ -156,13 +156,13 @@ def test_metrics_that_an_evaluation_set_cannot_have_are_not_offered():
     labels = np.zeros((3, 2), np.uint8)
     assert Labels(ClassLossOptions(), ("a", "b"), labels, labels).best == "micro_f1"
     numbers = Numbers(TargetLossOptions(), ("a",), np.array([[1.0], [2.0]]), np.ones((3, 1)))
-    assert numbers.metrics[1].names == ("mae", "rmse")
+    assert list(numbers.metrics[1].names) == ["mae", "rmse"]
 
 
 def test_very_many_labels_and_samples_have_f1_and_no_average_precision():
     labels = np.zeros((MAX_SCORES // 100 + 1, 100), np.uint8)
-    assert [metric.names for metric in multi_label_metrics(labels, F.mse_loss)] == [
-        ("loss",), ("micro_f1", "macro_f1")]
+    assert [list(metric.names) for metric in multi_label_metrics(labels, F.mse_loss)] == [
+        ["loss"], ["micro_f1", "macro_f1"]]
     assert Labels(ClassLossOptions(), tuple(map(str, range(100))), labels, labels).best == "micro_f1"
 
 
