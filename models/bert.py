@@ -49,6 +49,7 @@ class EncoderSpec:
     max_length: int  # tokens in a sample
     classes: tuple[str, ...]  # in label order; empty without labels
     own_head: bool = False  # weights that are loaded bring their head, and its classes must be these
+    report: Callable[[str, bool], None] = lambda text, is_head_new: None  # called where the head is not as it was
 
 
 def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | None, weights: str | None) -> nn.Module:
@@ -75,10 +76,8 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
                         " match; leave --tokenizer out, or train from scratch with --model bert-small")
 
     # classes
-    id2label, classes = described.id2label or {}, list(spec.classes)
-    labels = [id2label[index] for index in sorted(id2label)]
-    has_same_classes = not classes or labels == classes
-    outputs = outputs_of(labels, classes) if weights and spec.own_head and classes else None
+    classes = list(spec.classes)
+    outputs = outputs_of(described, classes, spec.own_head) if weights and classes else None
     if classes:
         described.id2label = dict(enumerate(classes))
         described.label2id = {name: index for index, name in enumerate(classes)}
@@ -87,7 +86,7 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
     # the model
     try:
         if weights:
-            model = _load(spec, weights, described, config.model)
+            model, new = _load(spec, weights, described, config.model)
         else:
             model = spec.head.from_config(described, dtype=torch.float32)
     except UserError:
@@ -95,10 +94,10 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
     except ValueError:
         raise UserError(f"--model {config.model} does not suit this task: transformers has no {spec.head.__name__} for"
                         f" {described.model_type}; use another encoder, such as bert-small") from None
-    if outputs:
-        _reorder_head(model, outputs)
-    elif weights and not has_same_classes:
-        _reset_head(model)
+    if weights:
+        _fit_head(model, new, outputs, spec)
+    if classes and getattr(model.config, "pad_token_id", None) is None:  # decoders look for the token before it
+        model.config.pad_token_id = spec.tokenizer.pad_token_id
     if spec.max_length > (limit := _max_tokens(model)):
         raise UserError(f"--max-length {spec.max_length}: --model {config.model} takes at most {limit} tokens")
     return model
@@ -149,25 +148,30 @@ def read_config(folder: str) -> PreTrainedConfig:
                         " config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 
 
-def outputs_of(labels: list[str], classes: list[str]) -> list[int]:
-    """For each of the data's classes, the output of a model with these labels. Raises UserError (65).
+def outputs_of(described: PreTrainedConfig, classes: list[str], own_head: bool) -> list[int] | None:
+    """For each of the data's classes, the output of a model with this config; None if its classes are others.
 
-    Words must be the same, in any order and in small or capital letters. Where either are numbers (0, LABEL_0), the
-    order counts.
+    Words may be in any order, and in small or capital letters. Where either are numbers (0, LABEL_0), they must be
+    equal; own_head: there the order counts, and instead of None there is a UserError (65).
     """
+    labels = [str(described.id2label[index]) for index in sorted(described.id2label or {})]
     are_words = not any(all(re.fullmatch(r"(LABEL_)?\d+", name) for name in names) for names in (labels, classes))
-    folded = [label.casefold() for label in labels] if are_words else []
-    wanted = [name.casefold() for name in classes] if are_words else []
-    if len(labels) != len(classes) or sorted(folded) != sorted(wanted):
+    for fold in (str, str.casefold) if are_words else ():
+        theirs, ours = [fold(label) for label in labels], [fold(name) for name in classes]
+        if sorted(theirs) == sorted(ours) and len(set(ours)) == len(ours):
+            return [theirs.index(name) for name in ours]
+    if labels == classes or (own_head and not are_words and len(labels) == len(classes)):
+        return list(range(len(classes)))
+    if own_head:
         raise UserError(
             f"--eval-only: the model's classes are {some(labels)}, and those of --data are {some(classes)}: the weights"
             " are evaluated with their own head, so the classes must be the same; give data with these classes, or"
             " train on yours first (without --eval-only)", Exit.BAD_DATA)
-    return [folded.index(name) for name in wanted] if are_words else list(range(len(classes)))
+    return None
 
 
-def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str) -> nn.Module:
-    """The model with the weights in `folder`, where the head's may be missing. name: --model, for messages."""
+def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str) -> tuple[nn.Module, list[str]]:
+    """The model with the weights in `folder`, and the names of those that it lacks, all of the head. name: --model."""
     # load
     try:
         model, found = spec.head.from_pretrained(
@@ -189,28 +193,45 @@ def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str
         raise UserError(f"the weights in {folder} do not fit its config.json: {counted(len(wrong), 'tensor')}"
                         f" missing or of another shape, for example {wrong[0]}; repair the folder, or give"
                         " --no-pretrained")
-    return model
 
-
-def _reset_head(model: nn.Module) -> None:
-    """New weights for the last layers: an old head with as many classes, but other ones, must not be reused."""
-    for layer in _last_layers(model):
-        nn.init.normal_(layer.weight, std=getattr(model.config, "initializer_range", 0.02))
-        nn.init.zeros_(layer.bias)
+    # transformers 5.24 leaves the biases of some new heads as the memory was (masked-lm: Longformer, FNet)
+    for key in lacking:
+        if key.endswith("bias"):
+            nn.init.zeros_(model.get_parameter(key))
+    return model, lacking
 
 
 @torch.no_grad()
-def _reorder_head(model: nn.Module, outputs: list[int]) -> None:
-    """Make output i of the model what output outputs[i] was."""
-    for param in (param for layer in _last_layers(model) for param in layer.parameters()):
-        param.copy_(param[outputs].clone())
+def _fit_head(model: nn.Module, new: list[str], outputs: list[int] | None, spec: EncoderSpec) -> None:
+    """Give the head the data's classes in their order, and report what is new in it, and what changed places.
 
+    new: names of new parameters. outputs: for each class, the head's output for it; None if the head has others.
+    """
+    # the last layer with an output for each class
+    layers = [name for name, module in model.named_modules()
+              if isinstance(module, nn.Linear) and not name.startswith(f"{model.base_model_prefix}.")
+              and spec.classes and module.out_features == model.config.num_labels]
+    last = {name: param for name, param in model.named_parameters() if layers and name.startswith(f"{layers[-1]}.")}
+    is_new = bool(last) and (outputs is None or not last.keys().isdisjoint(new))
+    for name, param in last.items():
+        if outputs is not None:
+            param.copy_(param[outputs].clone())
+        elif name.endswith("weight"):  # an old head with as many classes, but other ones, must not be reused
+            nn.init.normal_(param, std=getattr(model.config, "initializer_range", 0.02))
+        else:
+            nn.init.zeros_(param)
+    if not is_new and not spec.own_head and outputs and outputs != sorted(outputs):
+        spec.report("the head is kept: it has the same classes in another order, and its outputs are reordered", False)
 
-def _last_layers(model: nn.Module) -> list[nn.Linear]:
-    """Those with an output for each class."""
-    return [module for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and not name.startswith(f"{model.base_model_prefix}.")
-            and module.out_features == model.config.num_labels]
+    # what is new, by part: its matrix, or its vector
+    shapes: dict[str, list[int]] = {}
+    for name, param in model.named_parameters():
+        part = name.rpartition(".")[0]
+        if name in {*new, *(last if is_new else ())} and param.ndim > len(shapes.get(part, ())):
+            shapes[part] = list(param.shape)
+    if shapes:
+        parts = some(f"{part} ({' x '.join(map(str, shape))})" for part, shape in shapes.items())
+        spec.report(f"new weights in the head: {parts}", is_new)
 
 
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:

@@ -60,7 +60,7 @@ class Task(Protocol):
     unit: str  # what a sample is called ("img")
     origin: str  # where the initial weights come from, in words: "from scratch"
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
-    head_lr_factor: float  # what `--head-lr-factor auto` is beside `--lr auto` (with SGD: 1)
+    head_lr_factor: float  # what `--head-lr-factor auto` is beside `--lr auto` (with SGD: 1), once the model is built
     lengths: Lengths | None  # of train_set's samples, once the model is built; None if all are alike
     classes: tuple[str, ...]  # names of the outputs: classes in label order, labels, or targets
     fingerprint: str  # of the data set; a run continues only on the same one

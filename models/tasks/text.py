@@ -28,7 +28,7 @@ from utils.settings.config import MaskedLMConfig, TextClassificationConfig, Text
 class TextTask:
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
-    unit, head_lr_factor = "txt", 1.0
+    unit, head_lr_factor, new_head_lr_factor = "txt", 1.0, 1.0
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not
@@ -75,11 +75,16 @@ class TextTask:
         if initial_weights and config.pretrained:
             weights = find_folder(config.model, self._run, self._world)  # Collective.
         spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes,
-                           own_head=self._config.run.eval_only)
+                           own_head=self._config.run.eval_only, report=self._report)
         model = self._world.everywhere(lambda: build_encoder(spec, config, self._encoder, weights))  # Collective.
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model
+
+    def _report(self, text: str, is_head_new: bool) -> None:
+        self._run.note(text)
+        if is_head_new:
+            self.head_lr_factor = self.new_head_lr_factor
 
     def encoder_inputs(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
         """As wide as the longest sample or a little wider; see data.text.padded."""

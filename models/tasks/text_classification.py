@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PreTrainedConfig
+from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
 from data.demo_text import linear_baseline
@@ -22,7 +22,7 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
-from models.bert import load_classifier, outputs_for_texts, read_config
+from models.bert import load_classifier, outputs_for_texts, outputs_of, read_config
 from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -31,23 +31,24 @@ from utils.errors import Exit, UserError, some
 from utils.rundir.run import Run
 from utils.settings.config import TextClassificationConfig, TextRegressionConfig
 
-NEW_HEAD_LR_FACTOR = 10.0  # a new head starts from noise; the pretrained weights below it bear small steps only
-
 
 class LabelledTextTask(TextTask):
     """--task text-classification and text-regression: see models/tasks/base.py. Collective."""
 
     head = AutoModelForSequenceClassification
+    new_head_lr_factor = 10.0  # it starts from noise; the pretrained weights below it bear small steps only
     scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}
 
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
         super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)
         self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
-        if config.model.pretrained and self._encoder and not brings_head(read_config(self._encoder), self.classes):
-            self.head_lr_factor = NEW_HEAD_LR_FACTOR
         model = None
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
+            if isinstance(config, TextRegressionConfig):  # the head's outputs are reordered, too
+                outputs = outputs_of(read_config(self._encoder), list(self.classes), own_head=True)
+                model |= {name: [model[name][output] for output in outputs]
+                          for name in ("target_mean", "target_std") if name in model}
         self.objective = build_objective(config, self.classes, self._train.labels, self._eval.labels, model)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best = self.objective.best
@@ -118,13 +119,6 @@ class LabelledTextTask(TextTask):
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
         outputs = partial(outputs_for_texts, model, tokenizer, described["max_tokens"])
         return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)
-
-
-def brings_head(described: PreTrainedConfig, classes: Sequence[str]) -> bool:
-    """Whether weights have a head for these classes, by their config."""
-    labels = [described.id2label[index] for index in sorted(described.id2label or {})]
-    return labels == list(classes) and any(
-        name.endswith("ForSequenceClassification") for name in described.architectures or ())
 
 
 def _predictions(

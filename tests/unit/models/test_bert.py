@@ -25,13 +25,11 @@ from models.bert import (
     EncoderSpec,
     build_encoder,
     outputs_of,
-    read_config,
     save_model_folder,
 )
 from models.hub import find_folder, resolve_encoder
 from models.sparse_prediction import SparsePrediction
 from models.tasks import load_task
-from models.tasks.text_classification import brings_head
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
@@ -128,7 +126,7 @@ def test_a_folder_of_the_same_task_and_classes_is_loaded_whole(family, task, fol
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("classes", [CLASSES[:2], (*CLASSES, "emu"), ("cat", "dog", "emu"), ("dog", "cat", "eel")])
+@pytest.mark.parametrize("classes", [CLASSES[:2], (*CLASSES, "emu"), ("cat", "dog", "emu")])
 def test_other_classes_keep_the_encoder_and_get_a_new_head(family, classes, folders):
     model = built(folders[family, "text-classification"], classes=classes)
     head = {"bert": "classifier", "distilbert": "classifier", "roberta": "classifier.out_proj"}[family]
@@ -458,11 +456,7 @@ def test_a_model_without_a_head_for_the_task_is_65(folders):
     (["LABEL_0", "LABEL_1"], ["cat", "dog"], [0, 1]), (["cat", "dog"], ["0", "1"], [0, 1]),
     (["Positive", "negative"], ["negative", "positive"], [1, 0])])
 def test_labels_are_matched_as_words_or_by_their_order(labels, classes, outputs):
-    assert outputs_of(labels, classes) == outputs
+    described = transformers.BertConfig(id2label=dict(enumerate(labels)))
+    assert outputs_of(described, classes, own_head=True) == outputs
 
 
-@pytest.mark.parametrize("task, classes, expected", [
-    ("text-classification", CLASSES, True), ("text-classification", CLASSES[::-1], False),
-    ("text-classification", ("other", "names", "here"), False), ("masked-lm", CLASSES, False)])
-def test_a_config_says_whether_weights_bring_a_head_for_the_classes(folders, task, classes, expected):
-    assert brings_head(read_config(str(folders["bert", task])), classes) == expected

@@ -6,6 +6,7 @@ No dropout, so that both compute the same; micro-batches are uneven. Tolerances:
 import csv
 import math
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -21,6 +22,7 @@ from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
 from engine.start import Start
 from models.metrics import Totals
+from models.objectives import values_of
 from models.packing import find_first_position, with_mask
 from models.tasks import load_task
 from tests.conftest import COUNTS
@@ -411,4 +413,30 @@ def test_a_tokenizer_without_a_mask_token_is_none_for_masked_lm(build, folders, 
     ("text-classification", "text-classification", [], 1), ("masked-lm", "masked-lm", [], 1)])
 def test_a_new_head_on_pretrained_weights_learns_faster(build, folders, task, folder, words, expected):
     """The third folder has a head for these classes."""
-    assert build(task, "--model", folders["bert", folder], *words).head_lr_factor == expected
+    built = build(task, "--model", folders["bert", folder], *words)
+    built.build_model(initial_weights=True)
+    assert built.head_lr_factor == expected
+
+
+@pytest.mark.parametrize("columns", ["height,weight", "weight,height"])
+def test_targets_in_another_order_keep_their_means(columns, world, folders, tmp_path, monkeypatch):
+    """Evaluated as it is, a model predicts the same numbers whatever the order of --label-column."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    folder = shutil.copytree(folders["bert", "text-classification"], tmp_path / "model")
+    model = HEADS["text-classification"].from_pretrained(folder, num_labels=2, ignore_mismatched_sizes=True)
+    model.config.id2label = {0: "height", 1: "weight"}
+    model.config.update({"target_mean": [100.0, 3.0], "target_std": [10.0, 0.5], "problem_type": "regression"})
+    model.save_pretrained(folder)
+    for split in ("train", "val"):
+        (tmp_path / f"{split}.csv").write_text("text,height,weight\n" + "".join(
+            f"text {i},{90 + i},{2 + i / 10}\n" for i in range(20)))
+    words = ["--task", "text-regression", "--data", tmp_path, "--model", folder, "--label-column", columns]
+    run = Run(tmp_path / "run", {}, {"start": 1, "cores_per_process": 1, "is_there": False}, print, None)
+    task = load_task("text-regression")(
+        parse_command_line([*map(str, words), "--eval-only"], {}), run, world)
+    built = task.build_model(initial_weights=True).eval()
+    batch = task.collate([task.eval_set[0, 0]])
+    [found] = values_of(task.objective.described(), built(**batch.inputs).logits.detach())
+    values = dict(zip(task.classes, found, strict=True))
+    [expected] = model.eval()(**batch.inputs).logits.double() * torch.tensor([10.0, 0.5]) + torch.tensor([100.0, 3.0])
+    assert [values["height"], values["weight"]] == pytest.approx(expected.tolist(), abs=1e-5)
