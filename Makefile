@@ -23,7 +23,7 @@ faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts,
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
 		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py readme.py starts.py timings.py)
 
-cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root
+cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root, bindfs
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py
 
 image-test: .venv/ready-dev         ## builds and runs the Dockerfile; needs root, buildah and debootstrap

@@ -39,7 +39,7 @@ from utils.errors import Exit, exit_after, say
 from utils.numerics.optimizers import set_lr
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir.identity import require_same_program
-from utils.rundir.restart import device_of_run
+from utils.rundir.restart import device_of_run, words_if_finished
 from utils.rundir.run import open_run
 from utils.settings.config import Config
 from utils.strategies import devices_per_process
@@ -52,6 +52,9 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
     with World.from_env(device_of_run(config), config.faults, watchdog, devices) as world:  # Collective.
         require_same_program(config, world)  # Collective.
         note = partial(say, stream=console) if world.is_main else lambda text: None
+        if words := world.on_rank_zero(partial(words_if_finished, config)):  # Collective.
+            note(words)
+            return Exit.DONE
         with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
             precision = resolve_arithmetic(config.device, run, world)  # Collective.
             task = load_task(config.run.task)(config, run, world)  # Collective.

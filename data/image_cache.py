@@ -35,7 +35,7 @@ from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.files import cache_path, locked, sync
+from utils.files import cache_path, locked, see_listed, sync
 from utils.hardware.cores import available_cores
 
 VERSION = 2
@@ -128,6 +128,7 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
         folder.parent.mkdir(parents=True, exist_ok=True)
         waits = f"--cache {spec.encoding}: waiting for another process, which packs into {folder.parent}"
         with locked(folder.with_name(f".{folder.name}.lock"), lambda: note(waits)) as is_alone:
+            see_listed(folder)
             if open_arrays(folder):  # another process packed them meanwhile
                 return
             if not is_alone:  # this file system has no locks: what is begun is not gone on with

@@ -7,6 +7,7 @@ import difflib
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,7 +19,7 @@ from data.tokenizer import folder_digest, load_tokenizer, train_tokenizer
 from models.bert import SIZES, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
-from utils.rundir.run import Run
+from utils.rundir.run import Run, require_shared
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig
 
 # who owns the models that are also known without an owner; bert-base, a size, is none of them
@@ -60,13 +61,14 @@ def resolve_encoder(name: str, run: Run, world: World) -> str | None:
     if not is_kept and (source is None or run.is_read_only):
         return source
 
-    def keep() -> str:
+    def keep() -> None:
         if not is_kept:
             read_config(source)
-            run.replace_folder("encoder", lambda partial: shutil.copy(Path(source, "config.json"), partial))
-        return folder_digest(folder)
+            run.replace_folder("encoder", lambda unnamed: shutil.copy(Path(source, "config.json"), unnamed))
 
-    run.require_same("encoder", world.on_rank_zero(keep), f"the encoder's config in {folder}")  # Collective.
+    world.on_rank_zero(keep)  # Collective.
+    digest = require_shared(folder, partial(folder_digest, folder), world)  # Collective.
+    run.require_same("encoder", digest, f"the encoder's config in {folder}")
     return str(folder)
 
 
@@ -106,12 +108,8 @@ def resolve_tokenizer(
             return world.everywhere(lambda: load_tokenizer(own)), digest  # Collective.
 
     # keep it
-    def keep() -> str:
-        if not is_kept:
-            run.replace_folder("tokenizer", write)
-        return folder_digest(folder)
-
-    digest = world.on_rank_zero(keep, takes_long=True)  # Collective.
+    world.on_rank_zero(lambda: is_kept or run.replace_folder("tokenizer", write), takes_long=True)  # Collective.
+    digest = require_shared(folder, partial(folder_digest, folder), world)  # Collective.
     run.require_same("tokenizer", digest, f"the tokenizer in {folder}")
     return world.everywhere(lambda: load_tokenizer(str(folder))), digest  # Collective.
 

@@ -1,10 +1,14 @@
-"""Small files: a reader sees the old or the new content, and damage is detected. Folders of caches: whole or absent."""
+"""Small files: a reader sees the old or the new content, and damage is detected. Folders of caches: whole or absent.
+
+A node sees what another one wrote only after some time, if the file system caches names: see wait_to_see.
+"""
 
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -24,6 +28,45 @@ SYSTEM_NAMES = frozenset((
 def is_users(name: str) -> bool:
     """Whether a file or folder of this name is the user's own, and not one that a system or a program keeps."""
     return not name.startswith(".") and name.lower() not in SYSTEM_NAMES
+
+
+# NFS trusts what it knows of a folder for up to 60 s (acdirmax), also that a name is not there.
+CACHED_S = 65
+QUIET_S = 5  # of waiting, before a line says so
+
+
+def ask_server(path: Path) -> None:
+    """Open the folders that `path` is in: then NFS asks the server what they hold (close-to-open)."""
+    for folder in reversed(path.absolute().parents):
+        with suppress(OSError), os.scandir(folder):
+            pass
+
+
+def wait_to_see(is_seen: Callable[[], bool], path: Path, waits: Callable[[], None] = lambda: None) -> bool:
+    """Whether is_seen() within CACHED_S. `path`: what another node may just have written, renamed or removed.
+
+    is_seen may raise OSError, which means no. waits: called once, after QUIET_S.
+    """
+    began, is_quiet = time.monotonic(), True
+    while True:
+        with suppress(OSError):
+            if is_seen():
+                return True
+        waited_s = time.monotonic() - began
+        if waited_s > CACHED_S:
+            return False
+        if waited_s > QUIET_S and is_quiet:
+            is_quiet = False
+            waits()
+        ask_server(path)
+        time.sleep(0.1)
+
+
+def see_listed(path: Path) -> None:
+    """If `path` is listed in its folder, wait until it is there."""
+    with suppress(OSError):
+        if path.name in os.listdir(path.parent):
+            wait_to_see(path.exists, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -79,6 +122,7 @@ def make_folder(folder: Path, write: Callable[[Path], None], is_whole: Callable[
     if is_whole(folder):
         return
     with one_at_a_time(folder):
+        see_listed(folder)
         if is_whole(folder):  # another process made it meanwhile
             return
         partial = folder.with_name(f".{folder.name}.{uuid4().hex}")
@@ -90,6 +134,7 @@ def make_folder(folder: Path, write: Callable[[Path], None], is_whole: Callable[
             try:
                 partial.rename(folder)
             except OSError:  # it is there: damaged, or another process was first
+                see_listed(folder)
                 if not is_whole(folder):
                     shutil.rmtree(folder, ignore_errors=True)
                     partial.rename(folder)

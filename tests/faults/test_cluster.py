@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.hosts import hosts
+from tests.harness.hosts import hosts, remembering
 from tests.harness.launches import STEPS, WORDS, assert_gone, messages
 from tests.harness.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
+from utils.files import CACHED_S
 
 SHORT = ["--step-timeout", 5, "--section-timeout", 5, "--start-timeout", 20]
 MASTER = "10.77.0.1"  # the first host
@@ -150,12 +151,26 @@ def test_a_host_that_does_not_share_the_run_directory_is_refused(words, run_dir,
         own = ["sh", "-c", f"mount -t tmpfs none {run_dir.parent} && exec \"$@\"", "sh"]  # a disk of its own there
         launches = [start_launcher("--nnodes", 2, "--node-rank", rank, "--master-addr", MASTER, *words,
                                    inside=host.inside(*own[:5 * rank])) for rank, host in enumerate(pair)]
-        for result in [assert_gone(launch, run_dir) for launch in launches]:
+        for result in [assert_gone(launch, run_dir, CACHED_S + 60) for launch in launches]:
             assert result.returncode == Exit.IO, result.text
         said = [line for launch in launches for line in messages(launch.wait())]
     assert len(said) == 1 and (
-        f"does not see {run_dir}: on several nodes the run directory must be shared" in said[0]), said
+        f"does not see {run_dir}/" in said[0] and "on several nodes the run directory must be shared" in said[0]), said
     assert trained_steps(run_dir) == 0
+
+
+@pytest.mark.slow
+def test_a_disk_that_remembers_what_was_not_there_is_a_shared_one(texts, run_dir, start_launcher):
+    """As NFS does: a new run, the same command once it is finished, and --fresh, whose data would be the old run's."""
+    words = ["--task", "text-classification", "--data", texts, "--model", "bert-tiny", "--max-steps", 2,
+             "--run-dir", run_dir, "--vocab-size"]
+    with hosts(2) as pair, remembering(run_dir.parent, 20) as view:
+        for more, part in ([300], "does not see"), ([300], "is finished"), ([200, "--fresh"], "the old run is in"):
+            launches = [start_launcher("--nnodes", 2, "--node-rank", rank, "--master-addr", MASTER, *words, *more,
+                                       inside=host.inside(*view[:4 * rank])) for rank, host in enumerate(pair)]
+            results = [launch.wait() for launch in launches]
+            assert [result.returncode for result in results] == [0, 0], [result.text for result in results]
+            assert part in "".join(result.text for result in results)
 
 
 def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):

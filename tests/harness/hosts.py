@@ -10,6 +10,7 @@ Needs root.
 
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -61,6 +62,21 @@ class Host:
         enter = (f"mount --bind {shlex.quote(str(self._names))} /etc/hosts"
                  f" && exec nsenter --net=/run/netns/{self.namespace} \"$@\"")
         return ["unshare", "--mount", "sh", "-c", enter, "sh", *map(str, words)]
+
+
+@contextmanager
+def remembering(folder: Path, seconds: int) -> Iterator[list[str]]:
+    """For Host.inside: there `folder` is a network disk, which remembers for so long that a name was not there."""
+    view = Path(tempfile.mkdtemp())
+    if shutil.which("bindfs") is None:
+        pytest.skip("needs bindfs")
+    caches = ",".join(f"{what}_timeout={seconds}" for what in ("negative", "entry", "attr"))
+    subprocess.run(["bindfs", "-o", caches, folder, view], check=True)
+    try:
+        yield ["sh", "-c", f"mount --bind {shlex.quote(str(view))} {shlex.quote(str(folder))} && exec \"$@\"", "sh"]
+    finally:
+        subprocess.run(["umount", view], check=True)
+        view.rmdir()
 
 
 @contextmanager

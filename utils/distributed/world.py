@@ -23,6 +23,7 @@ from utils.distributed.preflight import require_own_name
 from utils.distributed.rendezvous import fresh_store
 from utils.distributed.watchdog import Watchdog
 from utils.errors import Exit, PeerError, RankError, UserError, explain
+from utils.files import ask_server
 from utils.hardware import vendor
 from utils.hardware.cores import cpu_quota, fair_share
 from utils.hardware.devices import devices_of, resolve_device
@@ -210,6 +211,7 @@ class World:
 
 def is_folder(name: str, world: World) -> bool:
     """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) if nodes differ."""
+    ask_server(Path(name))
     found = world.gather([Path(name).is_dir(), socket.gethostname()])
     lacking = [host for is_there, host in found if not is_there]
     if 0 < len(lacking) < len(found):

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from utils.errors import Exit, UserError, record_exit, say
-from utils.files import read_json
+from utils.files import ask_server, read_json
 from utils.rundir.identity import compare, identity, run_path
 from utils.settings.config import Config
 
@@ -32,8 +32,10 @@ def finish_early(config: Config) -> None:
     itself: another node joined or left.
     """
     path = run_path(config)
-    try:
-        # a restart that cannot help
+    ask_server(path / "status.json")
+
+    # a restart that cannot help
+    with suppress(UserError, OSError):  # open_run reports it on all ranks
         last = read_json(path / "status.json")
         is_final = _has_seen(last, [launch_id()]) and _is_final(last.get("exit_code"), last.get("message", ""))
         ending = last if is_final else _last_ending()
@@ -44,23 +46,29 @@ def finish_early(config: Config) -> None:
                     f" {ending['state']}, {ending['message']}")
             raise SystemExit(ending["exit_code"])
 
-        # a finished run: the same command has nothing to do
-        if acts_fresh(config) or config.run.eval_only or last.get("state") != "finished":
-            return
+    # a finished run. Several nodes may not see the same yet: main() asks rank 0.
+    is_one_node = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
+    if is_one_node and (words := words_if_finished(config)):
+        if os.environ.get("RANK", "0") == "0":
+            say(words, sys.stdout)
+        raise SystemExit(0)
+
+
+def words_if_finished(config: Config) -> str | None:
+    """What to tell the user if this run is finished: the same command has nothing to do. None if it is not."""
+    path = run_path(config)
+    try:
+        if acts_fresh(config) or config.run.eval_only or read_json(path / "status.json").get("state") != "finished":
+            return None
         compare(config, path)
         if yaml.safe_load((path / "config.yaml").read_text())["data"] != identity(config)["data"]:
-            return  # it may be the same data in another place: main() compares fingerprints
+            return None  # it may be the same data in another place: main() compares fingerprints
         summary = read_json(path / "summary.json")
     except (UserError, OSError, yaml.YAMLError):
-        return  # open_run reports it on all ranks
-
-    # say so
+        return None  # open_run reports it on all ranks
     figures = ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if isinstance(value, float))
-    if os.environ.get("RANK", "0") == "0":
-        say(f"{path} is finished: step {summary.get('step')}, {figures}\n"
-            f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'}",
-            sys.stdout)
-    raise SystemExit(0)
+    return (f"{path} is finished: step {summary.get('step')}, {figures}\n"
+            f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'}")
 
 
 def keep_ending(state: str, code: int, message: str) -> None:

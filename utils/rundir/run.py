@@ -26,8 +26,8 @@ import yaml
 
 import utils
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, explain
-from utils.files import read_json, sync, write_atomically
+from utils.errors import Exit, UserError, explain, say
+from utils.files import CACHED_S, read_json, sync, wait_to_see, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
 from utils.rundir.lock import RunLock
@@ -187,11 +187,7 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     try:
         kept, facts = world.on_rank_zero(prepare)  # Collective.
 
-        # every node must see what rank 0 wrote
-        hosts = world.gather(None if (path / "config.yaml").exists() else socket.gethostname())  # Collective.
-        for host in filter(None, hosts):
-            raise UserError(f"{host} does not see {path.absolute()}: on several nodes the run directory must be shared;"
-                            " give a --run-dir on a disk that all nodes mount", Exit.IO)
+        require_shared(path / "command.txt", (path / "command.txt").read_text, world)  # Collective.
     except Exception:
         with suppress(OSError):
             lock.discard(note)
@@ -199,6 +195,27 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     run = Run(path, kept, facts, note, lock)
     run.status("running")
     return run
+
+
+def require_shared(path: Path, read: Callable[[], str], world: World) -> str:
+    """read() on rank 0, once every rank gets the same: of `path`, to which rank 0 may just have written. Collective.
+
+    Raises UserError (74) on every rank if a node does not see it: the run directory is not shared.
+    """
+    written = world.on_rank_zero(read)  # Collective.
+
+    def waits() -> None:
+        if world.local_rank == 0:
+            say(f"{socket.gethostname()} does not see {path.absolute()} as rank 0 wrote it; looking again for up to"
+                f" {CACHED_S} s: a network file system may remember what was there before")
+
+    def look() -> None:
+        if not wait_to_see(lambda: read() == written, path, waits):
+            raise UserError(f"this node does not see {path.absolute()} as rank 0 wrote it: on several nodes the run"
+                            " directory must be shared; give a --run-dir on a disk that all nodes mount", Exit.IO)
+
+    world.everywhere(look, takes_long=True)  # Collective.
+    return written
 
 
 def _read(config: Config, path: Path, world: World, note: Callable[[str], None]) -> tuple[dict, dict]:

@@ -1,7 +1,12 @@
 """utils/files.py: small files are written whole, and caches are where the environment says."""
 
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from utils import files
 from utils.files import cache_path, read_checked, write_atomically, write_checked
 
 
@@ -34,3 +39,48 @@ def test_a_checked_file_is_read_as_written_and_damage_is_found(tmp_path):
             file.write_bytes(bad)
             with pytest.raises(ValueError):
                 read_checked(file)
+
+
+# --- a file system of several nodes, which remembers what was there
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that only pass while something sleeps."""
+    passed = [0.0]
+
+    def sleep(seconds):
+        passed[0] += seconds
+
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=lambda: passed[0], sleep=sleep))
+    return lambda: passed[0]
+
+
+def error():
+    raise OSError
+
+
+@pytest.mark.parametrize(("hidden_s", "is_found", "num_told"), [(0, True, 0), (3, True, 0), (60, True, 1),
+                                                                (90, False, 1)])
+def test_what_another_node_wrote_is_looked_for_as_long_as_nfs_caches(clock, tmp_path, hidden_s, is_found, num_told):
+    told = []
+    found = files.wait_to_see(lambda: clock() >= hidden_s or error(), tmp_path / "run", lambda: told.append(clock()))
+    assert (found, clock() <= files.CACHED_S + 1, len(told)) == (is_found, True, num_told)
+    assert all(5 < when < 6 for when in told)
+
+
+def test_looking_again_opens_every_folder_above_from_the_top(clock, tmp_path, monkeypatch):
+    """NFS then asks the server."""
+    opened, scandir = [], os.scandir
+    monkeypatch.setattr(files.os, "scandir", lambda folder: opened.append(folder) or scandir(folder))
+    files.wait_to_see(lambda: clock() > 0, tmp_path / "runs" / "run")
+    assert opened == [*reversed(tmp_path.parents), tmp_path, tmp_path / "runs"]
+
+
+def test_a_folder_that_another_node_has_made_is_not_made_again(clock, tmp_path, monkeypatch):
+    """It is listed, but a look at its name still finds nothing."""
+    folder, exists = tmp_path / "made", Path.exists
+    folder.mkdir()
+    monkeypatch.setattr(Path, "exists", lambda path: exists(path) and (path != folder or clock() > 30))
+    files.make_folder(folder, lambda partial: pytest.fail("made again"), is_whole=Path.exists)
+    assert clock() > 30

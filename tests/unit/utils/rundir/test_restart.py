@@ -11,7 +11,7 @@ import pytest
 from tests.unit.utils.conftest import config_of, start
 from utils.errors import Exit, UserError
 from utils.rundir import run as run_module
-from utils.rundir.restart import acts_fresh, device_of_run, finish_early, launch_id
+from utils.rundir.restart import acts_fresh, device_of_run, finish_early, launch_id, words_if_finished
 from utils.rundir.run import open_run
 
 ROOT = Path(__file__).parents[4]
@@ -95,6 +95,15 @@ def test_a_finished_run_says_so_and_exits_with_0(finished, capsys):
         finish_early(config_of("--run-dir=run"))
     text = capsys.readouterr().out
     assert (left.value.code, "step 12, top1 0.9700" in text, "--fresh" in text) == (0, True, True)
+
+
+def test_on_several_nodes_rank_0_decides_whether_the_run_is_finished(finished, monkeypatch):
+    """The others may not see it yet: one would end, and another wait for it."""
+    config = config_of("--run-dir=run")
+    for name, value in (("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "1")):
+        monkeypatch.setenv(name, value)
+    assert finish_early(config) is None
+    assert "step 12, top1 0.9700" in words_if_finished(config)
 
 
 @pytest.mark.parametrize("words", [["--fresh"], ["--eval-only"], ["--epochs=40"], ["--data=moved"]])

@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from tests.unit.utils.conftest import config_of, refusal, start, status
-from utils import __version__
+from utils import __version__, files
 from utils.errors import Exit, PeerError, UserError
 from utils.rundir import run as run_module
 from utils.rundir.checkpoint import Progress
 from utils.rundir.lock import RunLock
-from utils.rundir.run import Run, open_run
+from utils.rundir.run import Run, open_run, require_shared
 
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 
@@ -86,6 +86,24 @@ def test_a_program_that_changed_is_warned_of_once(world):
 def test_what_is_for_eval_only_is_refused_without_it_and_leaves_nothing(world, setting):
     error, name = refusal(world, "--run-dir=run", setting), setting.partition("=")[0]
     assert (error.code, f"{name} is for --eval-only" in str(error), os.listdir()) == (Exit.USAGE, True, [])
+
+
+# --- several nodes, whose file system remembers what was there
+
+
+@pytest.mark.parametrize("before", [None, "of the run that --fresh moved away"])
+def test_a_node_looks_again_until_it_sees_what_rank_0_wrote(world, monkeypatch, capsys, before):
+    looks = iter(["new", *[before] * 100, "new"])  # the first is rank 0's
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=iter(range(10**6)).__next__, sleep=lambda s: None))
+    monkeypatch.setattr(files, "CACHED_S", 10**6)
+    assert require_shared(Path("run"), looks.__next__, world) == "new"
+    assert list(looks) == [] and capsys.readouterr().err.count("does not see") == 1
+
+
+def test_a_run_directory_that_is_not_shared_is_74_and_leaves_nothing(world, monkeypatch):
+    monkeypatch.setattr(run_module, "wait_to_see", lambda is_seen, path, waits: False)
+    error = refusal(world, "--run-dir=run")
+    assert (error.code, "run directory must be shared" in str(error), os.listdir()) == (Exit.IO, True, [])
 
 
 # --- auto
