@@ -37,6 +37,7 @@ TECHNIQUES = {task: [  # of docs/recipes.md; no evaluation can gain 2 in top1
     "--early-stop-patience", "1", "--early-stop-min-delta", "2", *words] for task, words in {
         "image-classification": ["--auto-augment", "randaugment"], "text-classification": []}.items()}
 STEPS, EVALUATIONS, RECORDED = 9, 3, (1, 3, 6, 9)
+COARSE = {"bf16": 0.05, "fp16": 0.02}  # 8 and 11 bits of mantissa, after nine steps
 CLOSE = 1e-3  # between losses in fp32 on different devices, over 20 steps
 
 
@@ -51,7 +52,12 @@ class Accelerator:
 
     def simulating(self, **settings: Any) -> "Accelerator":
         """The same with other settings of the simulated device; a real one knows none."""
-        return replace(self, simulation=tuple(settings.items()))
+        return replace(self, simulation=tuple((dict(self.simulation) | settings).items()))
+
+    @property
+    def has_the_cpus_bits(self) -> bool:
+        """Whether its results, and its random numbers, are those of the CPU."""
+        return self.is_simulated and "generator" not in dict(self.simulation)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -13,12 +13,10 @@ from itertools import product
 
 import pytest
 
-from tests.device.runs import CLOSE, EVALUATIONS, OBJECTIVES, RECORDED, STEPS, TASKS, TECHNIQUES
+from tests.device.runs import CLOSE, COARSE, EVALUATIONS, OBJECTIVES, RECORDED, STEPS, TASKS, TECHNIQUES
 from tests.harness.run_directory import newest_checkpoint, outcome, records, status, trained_steps, weights_sha256
 from tests.harness.strategies import ACROSS
 from utils.errors import Exit
-
-COARSE = {"bf16": 0.05, "fp16": 0.02}  # 8 and 11 bits of mantissa, after nine steps
 
 
 def all_but(*essential):
@@ -120,22 +118,6 @@ def test_a_step_makes_no_call_that_torch_knows_to_wait(accelerator, runs, run_di
     assert result.returncode == 0, result.text
 
 
-@pytest.fixture
-def losses_beside_the_cpu(accelerator, run_train, run_dir, figure):
-    """(words, processes) -> all losses of a run on the device, and of the same on the CPU."""
-    def beside(words, processes=None):
-        others = run_dir.parent / "cpu"
-        for result in (run_train(*words, "--run-dir", others, "--device", "cpu"),
-                       accelerator.run(processes, *words, "--run-dir", run_dir)):
-            assert result.returncode == 0, result.text
-        found, expected = ([record["loss"] for record in records(run) if record["split"] in ("train", "val")]
-                           for run in (run_dir, others))
-        figure(f"largest difference {max(abs(a - b) for a, b in zip(found, expected, strict=True)):.1e}")
-        return found, expected
-
-    return beside
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.needs("two devices"))])
 @pytest.mark.parametrize("strategy", ACROSS)
@@ -186,7 +168,7 @@ def test_a_run_moves_to_the_cpu_and_back(accelerator, runs, run_train, run_dir):
         assert (f"device was {before} in this run and is now {kind};" in result.out) == (
             before is not None), result.text
     assert status(run_dir)["state"] == "finished"
-    if accelerator.is_simulated:
+    if accelerator.has_the_cpus_bits:
         assert weights_sha256(run_dir) == weights_sha256(runs.on_cpu(1, "image-classification", "exact"))
 
 

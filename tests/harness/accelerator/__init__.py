@@ -6,6 +6,7 @@ late here, every time. $SIMULATED_ACCELERATOR is a JSON object of settings:
     devices: 4      memory: bytes of each, null      report: folder of rank-N.json (waits, operations, peak, copies)
     fails, hangs, shrinks: {rank: 0, device: the current one, operation: the first, once: a file that remembers it};
         shrinks has besides: memory, bytes of each from then on
+    generator: 0, the CPU's; any other number makes the random numbers of a seed differ from the CPU's
 """
 
 import shutil

@@ -73,8 +73,8 @@ class Device:
         self.seed(5_171_717 + index)  # until the program does
 
     def seed(self, value: int) -> None:
-        """Give its generator the state that this seed gives the CPU's."""
-        self.random_state = torch.Generator().manual_seed(value).get_state()
+        """Give its generator the state that this seed, or another one, gives the CPU's."""
+        self.random_state = torch.Generator().manual_seed(value ^ SETTINGS.get("generator", 0)).get_state()
 
     def issue(self, stream: int | None = None, complete: Callable[[], None] | None = None) -> int:
         """Put an operation into the queue of `stream`, the current one if None. Returns its place.
