@@ -32,8 +32,9 @@ image-test: .venv/ready-dev         ## builds and runs the Dockerfile; needs roo
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run
 	$(BIN)/python -m tests.harness.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
 
-device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one
+device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one; on one with other random numbers
 	$(BIN)/python -m pytest tests/device --device sim $(WORKERS)
+	$(BIN)/python -m pytest tests/device --device sim-other $(WORKERS)
 
 # For a machine with a GPU and without a network or .venv, whose Python has torch, torchvision, transformers,
 # tensorboard and pytest: `make gpu-wheels` elsewhere makes wheels/, which goes along with the tree.
@@ -43,21 +44,30 @@ DEVICE ?= cuda
 GPU_SITE := $(if $(wildcard wheels/*.whl),wheels/site/ready)
 gpu gpu-bench: export PYTHONPATH := $(CURDIR)/wheels/site$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-gpu: $(GPU_SITE)                    ## make gpu DEVICE=xpu: the same tests on a real one
-	$(GPU_PYTHON_BIN) -m pytest tests/device --device=$(DEVICE)
+# Both print each row when it ends, the most telling ones first, and end by themselves after TIME_LIMIT_S seconds.
+ROWS_FILE ?= gpu-rows.txt
+GPU_WORKERS ?= 6
+LIMITED = timeout --foreground -s INT -k 30 $(TIME_LIMIT_S) $(GPU_PYTHON_BIN)
 
+gpu: TIME_LIMIT_S ?= 480
+gpu: $(GPU_SITE)                    ## make gpu DEVICE=xpu TIME_LIMIT_S=480: the same tests on a real one
+	@LOCKSTEP_ROWS=$(abspath $(ROWS_FILE)) $(LIMITED) -m pytest tests/device --device=$(DEVICE) \
+		$$($(GPU_PYTHON_BIN) -c 'import xdist' 2>/dev/null && echo -n $(GPU_WORKERS) --maxschedchunk 1)
+
+gpu-bench: TIME_LIMIT_S ?= 600
 gpu-bench: $(GPU_SITE)              ## make gpu-bench BENCH="--rows image": speed and MFU; ten minutes
-	@$(GPU_PYTHON_BIN) -m benchmarks.gpu --device $(DEVICE) $(BENCH)
+	@$(LIMITED) -m benchmarks.gpu --device $(DEVICE) --time-limit $(TIME_LIMIT_S) $(BENCH)
 
 wheels/site/ready: $(wildcard wheels/*.whl)
 	rm -rf wheels/site
 	$(GPU_PYTHON_BIN) -m pip install --quiet --no-index --no-deps --target wheels/site $^
 	@touch $@
 
-# requirements.txt without what such a machine has (the first five, and what they need), and what the rest needs.
-HAS := torch|torchvision|transformers|tensorboard|pytest|safetensors|pillow|numpy|pyyaml|packaging|tqdm
+# requirements.txt without what such a machine has (the first four, and what they need), and what the rest needs. Its
+# tensorboard may be too old; what tensorboard needs it has.
+HAS := torch|torchvision|transformers|pytest|safetensors|pillow|numpy|pyyaml|packaging|tqdm
 LACKS = $(shell sed -E 's/ *\#.*//; s/.+/"&"/; /^"($(HAS))[<>=]/d' requirements.txt) docstring-parser typeguard \
-	typing-extensions pytest-timeout $(shell sed -nE 's/^((timm|accelerate)==[^ ]+).*/\1/p' requirements-bench.txt) psutil
+	typing-extensions pytest-timeout pytest-xdist execnet $(shell sed -nE 's/^((timm|accelerate)==[^ ]+).*/\1/p' requirements-bench.txt) psutil
 TAGS := manylinux_2_28 manylinux_2_17 manylinux2014 manylinux2010 manylinux1  # pip takes each by its name only
 
 gpu-wheels:                         ## for a GPU machine without a network: into wheels/ what it lacks

@@ -66,10 +66,10 @@ from utils.hardware.compiling import compile_model
 from utils.hardware.cores import available_cores
 
 ROWS = (  # those that are left out first stand last
-    "image", "text", "mlm", "jpeg", "packed", "image-compiled", "text-compiled", "mlm-compiled", "vit-image",
+    "text", "jpeg", "image", "mlm", "packed", "image-compiled", "text-compiled", "mlm-compiled", "vit-image",
     "vit-jpeg", "vit-packed", "vit-image-compiled", "jpeg-compiled", "packed-compiled", "vit-jpeg-compiled",
     "vit-packed-compiled")
-MOST_S = 570  # no row starts that may end later, unless --rows names it: the benchmark ends within ten minutes
+MOST_S = 570  # no row starts that may end later, unless --rows names it or --time-limit permits it
 PEAKS = {  # dense bf16 FLOP/s by the vendors' data sheets; the first name that occurs in the device's name counts
     "B200": 2250e12, "H200 NVL": 835e12, "H100 NVL": 835e12, "H100 PCIe": 756e12, "H200": 989e12, "H100": 989e12,
     "A100": 312e12, "L40S": 362e12, "L4": 121e12, "MI300X": 1307e12}
@@ -145,7 +145,7 @@ def take_peak_mib(device: torch.device) -> float:
         torch.accelerator.empty_cache()
         torch.accelerator.reset_peak_memory_stats(device)
         return peak
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # torch 2.11 on the CPU: ValueError
         return 0.0
 
 
@@ -207,11 +207,12 @@ def measure(row: Row, options: argparse.Namespace, sizes: Sizes, root: Path) -> 
                 found[name].append(speed)
 
     what = f"{sizes.text_model if kind in TASKS else sizes.image_model} x {batch}"
+    switches = "".join(f", {name}={value}" for name, value in os.environ.items() if name.startswith("TORCH_"))
     rate = matrix_rate(device, sizes.precision)
     if not options.tiny:
         measured = {name: each for name, each in found.items() if each}
-        append(f"gpu, {row.name}, {what}", "samples/s", measured, against="bare", ratios=ranges(measured, "bare"),
-               hardware=options.name, products={sizes.precision: rate})
+        append(f"gpu, {row.name}, {what}{switches}", "samples/s", measured, against="bare",
+               ratios=ranges(measured, "bare"), hardware=options.name, products={sizes.precision: rate})
     ours, wait = median(found["ours"]), median(record["data_wait"] for record in records)
     memory = [max(record.get("memory", 0.0) for record in records), max(peaks)]
     beside = [cell for name in ("bare", "peer") for cell in (
@@ -234,9 +235,11 @@ def parse(words: list[str]) -> argparse.Namespace:
 
     parser = argparse.ArgumentParser(prog="python3 -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="auto = the accelerator, or else the CPU")
-    parser.add_argument("--steps", type=at_least(4), help="optimizer steps per turn; default 40; tiny: 8")
+    parser.add_argument("--steps", type=at_least(4), help="optimizer steps per turn; default 40, 120 from files,"
+                        " 160 of texts; tiny: 8")
     parser.add_argument("--batch", type=at_least(2), help="samples per step; default 256 images, 128 texts; tiny: 8")
     parser.add_argument("--rows", nargs="+", choices=ROWS, metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--time-limit", type=at_least(1.0), metavar="S", help="leave out rows that may end later")
     parser.add_argument("--peak", type=at_least(0.001), metavar="TFLOPS", help="bf16 peak, if the table lacks it")
     parser.add_argument("--tiny", action="store_true", help="small models, images and texts, fp32: runs anywhere")
     options = parser.parse_args(words)
@@ -254,28 +257,33 @@ def parse(words: list[str]) -> argparse.Namespace:
 def main(options: argparse.Namespace) -> None:
     """Print the table, each row when it is measured."""
     sizes, began = TINY if options.tiny else Sizes(), time.monotonic()
-    options.steps = options.steps or sizes.steps
-    options.steps -= options.steps % 4  # so that records fall on the middle and the end
+    steps, left = options.steps, list(options.rows or [row for row in ROWS if not (options.tiny and "-" in row)])
+    limit_s = options.time_limit or (float("inf") if options.rows else MOST_S)
     torch.set_float32_matmul_precision("high")  # TF32 where bf16 is not used, as Lockstep's --tf32 auto
     torch.backends.cudnn.benchmark = True
     peak = f"{options.peak / 1e12:.6g} TFLOP/s" if options.peak else "unknown (--peak)"
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())
     print(f"{options.name}, {packages}, {sizes.precision}, {available_cores()} cores; rounds: {sizes.rounds}, of"
-          f" {options.steps} steps\n"
+          f" {steps or f'{sizes.steps} steps, {sizes.loaded_steps} from files, {sizes.text_steps} of texts'}\n"
           "MFU = Lockstep's samples/s x FLOP per sample / peak; FLOP of forward and backward, counted by torch's"
           f" FlopCounterMode on 2 samples; peak, dense bf16: {peak}\n"
           "of matrices: the same over what a product of large matrices reaches when the row is measured\n"
           f"{FORM(*HEAD)}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         longest_s = 0.0
-        for row in options.rows or [row for row in ROWS if not (options.tiny and "-" in row)]:
-            start_s = time.monotonic() - began
-            if not options.rows and start_s + longest_s > MOST_S:
-                print(f"{row:<19} left out after {start_s:.0f} s; --rows {row} measures it", flush=True)
-                continue
-            print(FORM(*measure(Row(row), options, Row(row).sizes(sizes), Path(folder))), flush=True)
-            longest_s = max(longest_s, time.monotonic() - began - start_s)
-    print(f"{time.monotonic() - began:.0f} s")
+        try:
+            while left:
+                row, start_s = Row(left[0]), time.monotonic() - began
+                if start_s + longest_s > limit_s:
+                    break
+                options.steps = (steps or row.steps(sizes)) // 4 * 4  # so that records fall on the middle and the end
+                print(FORM(*measure(row, options, row.sizes(sizes), Path(folder))), flush=True)
+                longest_s = max(longest_s, time.monotonic() - began - start_s)
+                left.pop(0)
+        except KeyboardInterrupt:  # a time limit from outside
+            print("interrupted", flush=True)
+    taken_s = time.monotonic() - began
+    print(f"{taken_s:.0f} s{f'; not measured: --rows {chr(32).join(left)}' if left else ''}", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,10 +48,13 @@ class Sizes:
     masked_batch: int = 32
     precision: str = "bf16"
     steps: int = 40
+    loaded_steps: int = 120  # of rows whose data are decoded: what was loaded before the first step is soon used up
+    text_steps: int = 160  # they are short
     rounds: int = 2
 
 
-TINY = Sizes("resnet18", 32, 10, 8, 8, "bert-tiny", 16, 200, 8, 32, 4, "fp32", steps=8, rounds=1)
+TINY = Sizes("resnet18", 32, 10, 8, 8, "bert-tiny", 16, 200, 8, 32, 4, "fp32", steps=8,
+             loaded_steps=8, text_steps=8, rounds=1)
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,10 @@ class Row:
     def is_compiled(self) -> bool:
         """Whether the model is compiled."""
         return self.name.endswith("-compiled")
+
+    def steps(self, sizes: Sizes) -> int:
+        """Optimizer steps of a turn."""
+        return sizes.text_steps if self.kind in TASKS else sizes.steps if self.kind == "image" else sizes.loaded_steps
 
     def sizes(self, sizes: Sizes) -> Sizes:
         """Those of this row."""
