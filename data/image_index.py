@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from data.splits import SPLIT_NAMES, VAL_NAMES, ValSplit, hold_out, require_classes
+from data.splits import SPLIT_NAMES, VAL_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes
 from utils.array_folder import digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
@@ -65,9 +65,10 @@ class FolderIndex:
     columns: tuple[str, ...] = ("image",)  # of tables: those with the images
 
 
-def build_index(root: str, val: ValSplit, cache: Path) -> FolderIndex:
+def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False) -> FolderIndex:
     """The index of a data folder, from the cache if no directory in it has changed since.
 
+    as_written: see data.splits.ClassNames.
     One process per node should come first, so that the others find its cache; any number at once is safe.
     Raises UserError (64, 65, 66, 74).
     """
@@ -75,11 +76,11 @@ def build_index(root: str, val: ValSplit, cache: Path) -> FolderIndex:
     root = os.path.abspath(root)
     # The time differs between nodes with local data, not between nodes that share it (inodes may differ then, on FUSE).
     time = os.stat(root).st_mtime_ns if os.path.exists(root) else 0
-    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time)}.json"
+    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time, as_written)}.json"
     found = _load(file, root)
     if found is None:
         with one_at_a_time(file):
-            found = _load(file, root) or _scan(file, root)
+            found = _load(file, root) or _scan(file, _Scan(root, as_written))
 
     # val
     if "val" in found.splits:
@@ -89,16 +90,15 @@ def build_index(root: str, val: ValSplit, cache: Path) -> FolderIndex:
     return replace(found, splits=splits, notes=(*found.notes, note))
 
 
-def _scan(file: Path, root: str) -> FolderIndex:
+def _scan(file: Path, scan: "_Scan") -> FolderIndex:
     """The index of a tree that is read anew. `file` names its arrays, and is valid until a directory changes."""
-    scan = _Scan(root)
     found = scan.read()
     arrays = kept_arrays(file.with_name(_name(found.classes, found.splits, found.fingerprint)), lambda: {
         f"{split}.{name}": getattr(index, name) for split, index in found.splits.items() for name in ARRAYS})
     with suppress(OSError):  # without a cache every process scans for itself
         write_checked(file, [found.classes, list(found.splits), found.fingerprint, found.notes, scan.directories])
         sync(file.parent)
-    return replace(found, splits=_splits(root, found.splits, arrays))
+    return replace(found, splits=_splits(scan.root, found.splits, arrays))
 
 
 def _load(file: Path, root: str) -> FolderIndex | None:
@@ -133,8 +133,8 @@ def images_in(root: str) -> list[str]:
 class _Scan:
     """One walk over the tree."""
 
-    def __init__(self, root: str):
-        self.root = root
+    def __init__(self, root: str, as_written: bool = False):
+        self.root, self._names = root, ClassNames(as_written)
         self.directories: dict[str, int] = {}  # visited: st_mtime_ns
         self.strays: list[str] = []  # files that are not images, or not in a class folder
         self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails
@@ -180,7 +180,8 @@ class _Scan:
             labels = np.array([label_of[name] for name in class_names[split]], dtype=np.int32)[splits[split].labels]
             splits[split] = replace(splits[split], labels=labels)
 
-        # fingerprint
+        # notes, fingerprint
+        self.notes += self._names.notes
         if self.strays:
             self.notes.append(f"files skipped because they are not images in class folders: {len(self.strays)},"
                               f" for example {self.strays[0]}")
@@ -214,7 +215,11 @@ class _Scan:
     def _read_split(self, folder: str, is_optional: bool) -> tuple[list[str], ImageIndex]:
         """Class names and images of ROOT/folder; labels count its own classes. Only train and val need classes."""
         # classes
-        classes, files = self._list(os.path.join(self.root, folder))
+        folders, files = self._list(os.path.join(self.root, folder))
+        named: dict[str, list[str]] = {}
+        for name in folders:
+            named.setdefault(self._names.name_of(name) or name, []).append(name)
+        classes = sorted(named)
         if not classes and not is_optional:
             found = f", but only {some(files)}" if files else ": it is empty"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders{found}; put the images of"
@@ -225,7 +230,7 @@ class _Scan:
         # images
         names, lengths, counts = [], [], []
         for class_name in classes:
-            found = sorted(self.walk(os.path.join(folder, class_name), ()))
+            found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
             encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
             if not encoded:
                 raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
@@ -268,10 +273,8 @@ class _Scan:
             return
         found = [f"{other[0]}/ has {some(extra)}, which {train[0]}/ lacks"] if extra else []
         found += [f"{train[0]}/ has {some(missing)}, which {other[0]}/ lacks"] if missing and not is_subset else []
-        is_case = {name.casefold() for name in extra} & {name.casefold() for name in missing}
-        hint = ("rename those that differ only in case" if is_case else
-                "every split needs the same class folders: move, rename or remove some")
-        raise UserError(f"--data {self.root}: {'; '.join(found)}; {hint}", Exit.BAD_DATA)
+        raise UserError(f"--data {self.root}: {'; '.join(found)}{hint_at(extra[0], train[1]) if extra else ''}; every"
+                        " split needs the same class folders: move, rename or remove some", Exit.BAD_DATA)
 
 
 def _task_for(files: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from data.splits import require_classes, require_no_targets, sort_classes
+from data.splits import ClassNames, hint_at, require_classes, require_no_targets, sort_classes
 from utils.errors import Exit, UserError, some
 
 CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"  # kinds of labels
@@ -24,11 +24,15 @@ SEPARATOR = "|"  # of the labels of one sample
 class LabelReader:
     """Collects the labels of all splits. Those of train come first: they decide which names there are."""
 
-    def __init__(self, kind: str, columns: Sequence[str], known: Iterable[str] = ()):
-        """columns: one; several of NUMBERS; none if there are no labels. known: names of train, if they are known."""
+    def __init__(self, kind: str, columns: Sequence[str], known: Iterable[str] = (), as_written: bool = False):
+        """columns: one; several of NUMBERS; none if there are no labels. known: names of train, if they are known.
+
+        as_written: see data.splits.ClassNames.
+        """
         self._kind, self._columns = kind, tuple(columns)
         self._codes = {name: code for code, name in enumerate(known)}  # of train, in the order in which they appear
         self._rows: dict[str, list] = {}  # by split: a code, a tuple of codes, or a tuple of numbers
+        self.names = ClassNames(as_written)
 
     def problem(self, cells: Sequence[str], is_train: bool) -> str:
         """Why a row with these labels cannot be a sample; "" if it can."""
@@ -36,10 +40,11 @@ class LabelReader:
             wrong = [f"{column} is {cell or 'empty'}, which is not a finite number"
                      for column, cell in zip(self._columns, cells, strict=True) if not math.isfinite(_number(cell))]
             return "; ".join(wrong)
-        if self._kind == CLASSES and "" in cells:
+        if self._kind == CLASSES and "" in self._names_in(cells):
             return f"{self._columns[0]} is empty"
         if not is_train and (unknown := [name for name in self._names_in(cells) if name not in self._codes]):
-            return f"the label {unknown[0]} does not occur in train, which has {some(sort_classes(self._codes))}"
+            return (f"the label {unknown[0]} does not occur in train, which has {some(sort_classes(self._codes))}"
+                    f"{hint_at(unknown[0], self._codes)}")
         return ""
 
     def add(self, split: str, cells: Sequence[str]) -> None:
@@ -70,10 +75,10 @@ class LabelReader:
             arrays[split][np.repeat(np.arange(len(rows)), [len(row) for row in rows]), new[codes]] = 1
         return tuple(names), arrays
 
-    def _names_in(self, cells: Sequence[str]) -> Iterable[str]:
+    def _names_in(self, cells: Sequence[str]) -> list[str]:
         if self._kind == CLASSES:
-            return cells
-        return filter(None, map(str.strip, cells[0].split(SEPARATOR)))
+            return [*map(self.names.name_of, cells)]
+        return [*filter(None, map(self.names.name_of, map(str.strip, cells[0].split(SEPARATOR))))]
 
 
 def require_labels(kind: str, labels: Iterable[tuple[str, ...]], place: str) -> None:

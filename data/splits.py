@@ -3,6 +3,9 @@
 Legend: N samples, C classes.
 """
 
+import re
+import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -66,6 +69,58 @@ def require_no_targets(counts: Mapping[str, int], place: str, way_out: str) -> N
         raise UserError(f"{place} holds numbers, {len(counts)} different ones (for example {some(counts)}), and"
                         f" {num_single} of them occur once: this looks like regression, and this task predicts classes;"
                         f" {way_out}", Exit.BAD_DATA)
+
+
+_NO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200e\u200f\u2060\ufeff"))
+_OUTER = re.compile(r"^[\s\u200c\u200d]+|[\s\u200c\u200d]+$")  # within a word joiners have a meaning
+_VARIANTS = "case, spaces or how a number or a character is written"
+
+
+def plain(name: str) -> str:
+    """The name of a class without what nobody can see: its Unicode form, outer spaces, characters without width."""
+    return _OUTER.sub("", unicodedata.normalize("NFC", name.translate(_NO_WIDTH)))
+
+
+class ClassNames:
+    """The names of classes: those that nobody can tell apart are one, and those that look alike are noted."""
+
+    def __init__(self, as_written: bool):
+        """as_written: every spelling is a name of its own, as in the runs of an earlier version."""
+        self._as_written, self._names = as_written, dict[str, str]()  # {as the data write it: name}
+
+    def name_of(self, written: str) -> str:
+        """What the data's `written` is called."""
+        if written not in self._names:
+            self._names[written] = written if self._as_written else plain(written)
+        return self._names[written]
+
+    @property
+    def notes(self) -> list[str]:
+        """For the user: which spellings are one name, and which names look alike."""
+        spellings, looks = defaultdict(set), defaultdict(set)
+        for written, name in self._names.items():
+            spellings[name].add(ascii(written))
+            looks[_look(name)].add(repr(name))
+        one, alike = ([" and ".join(sorted(each)) for each in groups.values() if len(each) > 1]
+                      for groups in (spellings, looks))
+        return [note for note, found in (
+            ("names that differ only in Unicode form, outer spaces or characters without width are one class:"
+             f" {some(one)}", one),
+            (f"names that differ only in {_VARIANTS} are different classes: {some(alike)}; if two of them mean the"
+             " same, write only one of them", alike)) if found]
+
+
+def hint_at(name: str, others: Iterable[str]) -> str:
+    """The end of a message about a name that is not among the others: which of them looks like it; else ""."""
+    twin = next((other for other in others if _look(other) == _look(name)), None)
+    return "" if twin is None else f"; {name!r} and {twin!r} differ only in {_VARIANTS}"
+
+
+def _look(name: str) -> str | Decimal:
+    """What is the same for names that look alike: 0 and 0.0, cat and Cat."""
+    visible = "".join(char for char in unicodedata.normalize("NFKC", name) if unicodedata.category(char) != "Cf")
+    word = " ".join(visible.casefold().split())
+    return Decimal(word) if _is_number(word) and "_" not in word else word
 
 
 def _is_number(label: str) -> bool:

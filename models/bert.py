@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from data.splits import plain
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
 from models.objectives import DESCRIBED
@@ -154,7 +155,7 @@ def outputs_of(described: PreTrainedConfig, classes: list[str], own_head: bool) 
     Words may be in any order, and in small or capital letters. Where either are numbers (0, LABEL_0), they must be
     equal; own_head: there the order counts, and instead of None there is a UserError (65).
     """
-    labels = [str(described.id2label[index]) for index in sorted(described.id2label or {})]
+    labels = [plain(str(described.id2label[index])) for index in sorted(described.id2label or {})]
     are_words = not any(all(re.fullmatch(r"(LABEL_)?\d+", name) for name in names) for names in (labels, classes))
     for fold in (str, str.casefold) if are_words else ():
         theirs, ours = [fold(label) for label in labels], [fold(name) for name in classes]

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from data.augment import CentreCrop
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
+from data.splits import plain
 from models.dropout import set_drop_path, set_dropout
 from models.objectives import values_of
 from models.preprocessing import read_description
@@ -148,7 +149,8 @@ def build_model(
         if num_images > 1:
             weights = with_more_channels(model, weights)
         known = described.get("classes")
-        has_new_head = load_backbone(model, weights, has_same_classes=known in (None, list(classes)))
+        is_same = known is None or [*map(plain, known)] == [*map(plain, classes)]
+        has_new_head = load_backbone(model, weights, has_same_classes=is_same)
         if own_head and has_new_head:
             last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
             found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"

@@ -57,7 +57,9 @@ class ImageTask:
         self._config, self._world = config, world
         self._is_demo = config.data.data == "demo"
         self._root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
-        build = partial(_index_of, config, self._root)
+        # a run that an earlier version began keeps its classes
+        as_written = run.kept.setdefault("names_as_written", "data" in run.kept)
+        build = partial(_index_of, config, self._root, as_written)
         world.on_rank_zero(lambda: len(build().classes), per_node=True)  # Collective.
         index = world.everywhere(build, takes_long=True)  # Collective.
         require_split(config.run.split, index.splits, self._root)
@@ -188,14 +190,14 @@ class ImageTask:
             [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)
 
 
-def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str) -> FolderIndex:
+def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str, as_written: bool) -> FolderIndex:
     """The index of a folder of classes, or of a table. Raises UserError (64, 65, 66)."""
     # a table
     val, data, labels = ValSplit(config.data.val_fraction, config.run.seed), config.data, config.labels
     if is_table(root):
         source = TableSource(
             root, IMAGES, config.columns.image_column, label_columns_of(labels), kind_of(labels), data.group_column,
-            data.bad_samples == "skip", config.run.split)
+            data.bad_samples == "skip", config.run.split, as_written)
         return build_table_index(source, val, cache_path())
 
     # a folder
@@ -210,4 +212,4 @@ def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: s
         if name in usual and value != usual[name]:
             raise UserError(f"{flag(name)} {value}: --data {root} is no table, so it has no columns; leave"
                             f" {flag(name)} out, or give a table (.csv, .tsv, .jsonl)")
-    return build_index(root, val, cache_path())
+    return build_index(root, val, cache_path(), as_written)

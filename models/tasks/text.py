@@ -39,13 +39,15 @@ class TextTask:
         self.origin = f"with the weights of {config.model.model}" if config.model.pretrained else "from scratch"
         self.base_lr = self.pretrained_lr if config.model.pretrained else self.scratch_lr
 
-        # what is read
+        # what is read; a run that an earlier version began keeps its classes
+        is_new = "data" not in run.kept
         cache, val = cache_path(), ValSplit(config.data.val_fraction, config.run.seed)
         root = demo.data_root(config.data.data, config.run.task, cache, world)  # Collective.
         source = TextSource(
             root=root, inputs=TEXTS, input_column=config.text.text_column, label_columns=label_columns,
             label_kind=label_kind, group_column=config.data.group_column, skip_bad=config.data.bad_samples == "skip",
-            split=config.run.split, tokenizer="", max_length=config.text.max_length, split_long=split_long)
+            split=config.run.split, as_written=run.kept.setdefault("names_as_written", not is_new), tokenizer="",
+            max_length=config.text.max_length, split_long=split_long)
 
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
@@ -54,7 +56,6 @@ class TextTask:
         self._source = source = replace(source, tokenizer=digest)
 
         # width of batches; a run that an earlier version began keeps its own
-        is_new = "data" not in run.kept
         self._pad_to = run.kept.setdefault("pad_to", width_multiple(world.device.type) if is_new else TILE)
 
         # token ids: the first process of a node writes them, the others map what it has written

@@ -67,6 +67,33 @@ def test_names_that_are_not_utf8_are_found_again(tmp_path, index_of):
         assert os.fsencode(index_of(root).splits["train"].path(0)) == os.fsencode(root) + b"/train/a/\xff.png"
 
 
+def test_folders_that_nobody_can_tell_apart_are_one_class(tmp_path, index_of):
+    """In any split, and their images are found under the names that the folders have; an older run keeps two."""
+    names = ["train/caf\u00e9/1.png", "train/cafe\u0301/2.png", "train/tea/3.png",
+             "val/cafe\u0301/4.png", "val/ tea/5.png"]
+    root = write_images(tmp_path / "d", *names)
+    for _ in range(2):  # scanned, then cached
+        index = index_of(root)
+        assert index.classes == ("caf\u00e9", "tea")
+        assert {split: list(zip(paths(table), table.labels.tolist(), strict=True))
+                for split, table in index.splits.items()} == {
+            "train": [(f"{root}/{names[1]}", 0), (f"{root}/{names[0]}", 0), (f"{root}/{names[2]}", 1)],
+            "val": [(f"{root}/{names[3]}", 0), (f"{root}/{names[4]}", 1)]}
+        [note] = index.notes
+        assert "one class" in note and r"'caf\xe9' and 'cafe\u0301'" in note and "' tea' and 'tea'" in note
+    write_images(root, "val/caf\u00e9/6.png", "val/tea/7.png")
+    shutil.rmtree(root / "val/ tea")
+    old = build_index(str(root), ValSplit(0.1, 0), tmp_path / "cache", as_written=True)
+    assert old.classes == ("cafe\u0301", "caf\u00e9", "tea") and index_of(root).classes == ("caf\u00e9", "tea")
+
+
+def test_folders_that_look_alike_are_noted(tmp_path, index_of):
+    root = write_images(tmp_path / "d", *(f"{split}/{name}/1.png" for split in ("train", "val")
+                                          for name in ("1", "01", "Cat", "cat")))
+    [note] = index_of(root).notes
+    assert "'01' and '1'" in note and "'Cat' and 'cat'" in note and len(index_of(root).classes) == 4
+
+
 def test_index_is_pickled_whole(tree, index_of):
     index = index_of(tree).splits["train"]
     assert paths(pickle.loads(pickle.dumps(index))) == paths(index)

@@ -62,3 +62,60 @@ def test_labels_of_another_kind_are_refused(kind, rows, words):
 def test_a_label_is_a_class_or_a_row():
     assert label_at(np.array([3, 4], np.int32), 1) == 4
     assert label_at(np.array([[1.5, 2.5], [3.5, 4.5]]), 1).tolist() == [3.5, 4.5]
+
+
+SAME = ["café", "cafe\u0301", " café ", "café\u200b", "\ufeffcafé", "caf\u2060é", "café\u200d"]  # and nobody can see it
+
+
+def test_names_that_nobody_can_tell_apart_are_one_class():
+    rows = [(name,) for name in (*SAME, "tea")]
+    reader = LabelReader(CLASSES, ["y"])
+    for split in ("train", "val"):
+        for cells in rows:
+            assert reader.problem(cells, split == "train") == ""
+            reader.add(split, cells)
+    names, arrays = reader.encoded()
+    assert names == ("café", "tea") and arrays["val"].tolist() == [0] * len(SAME) + [1]
+    [note] = reader.names.notes
+    assert "one class" in note and r"'cafe\u0301'" in note and r"'caf\xe9\u200b'" in note
+
+
+def test_several_labels_are_told_apart_in_the_same_way():
+    names, arrays = encoded(LABELS, ["y"], train=[("cafe\u0301|tea",), ("caf\u00e9\u200b| tea",), ("\u200b",)])
+    assert names == ("café", "tea") and arrays["train"].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_a_run_of_an_earlier_version_keeps_every_spelling():
+    reader = LabelReader(CLASSES, ["y"], as_written=True)
+    for cells in [("cafe\u0301",), ("café",)]:
+        reader.add("train", cells)
+    assert reader.encoded()[0] == ("cafe\u0301", "café")
+
+
+@pytest.mark.parametrize("pair", [
+    ("0", "0.0"), ("1", "01"), ("Pos", "pos"), ("a b", "a  b"), ("a b", "a\xa0b"), ("ﬁn", "fin"),
+    ("\u0645\u200c\u0646", "\u0645\u0646"), ("1e3", "1000"), ("straße", "STRASSE")])
+def test_names_that_look_alike_stay_classes_and_are_named(pair):
+    reader = LabelReader(CLASSES, ["y"])
+    for name in (*pair, "other", "7"):
+        reader.add("train", (name,))
+    assert set(reader.encoded()[0]) == {*pair, "other", "7"}
+    [note] = reader.names.notes
+    assert " and ".join(sorted(map(repr, pair))) in note and "other" not in note
+
+
+@pytest.mark.parametrize("names", [["1", "10", "1_0"], ["cat", "cats"], ["-1", "1"], ["1.5", "15"], ["a", "ä"], []])
+def test_names_that_differ_visibly_get_no_note(names):
+    reader = LabelReader(CLASSES, ["y"])
+    for name in names:
+        reader.add("train", (name,))
+    assert reader.names.notes == []
+
+
+def test_an_unknown_label_that_looks_like_a_known_one_is_named_with_it():
+    problem = LabelReader(CLASSES, ["y"], known=["pos", "neg"]).problem(("Pos",), is_train=False)
+    assert "does not occur in train" in problem and "'Pos' and 'pos' differ only in case" in problem
+
+
+def test_a_label_of_nothing_visible_is_empty():
+    assert LabelReader(CLASSES, ["y"]).problem(("\u200b",), is_train=True) == "y is empty"

@@ -135,6 +135,16 @@ def test_a_run_keeps_the_widths_of_its_batches(task, device, kept, multiple, bui
     assert width == -(-longest // multiple) * multiple and longest % 8
 
 
+@pytest.mark.parametrize("kept, count", [({}, 2), ({"data": "of an earlier version's run"}, 3)])
+def test_a_run_keeps_what_its_classes_are(build, tmp_path, kept, count):
+    """Names that nobody can tell apart are one class, but in a run that an earlier version began."""
+    table = tmp_path / "odd.csv"
+    table.write_text("text,label\n" + "".join(f"some words,{name}\n" for name in ("cafe\u0301", "café", "tea") * 4))
+    task = build("text-classification", "--data", table, "--eval-only", "--split", "train", kept=kept)
+    assert len(task.classes) == count and len(list(task.inputs())) == len(task.eval_set)
+    assert sum("one class" in note for note in task.notes) == (count == 2)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
 def test_a_step_of_classification_is_the_mean_over_its_samples(family, columns, build, texts, folders):
