@@ -37,7 +37,7 @@ class Evaluation:
     def run(self) -> dict[str, Any] | None:
         """The task's metrics by name; None if a stop was agreed. Leaves the model in evaluation mode. Collective.
 
-        Raises UserError on every rank: 65 for a sample that cannot be read, 80 for a metric that is NaN.
+        Raises UserError on every rank: 65 for a sample that cannot be read, 80 for a metric that is not finite.
         """
         task, world, flags = self._start.task, self._start.world, self._flags
         self._strategy.broadcast_buffers()  # Collective.

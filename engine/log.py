@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
-from utils.errors import say
+from utils.errors import rounded, say
 from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import SHARES
 from utils.rundir.run import Run
@@ -54,10 +54,10 @@ def json_line(split: str, record: Mapping[str, Any]) -> str:
     return json.dumps(finite, allow_nan=False)  # JSON has no NaN; floats are written by repr
 
 
-def figure(task: Task, name: str, value: float) -> str:
+def figure(task: Task, name: str, value: float | None) -> str:
     """A metric's value for people: in percent where the metric says so."""
     is_percentage = any(name.removeprefix(EMA) in metric.percentages for metric in task.metrics)
-    return f"{100 * value:.2f} %" if is_percentage else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if is_percentage and value is not None else rounded(value)
 
 
 def last_record(run_dir: Path, split: str) -> dict[str, Any]:
@@ -130,10 +130,10 @@ class Log:
             self._show_bar()
             self._bar.set_description_str(f"epoch {record['epoch']:.2f}", refresh=False)
             # shown with the next advance()
-            self._bar.set_postfix_str(f"loss {record['loss']:.4f} {speed}", refresh=False)
+            self._bar.set_postfix_str(f"loss {rounded(record['loss'])} {speed}", refresh=False)
         else:
             memory = f" {record['memory']:.0f} MiB" if "memory" in record else ""
-            self.note(f"epoch {record['epoch']:.2f} step {step}/{self._total_steps} loss {record['loss']:.4f}"
+            self.note(f"epoch {record['epoch']:.2f} step {step}/{self._total_steps} loss {rounded(record['loss'])}"
                       f" lr {record['lr']:.4g} grad {record['grad_norm']:.3g} {speed}{memory}{eta}")
         for text in new:
             self.note(text)

@@ -15,6 +15,7 @@ import numpy as np
 from data.loader import num_workers
 from engine.start import Start
 from models.objectives import Classes
+from utils.errors import rounded
 from utils.settings.config import settings
 
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
@@ -110,9 +111,10 @@ class Notes:
         chosen = self._about.chosen
         ways_out = ["; --label-smoothing 0.1 counters it"] if not chosen.get("label_smoothing") else []
         ways_out += ["; --best loss keeps the model with the lowest loss"] if chosen.get("best") != "loss" else []
-        return (f"the validation loss rose from {lowest['loss']:.4f} at step {lowest['step']} to {now['loss']:.4f},"
-                f" while top1 rose from {100 * lowest['top1']:.2f} % to {100 * now['top1']:.2f} %: this is common, the"
-                f" model becomes too sure of its mistakes{''.join(ways_out)}")
+        return (f"the validation loss rose from {rounded(lowest['loss'])} at step {lowest['step']} to"
+                f" {rounded(now['loss'])}, while top1 rose from {100 * lowest['top1']:.2f} % to"
+                f" {100 * now['top1']:.2f} %: this is common, the model becomes too sure of its mistakes"
+                f"{''.join(ways_out)}")
 
     def _memorises(self) -> str:
         if len(self._evaluations) <= WINDOW:
@@ -123,8 +125,8 @@ class Notes:
             max(each.get("top1", 0.0) for each in since) > before.get("top1", 0.0) + 0.005)
         if not has_learnt or is_better or not math.isfinite(before["loss"]):
             return ""
-        return (f"over the last {WINDOW} evaluations the training loss fell from {before['train_loss']:.4f} to"
-                f" {since[-1]['train_loss']:.4f}, but validation did not improve: the model memorises its training"
+        return (f"over the last {WINDOW} evaluations the training loss fell from {rounded(before['train_loss'])} to"
+                f" {rounded(since[-1]['train_loss'])}, but validation did not improve: the model memorises its training"
                 " data; more data, stronger augmentation or more --weight-decay counter it, fewer --epochs save time")
 
 

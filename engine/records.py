@@ -10,7 +10,7 @@ from data.batch import GlobalBatch
 from engine.log import figure, last_record
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
-from utils.errors import Exit, counted
+from utils.errors import Exit, counted, rounded
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Progress
 from utils.rundir.run import Run, command
@@ -122,4 +122,4 @@ def close_run(t: "Training") -> None:
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
             f" {best['step']}{', by the average of the weights' if 'weights' in best else ''});",
         f"for comparison: {compared}", *(f"{what:<15} {how}" for what, how in steps.items()))))
-    t.run.status("finished", Exit.DONE, f"{best['metric']} {best['value']:.4f} at step {best['step']}")
+    t.run.status("finished", Exit.DONE, f"{best['metric']} {rounded(best['value'])} at step {best['step']}")

@@ -76,7 +76,7 @@ class Totals:
     def values(self, world: World) -> dict[str, Any]:
         """The metrics over all batches of all ranks; every rank must have added at least one batch. Collective.
 
-        Raises UserError: 65 if no sample counts, 80 if a metric is NaN.
+        Raises UserError: 65 if no sample counts, 80 if a metric is not finite.
         """
         # sums of all ranks
         arriving = Arriving(self._num_samples, *self._sums)
@@ -90,10 +90,10 @@ class Totals:
         for metric, sums in zip(self._metrics, all_sums, strict=True):
             is_whole = metric.is_count or metric.is_per_sample
             values |= metric.values(sums if is_whole else sum(sums))  # a table's rows, in batch order
-        if wrong := [name for name, value in values.items() if isinstance(value, float) and math.isnan(value)]:
-            raise UserError(f"{', '.join(wrong)} of the evaluation is NaN: the model diverged; continue with"
-                            " --precision fp32, or start over (--fresh) with a smaller --lr or --max-grad-norm 1",
-                            Exit.DIVERGED)
+        if wrong := [f"{name} is {value}" for name, value in values.items()
+                     if isinstance(value, float) and not math.isfinite(value)]:
+            raise UserError(f"in this evaluation {', '.join(wrong)}: the model diverged; continue with --precision"
+                            " fp32, or start over (--fresh) with a smaller --lr or --max-grad-norm 1", Exit.DIVERGED)
         return values
 
 

@@ -105,6 +105,11 @@ _BROKEN = re.compile(
 _LOST = r"Connection (closed|reset|refused) by \w+|Timed out waiting \w+|monitoredBarrier[^.\n]*"
 
 
+def rounded(value: float | None) -> str:
+    """A figure for people: four decimals, six digits where it is large; None: of a record, where it was not finite."""
+    return "not finite" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.6g}"
+
+
 def first_line(error: BaseException) -> str:
     """The first line of a library's error, for a message; the error's name if it says nothing."""
     return next(iter(str(error).splitlines()), "")[:200] or type(error).__name__

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import Exit, UserError, record_exit, say
+from utils.errors import Exit, UserError, record_exit, rounded, say
 from utils.files import ask_server, read_json
 from utils.rundir.identity import compare, identity, run_path
 from utils.settings.config import Config
@@ -66,7 +66,7 @@ def words_if_finished(config: Config) -> str | None:
         summary = read_json(path / "summary.json")
     except (UserError, OSError, yaml.YAMLError):
         return None  # open_run reports it on all ranks
-    figures = ", ".join(f"{name} {value:.4f}" for name, value in summary.items() if isinstance(value, float))
+    figures = ", ".join(f"{name} {rounded(value)}" for name, value in summary.items() if isinstance(value, float))
     return (f"{path} is finished: step {summary.get('step')}, {figures}\n"
             f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'}")
 

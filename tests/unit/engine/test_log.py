@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.log import Log, SilentLog, open_log
+from engine.log import Log, SilentLog, figure, open_log
 from utils.rundir.checkpoint import Progress
 
 CLASSES = ("cat", "dog")
@@ -251,6 +251,21 @@ def test_a_terminal_without_a_window_gets_plain_lines(tmp_path):
 
     text = on_terminal(tmp_path, 0, use)
     assert text == "epoch 4.00 step 40/40 loss 0.3000 lr 0.05 grad 1.23 1234 img/s wait 3 %\nbye\n"
+
+
+@pytest.mark.parametrize("name", ["top1", "loss"])
+def test_a_figure_that_an_earlier_version_recorded_as_null_has_words(name):
+    assert figure(task_of(CLASSES), name, None) == "not finite"
+
+
+def test_a_large_figure_is_short_on_the_console(tmp_path):
+    stream = io.StringIO()
+    log = open_here(tmp_path, stream=stream)
+    log.train(train_record(1, loss=1e300))
+    log.evaluation(val_record(2, loss=1e33, perplexity=math.exp(700)))
+    log.close()
+    assert "loss 1e+300 " in stream.getvalue() and "loss 1e+33 " in stream.getvalue()
+    assert "perplexity 1.01423e+304" in stream.getvalue()
 
 
 def test_a_note_survives_a_closed_pipe(tmp_path):

@@ -139,7 +139,8 @@ def test_nothing_but_weight_zero_is_bad_data(world):
     assert refused.value.code == Exit.BAD_DATA
 
 
-def test_a_loss_that_is_nan_is_divergence(world):
-    with pytest.raises(UserError, match="loss of the evaluation is NaN: the model diverged") as refused:
-        values_of(world, 6, (0, output_of([0], 6, math.nan), batch_of([0])))
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_divergence(world, loss):
+    with pytest.raises(UserError, match=f"loss is {loss}: the model diverged") as refused:
+        values_of(world, 6, (0, output_of([0], 6, loss), batch_of([0])))
     assert refused.value.code == Exit.DIVERGED

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from utils.errors import Exit, counted, explain, forget_exit_code, record_exit, say
+from utils.errors import Exit, counted, explain, forget_exit_code, record_exit, rounded, say
 
 ROOT = Path(__file__).parents[3]
 KILLED = ("data loading process {pid} of rank 2 was killed ({reason}); the same command continues the run;"
@@ -210,6 +211,13 @@ def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, messag
 def test_a_count_has_its_noun():
     assert [counted(1, "step"), counted(2, "step"), counted(0, "class"), counted(1, "micro-batch"),
             counted(3, "micro-batch")] == ["1 step", "2 steps", "0 classes", "1 micro-batch", "3 micro-batches"]
+
+
+@pytest.mark.parametrize("value, shown", [
+    (0.12345, "0.1235"), (-3.0, "-3.0000"), (999_999.0, "999999.0000"), (math.exp(700), "1.01423e+304"),
+    (-12_345_678.9, "-1.23457e+07"), (math.inf, "inf"), (None, "not finite")])
+def test_a_figure_has_a_length_that_people_can_read(value, shown):
+    assert rounded(value) == shown
 
 
 def test_a_bug_leaves_with_70_and_a_traceback():
