@@ -1,19 +1,24 @@
 """What the bits of a run depend on: device, threads, dropout, determinism, precision; kept from its first start."""
 
 import socket
+from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import nn
 
+from engine.start import Start
 from utils.distributed.world import World
-from utils.errors import some
+from utils.errors import UserError, first_line, is_out_of_memory, some
 from utils.hardware import vendor
 from utils.hardware.compiling import require_compiler
 from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import Precision, hardware_precision
+from utils.numerics.seed import seeded
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
 from utils.strategies import load_strategy, require_possible
+from utils.strategies.buffers import Buffers
 
 
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
@@ -46,6 +51,57 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
         replace_kernels(has_fast_convolutions)
         vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
     return Precision(precision, world.device)
+
+
+def with_possible_precision(start: Start, model: nn.Module, is_new: bool) -> Start:
+    """`start`, in fp32 if `--precision auto` chose what the model cannot compute in. Collective.
+
+    is_new: the weights are initial ones; a run that has begun keeps its precision. Some models write numbers or types
+    into their arithmetic that bf16 does not have. Raises UserError (64) for a precision that was given.
+    """
+    config, run, world, name = start.config.device, start.run, start.world, start.precision.name
+    is_here = next(model.parameters()).device.type == world.device.type  # else sharded: no device holds all of it
+    if name == "fp32" or not is_here or not (is_new or config.precision != "auto"):
+        return start
+    found = world.everywhere(partial(_reason_against, start, model), takes_long=True)  # Collective.
+    reason = next(filter(None, world.gather(found)), "")  # Collective.
+    if not reason:
+        return start
+    words = f"--model {start.config.model.model} cannot compute in {name} ({reason})"
+    if config.precision != "auto":
+        raise UserError(f"--precision {name}: {words}; use --precision fp32")
+    run.note(f"--precision auto is fp32: {words}")
+    run.kept["precision"] = "fp32"
+    vendor.set_tf32(config.tf32 == "always")
+    vendor.allow_16_bit_attention(False)
+    return replace(start, precision=Precision("fp32", world.device))
+
+
+def _reason_against(start: Start, model: nn.Module) -> str:
+    """Why `model` cannot compute in the precision, by trying; "" if it can, or if that cannot be tried here."""
+    device, buffers = next(model.parameters()).device, Buffers(model)
+
+    def compute(precision: Precision) -> None:
+        for is_training in (True, False):
+            model.train(is_training)
+            with torch.set_grad_enabled(is_training), precision.autocast():
+                output = start.task.forward(model, start.task.example(2).to(device))  # BatchNorm needs two samples
+            if is_training:
+                output.loss_sum.backward()
+
+    buffers.begin()
+    try:
+        with seeded(0):
+            compute(start.precision)
+    except Exception as error:  # whatever a model raises
+        if is_out_of_memory(error):
+            return ""
+        compute(Precision("fp32", device))  # raises what is wrong in any precision
+        return first_line(error)
+    finally:
+        buffers.restore()
+        model.zero_grad(set_to_none=True)
+    return ""
 
 
 def _resolve_precision(config: DeviceOptions, run: Run, world: World) -> str:

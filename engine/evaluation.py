@@ -7,6 +7,7 @@ import torch
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import EvaluationSampler
+from engine.arithmetic import with_possible_precision
 from engine.evaluation_files import require_writable, write_output
 from engine.log import json_line
 from engine.plan import FORMER_EVAL_BATCH
@@ -67,6 +68,7 @@ def evaluate_only(start: Start) -> Exit:
     model = task.build_model(initial_weights=not run.is_there)  # Collective.
     kind = load_strategy(config.device.strategy)
     model = model if kind.is_split else model.to(world.device)
+    start = with_possible_precision(start, model, is_new=not run.is_there)  # Collective.
     if config.device.compile:
         compile_model(model)
     strategy = kind(model, world, blocks_of, config.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
+from engine.arithmetic import with_possible_precision
 from engine.best import best_metric
 from engine.evaluation import Evaluation
 from engine.feed import Feed
@@ -68,7 +69,7 @@ def build_training(start: Start) -> Training:
     best_metric(start)  # raises UserError
     checkpoints = Checkpoints(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
-    strategy = _build_strategy(start, is_new)  # Collective.
+    start, strategy = _build_strategy(start, is_new)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
@@ -136,16 +137,17 @@ def _rates(optim: OptimOptions) -> str:
     return f"{optim.lr:g}{of_head}"
 
 
-def _build_strategy(start: Start, initial_weights: bool) -> Strategy:
-    """The strategy with its model: some blocks may be frozen, or compute their activations again. Collective."""
+def _build_strategy(start: Start, initial_weights: bool) -> tuple[Start, Strategy]:
+    """`start` in a precision of its model, and the strategy with that: some blocks may be frozen. Collective."""
     config, world = start.config, start.world
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = start.task.build_model(initial_weights)  # Collective.
     kind = load_strategy(config.device.strategy)
     model = model if kind.is_split else model.to(world.device)
+    start = with_possible_precision(start, model, initial_weights)  # Collective.
     freeze(model, config.optim.freeze)
     checkpoint_activations(model, config.device)
-    return kind(model, world, blocks_of, config.device)  # may shard it
+    return start, kind(model, world, blocks_of, config.device)  # may shard it
 
 
 def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:

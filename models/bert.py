@@ -225,14 +225,11 @@ def _fit_head(model: nn.Module, new: list[str], outputs: list[int] | None, spec:
         spec.report("the head is kept: it has the same classes in another order, and its outputs are reordered", False)
 
     # what is new, by part: its matrix, or its vector
-    shapes: dict[str, list[int]] = {}
-    for name, param in model.named_parameters():
-        part = name.rpartition(".")[0]
-        if name in {*new, *(last if is_new else ())} and param.ndim > len(shapes.get(part, ())):
-            shapes[part] = list(param.shape)
+    params = sorted(model.named_parameters(), key=lambda pair: pair[1].ndim)
+    shapes = {name.rpartition(".")[0]: " x ".join(map(str, param.shape)) for name, param in params
+              if name in new or (is_new and name in last)}
     if shapes:
-        parts = some(f"{part} ({' x '.join(map(str, shape))})" for part, shape in shapes.items())
-        spec.report(f"new weights in the head: {parts}", is_new)
+        spec.report(f"new weights in the head: {some(f'{part} ({shape})' for part, shape in shapes.items())}", is_new)
 
 
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:

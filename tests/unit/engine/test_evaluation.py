@@ -7,6 +7,7 @@ from torch import nn
 
 from engine import evaluation
 from engine.evaluation import evaluate_only
+from utils.numerics.precision import Precision
 from utils.rundir.checkpoint import Progress
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.run_options import RunOptions
@@ -22,6 +23,7 @@ def test_it_says_whether_it_evaluates_the_average_of_the_weights(world, monkeypa
     run = SimpleNamespace(is_there=True, path="RUN", note=(notes := []).append, resolve=lambda name, given, derive: 64)
     task = SimpleNamespace(build_model=lambda initial_weights: nn.Linear(1, 1), train_set=range(9))
     start = SimpleNamespace(config=ImageClassificationConfig(run=RunOptions(eval_only=True)), world=world, run=run,
-                            task=task, watchdog=SimpleNamespace(wants_to_stop=bool))
+                            task=task, watchdog=SimpleNamespace(wants_to_stop=bool),
+                            precision=Precision("fp32", world.device))
     evaluate_only(start)
     assert notes == [words] and '"loss": 1.0' in capsys.readouterr().out
