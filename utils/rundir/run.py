@@ -238,6 +238,7 @@ def _kept(config: Config, path: Path) -> dict[str, Any]:
 def _acquire(config: Config, path: Path, lock: RunLock, launches: list[str | None],
              note: Callable[[str], None]) -> None:
     """Lock the run directory. Where --fresh acts, move the old run away first."""
+    path = path.resolve() if path.is_symlink() else path  # the link stays, and the old run on its disk
     old = path.parent / ".old" / f"{path.name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     lock.acquire(path, note)
     if acts_fresh(config, launches):  # asked with the lock held: another --fresh may have cleared it a moment ago

@@ -141,6 +141,19 @@ def test_fresh_moves_the_old_run_aside_and_deletes_nothing(world):
     assert ((old / "treasure").read_text(), Path("runs/run/treasure").exists(), old.name[:4]) == ("gold", False, "run-")
 
 
+def test_fresh_leaves_a_link_to_a_run_and_the_old_run_on_its_disk(world):
+    Path("scratch/first").mkdir(parents=True)
+    Path("runs").mkdir()
+    Path("runs/run").symlink_to("../scratch/first")
+    start(world, "--run-dir=runs/run")
+    Path("runs/run/treasure").write_text("gold")
+    [note] = start(world, "--run-dir=runs/run", "--fresh")
+    [old] = Path("scratch/.old").iterdir()
+    assert ((old / "treasure").read_text(), str(old.resolve()) in note) == ("gold", True)
+    assert (os.readlink("runs/run"), Path("scratch/first/treasure").exists(), Path("runs/.old").exists()) == (
+        "../scratch/first", False, False)
+
+
 def test_fresh_takes_other_settings_and_counts_its_starts_anew(world):
     start(world, "--run-dir=run")
     start(world, "--run-dir=run")
