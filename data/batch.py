@@ -48,6 +48,12 @@ class Batch:
         """The same batch in pinned memory (the DataLoader calls this)."""
         return self._of([tensor.pin_memory() for tensor in self._tensors])
 
+    def share_memory(self) -> Batch:
+        """The same batch in shared memory. Raises RuntimeError if there is too little."""
+        for tensor in self._tensors:
+            tensor.share_memory_()
+        return self
+
     def stand_in(self) -> Batch:
         """The same samples with sample weight 0, for a rank that must compute when it has nothing to compute."""
         return replace(self, sample_weight=torch.zeros_like(self.sample_weight), indices=(), bad=())

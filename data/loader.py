@@ -30,8 +30,11 @@ class MicroBatchDataset(Dataset):
 
     def __getitem__(self, wanted: MicroBatchRequest) -> Batch:
         batch = self.collated(wanted.epoch, wanted.indices)
+        if get_worker_info():  # torch would do it in a thread whose errors reach nobody: the batch would never come
+            batch.share_memory()
         if wanted.is_stand_in:  # if its sample is bad, the micro-batch that really has it reports that
-            return replace(batch, index=wanted.index, sample_weight=torch.zeros_like(batch.sample_weight), bad=())
+            batch.sample_weight.zero_()
+            return replace(batch, index=wanted.index, bad=())
         return replace(batch, index=wanted.index, indices=wanted.indices)
 
     def collated(self, epoch: int, indices: Sequence[int]) -> Batch:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from utils.distributed.world import World
-from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory
+from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory, memory_words
 from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
@@ -113,7 +113,7 @@ def freed(error: Exception) -> str:
     traceback.clear_frames(error.__traceback__)  # which hold what was allocated
     with suppress(RuntimeError):  # an allocator without a cache
         torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
-    return f"{socket.gethostname()}: " + str(error).partition("\n")[0]
+    return f"{socket.gethostname()}: " + memory_words(error)
 
 
 def naming_a_size_that_fits(train: Callable[["Training"], Exit], t: "Training") -> Exit:

@@ -122,6 +122,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_of_torch or bool(re.search(words, str(error)))
 
 
+def memory_words(error: BaseException) -> str:
+    """The first line of an error that is_out_of_memory, and what else may have caused it."""
+    is_cudnn = "unable to find an engine" in str(error)  # its words also where it cannot compute something at all
+    return first_line(error) + "; or cuDNN cannot compute it in this --precision: try --precision fp32" * is_cudnn
+
+
 def explain(
     error: Exception,
     out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
@@ -139,9 +145,12 @@ def explain(
         return text, error.code
 
     # the host's and the device's
+    way_out = "/dev/shm is full: use docker run --ipc=host (or --shm-size), or fewer --workers"
+    if "allocate shared memory(shm)" in text:
+        return f"a data loading process of rank {rank} on {host} has no room for a batch: {way_out}", Exit.IO
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
         is_full = "Bus error" in f"{text}{error.__cause__}"
-        reason = "/dev/shm is full: use docker run --ipc=host or --shm-size" if is_full else "probably out of memory"
+        reason = way_out if is_full else "probably out of memory"
         notes, code = "".join(getattr(error, "__notes__", [])), Exit.IO if is_full else Exit.HARDWARE
         return f"data loading process {found[1].strip()} of rank {rank} was killed ({reason}); {killed}{notes}", code
     if "RuntimeError" in names and (found := _BROKEN.search(text)):  # torch.AcceleratorError, or one of NCCL
@@ -152,12 +161,13 @@ def explain(
         return (f"--deterministic: {found[1]} has no deterministic implementation; leave --deterministic out, or use"
                 " another --model"), Exit.USAGE
     if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return f"out of memory: {out_of_memory} ({first_line(error)})", Exit.USAGE
+        return f"out of memory: {out_of_memory} ({memory_words(error)})", Exit.USAGE
 
     # the peers'
     if "NCCL error" in text:
         return _explain_nccl(text, f"rank {rank} on {host}")
-    is_of_backend = "RuntimeError" in names and re.search(rf"{_LOST}|gloo|nccl", text, re.I)
+    is_of_backend = "RuntimeError" in names and not text.startswith("Caught ") and re.search(  # ... in a data loader
+        rf"{_LOST}|\b(ProcessGroup)?(gloo\b|nccl)", text, re.I)
     if "DistError" in names or is_of_backend:
         found = re.search(_LOST, text, re.I)
         reason = found[0] if found else first_line(error)[:100]

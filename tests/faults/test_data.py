@@ -1,6 +1,7 @@
 """Data that change under a run, and two runs in one directory."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.harness.launches import (
     assert_gone,
     image_of,
     ledger,
+    messages,
     sample_of,
     traced,
 )
@@ -149,3 +151,19 @@ def is_open(file, processes):
         if str(file) in links:
             return True
     return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_small_shared_memory_ends_the_run_at_once_with_advice(
+        processes, photos, run_dir, start_launcher, session_dir):
+    """A /dev/shm of 1 MB, less than a batch. Needs root."""
+    if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("needs root, and to be permitted mount namespaces")
+    small = ("mount --bind $0 /mnt && mount -t tmpfs -o size=1m none /dev/shm && mkdir -p $0 && mount --bind /mnt $0"
+             ' && exec "$@"')  # the tests' own folder stays where it was
+    live = start_launcher("--nproc-per-node", processes, *WORDS, "--data", photos, "--run-dir", run_dir, "--workers", 1,
+                          "--image-size", 224, inside=["unshare", "--mount", "sh", "-c", small, session_dir])
+    result = assert_gone(live, run_dir)
+    assert result.returncode == Exit.IO, result.text
+    assert all("/dev/shm is full" in line and "--shm-size" in line for line in messages(result)), result.text

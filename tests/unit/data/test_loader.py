@@ -26,7 +26,7 @@ from data.plan import BatchPlan, cut
 from data.sampler import ElasticDistributedSampler, EvaluationSampler
 from data.splits import ValSplit
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, explain
 
 ROOT = Path(__file__).parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -99,6 +99,18 @@ def test_persistent_workers_see_the_epoch():
     epochs = [share[0].inputs["epochs"].unique().tolist()
               for share in items_of(Numbers(), cut(8, 4, 4), epochs=(0, 1, 5), workers=2)]
     assert epochs == [[0], [0], [1], [1], [5], [5]]
+
+
+def test_a_worker_without_room_in_shared_memory_is_heard(monkeypatch):
+    """Torch would share the batch in a thread of the worker that prints its error and goes on."""
+    def share(tensor):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_71>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", share)
+    with pytest.raises(RuntimeError, match="in DataLoader worker") as error:
+        items_of(Numbers(), cut(8, 4, 4), workers=1)
+    message, code = explain(error.value)
+    assert (code, "--shm-size" in message, "--workers" in message) == (Exit.IO, True, True)
 
 
 def test_items_are_a_ranks_shares_of_the_global_batches():

@@ -19,7 +19,7 @@ from utils.errors import Exit, counted, explain, forget_exit_code, record_exit, 
 ROOT = Path(__file__).parents[3]
 KILLED = ("data loading process {pid} of rank 2 was killed ({reason}); the same command continues the run;"
           " fewer --workers need less memory")
-FULL = "/dev/shm is full: use docker run --ipc=host or --shm-size"
+FULL = "/dev/shm is full: use docker run --ipc=host (or --shm-size), or fewer --workers"
 
 
 class Killed:
@@ -103,6 +103,12 @@ def test_an_operator_that_cannot_be_deterministic_is_64_and_named():
 def test_lack_of_memory_is_64_in_whatever_words(error):
     message, code = explain(error)
     assert code == Exit.USAGE and message.startswith("out of memory: use a smaller --micro-batch-size")
+    assert "--precision" not in message
+
+
+def test_what_cudnn_cannot_compute_may_be_memory_or_the_precision():
+    message, code = explain(RuntimeError("GET was unable to find an engine to execute this computation"))
+    assert (code, "--micro-batch-size" in message, "--precision fp32" in message) == (Exit.USAGE, True, True)
 
 
 @pytest.mark.parametrize("kind, last, code, shown", [
@@ -130,6 +136,14 @@ def test_a_lost_peer_is_76_and_names_who_lost_it(monkeypatch, error, found):
     message, code = explain(error)
     assert code == Exit.LOST_PEERS
     assert message.startswith(f"rank 2 on {socket.gethostname()} lost its peers ({found}"), message
+
+
+@pytest.mark.parametrize("text", [
+    'Caught RuntimeError in DataLoader worker process 0.\n  File "/home/gloo/data.py", line 1\nRuntimeError: boom',
+    "Caught ConnectionResetError in DataLoader worker process 0.\nConnectionResetError: Connection reset by peer",
+    "igloo.png: boom", "cannot decode /data/igloos/1.png"])
+def test_an_error_that_only_sounds_like_a_backends_is_no_lost_peer(text):
+    assert explain(RuntimeError(text)) == (text, Exit.INTERNAL)
 
 
 # --- a console that takes no more
