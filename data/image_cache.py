@@ -29,7 +29,7 @@ import simplejpeg
 from torch.utils.data import DataLoader
 
 from data.augment import RESERVE, resized
-from data.image_decode import LONGEST, EncodedImage, PackedImage, UnreadableImage
+from data.image_decode import LONGEST, WHITES, EncodedImage, PackedImage, UnreadableImage
 from data.image_index import FolderIndex
 from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_with_parent
@@ -55,6 +55,7 @@ class CacheSpec:
     encoding: str  # jpeg or raw
     short_side: int  # at most, in pixels
     interpolation: str = "bilinear"  # or bicubic: how a longer one is resized
+    white: int = WHITES[-1]  # see EncodedImage
 
 
 def open_cache(
@@ -68,7 +69,9 @@ def open_cache(
         for splits in choices:
             every = (index.splits[name] for name in splits)
             paths = sorted({path for split in every for number in range(len(split)) for path in split.paths(number)})
-            folder = cache_path() / f"packed-{digest_of(VERSION, asdict(spec), _digest(paths))}"
+            # Without `white`, where it is that of earlier versions: their caches are still used.
+            how = {name: value for name, value in asdict(spec).items() if (name, value) != ("white", WHITES[-1])}
+            folder = cache_path() / f"packed-{digest_of(VERSION, how, _digest(paths))}"
             if open_arrays(folder):
                 break
         make_cache(paths, spec, folder, available_cores(), note)
@@ -92,7 +95,7 @@ class ImageCache:
         about, arrays = found
         self._rows, self._images, order = (arrays[name] for name in ("index", "images", "order"))
         self._numbers, self._keys = order.T  # of rows, and what they are sorted by
-        self._spec = CacheSpec(*(about[each.name] for each in fields(CacheSpec)))
+        self._spec = CacheSpec(**{each.name: about[each.name] for each in fields(CacheSpec) if each.name in about})
 
     def num_missing(self) -> int:
         """How many images are not stored."""
@@ -112,7 +115,7 @@ class ImageCache:
             packed, (height, width, *stored) = pack(path, self._spec)
             data = np.frombuffer(packed, np.uint8)
         if not all(stored):  # it is too long
-            return EncodedImage(path)
+            return EncodedImage(path, self._spec.white)
         return PackedImage(data, (height, width), stored, self._spec.encoding == "raw")
 
 
@@ -224,7 +227,7 @@ NOTHING: Packed = b"", (0, 0, 0, 0)
 
 def pack(path: str, spec: CacheSpec) -> Packed:
     """An image as it is stored; NOTHING if it is too long. Raises UnreadableImage."""
-    image = EncodedImage(path)
+    image = EncodedImage(path, spec.white)
     height, width = target = image.height, image.width
     if (short := min(target)) > spec.short_side:  # as CentreCrop resizes
         target = tuple(int(spec.short_side * side / short) for side in target)

@@ -16,6 +16,7 @@ import io
 import math
 import re
 import struct
+import sys
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
@@ -26,17 +27,20 @@ import numpy as np
 import simplejpeg
 import torch
 import torch.nn.functional as F
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, PngImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 ORIENTATION = 0x0112  # EXIF tag
+WHITES = (2**8 - 1, 2**10 - 1, 2**12 - 1, 2**14 - 1, 2**16 - 1)  # what sensors give, in files of 16 bits
 MARGIN = 4  # decoded rows below the box: its last colours are smoothed with them, and its size may be rounded up
 
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
+# Its limits for texts and colour profiles in PNGs refuse sound images; these take no more memory than pixels may.
+PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 3 * MAX_PIXELS
 warnings.filterwarnings("ignore", module=r"PIL\.")
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # that of a cache; nobody writes to it
 
@@ -45,6 +49,7 @@ _DECODING_ERRORS = (
     OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
     struct.error, zlib.error, Image.DecompressionBombError)
 
+_SWAPPED = {"RGB;16B": "RGB;16L", "RGB;16L": "RGB;16B", "RGB;16N": f"RGB;16{'LB'[sys.byteorder == 'little']}"}
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]")  # d0 to d7: restart markers
 
 
@@ -55,10 +60,13 @@ class UnreadableImage(ValueError):
 class EncodedImage:
     """An image whose size is known and whose pixels are decoded on request. source: a path, or the file's bytes.
 
+    white: the value, in a file of 16 bits, that is white. A data set has one, so that a value (a distance, a dose)
+    has one brightness in all its files; None: the smallest of WHITES that no value in this file exceeds.
     JPEGs are decoded in pixels(), everything else at once. Raises UnreadableImage.
     """
 
-    def __init__(self, source: str | bytes):
+    def __init__(self, source: str | bytes, white: int | None = None):
+        self.white = white
         with _as_unreadable():
             self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
             if not self._data:
@@ -75,7 +83,7 @@ class EncodedImage:
         image = Image.open(io.BytesIO(self._data), formats=FORMATS)
         _require_size(image.height, image.width)
         is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
-        self._decoded = None if is_jpeg else _decode_with_pillow(image)
+        self._decoded = None if is_jpeg else self._decode_other(image)
         self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
         # Read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
         self._orientation = _orientation(image)
@@ -101,6 +109,16 @@ class EncodedImage:
         image._decoded = resized[0].permute(1, 2, 0).contiguous().numpy()               # [H, W, 3]
         image._orientation, image.height, image.width = 1, height, width
         return image
+
+    def _decode_other(self, image: Image.Image) -> np.ndarray:
+        # the upper bytes alone, as Pillow reads colours, are all there is of a data set that fills 16 bits
+        is_coarse = self.white == WHITES[-1] and image.mode == "RGB"
+        values = None if is_coarse else _values_of_16_bits(image, self._data)               # [H, W, 1 or 3]
+        if values is None:
+            return _decode_with_pillow(image)
+        self.white = self.white or next(white for white in WHITES if values.max() <= white)
+        shown = (values.clip(max=self.white) * 255 + self.white // 2) // self.white
+        return np.tile(shown.astype(np.uint8), (1, 1, 3 // shown.shape[2]))
 
     def _decode_jpeg(self, at_least: float, until: int) -> np.ndarray:
         divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)
@@ -203,17 +221,29 @@ def _segments(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:
-    """uint8 [H, W, 3] of any mode: 16 bits scaled to 8, transparency over white, the first of several frames."""
+    """uint8 [H, W, 3] of any mode with 8 bits: transparency over white, the first of several frames."""
     if image.mode == "F":
         raise UnreadableImage("floating-point pixels have no agreed range; store 8 or 16 bits")
-    if image.mode.startswith("I"):  # I;16, I;16B, ...: convert("RGB") would clip at 255
-        grey = np.asarray(image).astype(np.int64)                                       # [H, W]
-        if grey.min() < 0 or grey.max() > 0xFFFF:
-            raise UnreadableImage("integer pixels beyond 16 bits")
-        return np.repeat(((grey * 255 + 0x7FFF) // 0xFFFF).astype(np.uint8)[:, :, None], 3, axis=2)
     if image.has_transparency_data:
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return np.array(image.convert("RGB"))
+
+
+def _values_of_16_bits(image: Image.Image, data: bytes) -> np.ndarray | None:
+    """int32 [H, W, 1 or 3], grey or colours; None of a file that has 8 bits, or an alpha channel. data: the file."""
+    if image.mode.startswith("I"):  # I;16, I;16B, ...: convert("RGB") would clip at 255
+        values = np.asarray(image).astype(np.int32)[:, :, None]
+        if values.min() < 0 or values.max() > WHITES[-1]:
+            raise UnreadableImage("integer pixels below 0 or beyond 16 bits")
+        return values
+    # Pillow has no mode for such colours: it keeps the upper byte of each, or the lower one if they are swapped.
+    args = [tile.args if isinstance(tile.args, tuple) and tile.args else (tile.args,) for tile in image.tile]
+    if image.has_transparency_data or not args or any(mode not in _SWAPPED for mode, *_ in args):
+        return None
+    lower = Image.open(io.BytesIO(data), formats=FORMATS)
+    lower.tile = [tile._replace(args=(_SWAPPED[mode], *more))
+                  for tile, (mode, *more) in zip(lower.tile, args, strict=True)]
+    return np.asarray(image).astype(np.int32) * 256 + np.asarray(lower)
 
 
 def _orientation(image: Image.Image) -> int:

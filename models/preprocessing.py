@@ -6,6 +6,7 @@ with another model's.
 
 import json
 import statistics
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import torchvision
 from PIL import Image
 
 from data.augment import CentreCrop, usual_resize_size
+from data.image_decode import WHITES, EncodedImage, UnreadableImage
 from data.image_index import ImageIndex
 from models.timm_models import crop_note, is_timm, timm_preprocessing
 from utils.distributed.world import World
@@ -26,6 +28,7 @@ from utils.settings.image_options import ImageOptions, ModelOptions
 IMAGENET = {"interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 USUAL_SIZE, SIZE_STEP = 224, 32  # px: from scratch; smaller images get a multiple of the step
 MEASURED = 1000  # images, at most, whose size is asked
+DECODED = 64  # samples, at most, whose values of 16 bits are looked at
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Preprocessing:
     interpolation: str
     mean: list[float]  # of the channels, in 0..1
     std: list[float]
+    white_value: int = WHITES[-1]  # of files with 16 bits
 
     @property
     def for_eval(self) -> CentreCrop:
@@ -69,7 +73,12 @@ def resolve_preprocessing(
     resize_size = run.resolve("resize_size", "auto", lambda: (
         round(size * known["resize_size"] / known["image_size"]) if known else
         usual_resize_size(images.augmentation, size)))
-    found = Preprocessing(size, resize_size, **values)
+    # An earlier version took 65535. Weights that are evaluated as they are keep what they were trained with.
+    white = run.resolve("white_value", "auto", lambda: (
+        WHITES[-1] if not is_new else (run.is_read_only and (known or {}).get("white_value"))
+        or world.on_rank_zero(lambda: white_for(index), takes_long=True)))  # Collective.
+    found = Preprocessing(size, resize_size, **values, white_value=white)
+    known = known and known | {"white_value": white}
 
     # notes
     notes = [f"{found}{', as the weights were evaluated' if known == asdict(found) else ''}"]
@@ -81,6 +90,8 @@ def resolve_preprocessing(
         notes.append(f"the weights of --model {model.model} were evaluated with {words}")
     if known and is_timm(model.model):
         notes += filter(None, [world.on_rank_zero(lambda: crop_note(model.model))])  # Collective.
+    if white != WHITES[-1]:
+        notes.append(f"files with 16 bits are read as {white.bit_length()} bits: 0 is black, {white} and above white")
     return found, notes
 
 
@@ -92,7 +103,8 @@ def preprocessing_of_weights(model: ModelOptions) -> dict[str, Any] | None:
     folder = Path(model.model)
     if folder.is_dir():
         description = read_description(folder)
-        return {item.name: description[item.name] for item in fields(Preprocessing)} if "mean" in description else None
+        names = [item.name for item in fields(Preprocessing)]
+        return {name: description[name] for name in names} if "mean" in description else None
     if is_timm(model.model):
         return timm_preprocessing(model.model)
     if model.model.lower() not in torchvision.models.list_models(module=torchvision.models):
@@ -121,6 +133,18 @@ def size_for(index: ImageIndex) -> int:
     return min(USUAL_SIZE, -(-side // SIZE_STEP) * SIZE_STEP)
 
 
+def white_for(index: ImageIndex) -> int:
+    """What is white in files with 16 bits: the smallest of WHITES that holds what some of them have.
+
+    65535 if none has 16 bits.
+    """
+    whites = []
+    for position in range(0, len(index), -(-len(index) // DECODED)):
+        with suppress(UnreadableImage):  # the training says so when it reads it
+            whites += [EncodedImage(path).white or 0 for path in index.paths(position)]
+    return max(whites, default=0) or WHITES[-1]
+
+
 def read_description(folder: Path) -> dict[str, Any]:
     """config.json of a model folder: architecture, classes and preprocessing. Raises UserError (66)."""
     try:
@@ -128,7 +152,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         if "photo" in description:  # of a version before `resize_size`
             size = description["image_size"]
             description["resize_size"] = usual_resize_size("photo" if description["photo"] else "small", size)
-        return description | {"architecture": description["architecture"]}
+        return {"white_value": WHITES[-1]} | description | {"architecture": description["architecture"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): it needs a config.json"

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from data.augment import CentreCrop
+from data.image_decode import EncodedImage
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
 from data.splits import plain
@@ -208,8 +209,9 @@ def classify_images(
     index = ImageIndex("", np.frombuffer(b"".join(encoded), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
                        np.zeros(len(paths), np.int32), num_images)
     workers = min(MAX_WORKERS, available_cores(), len(paths) // batch_size)
+    read = partial(EncodedImage, white=description["white_value"])
     loader = DataLoader(
-        ImageFolder(index, transform, seed=0), batch_size, sampler=[(0, i) for i in range(len(paths))],
+        ImageFolder(index, transform, 0, read), batch_size, sampler=[(0, i) for i in range(len(paths))],
         num_workers=workers,
         collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]),
                                     [sample.bad for sample in samples]),

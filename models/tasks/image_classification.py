@@ -93,11 +93,12 @@ class ImageTask:
             for values in (self._prepared.mean, self._prepared.std))
 
         # data sets: packing may take hours, so what is refused here is refused before
-        read, encoding, side = EncodedImage, config.images.cache, config.images.cache_size
+        read = partial(EncodedImage, white=self._prepared.white_value)
+        encoding, side = config.images.cache, config.images.cache_size
         if encoding != "none":
             run.require_same_data(self.fingerprint, world)  # Collective.
             spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side,
-                             self._prepared.interpolation)
+                             self._prepared.interpolation, self._prepared.white_value)
             of_training, split = ("train", "val"), config.run.split
             choices = ([of_training] if split in of_training else []) + ([(split,)] if config.run.eval_only else [])
             read = open_cache(index, spec, choices, world, run.note).read  # Collective.

@@ -3,6 +3,9 @@
 import json
 import shutil
 
+import numpy as np
+from PIL import Image
+
 from tests.conftest import COUNTS
 from tests.harness.run_directory import records, weights_sha256
 from utils.errors import Exit
@@ -13,8 +16,11 @@ NUM = sum(sum(counts) for counts in COUNTS.values())
 
 
 def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_dir, run_torchrun, run_train):
-    """Also with an image that cannot be read, after a stop, and on other numbers of processes."""
+    """Also with an image that cannot be read, images of 12 bits, after a stop, and on other numbers of processes."""
     sorted(own_photos.glob("train/*/*.png"))[0].write_bytes(b"")
+    for split in ("train", "val"):
+        for path in sorted(own_photos.glob(f"{split}/*/*.png"))[1::2]:
+            Image.fromarray(np.array(Image.open(path).convert("L")).astype(np.uint16) * 10).save(path)
     environment = {"LOCKSTEP_CACHE": str(run_dir.parent / "cache")}
     words = [*WORDS, "--data", own_photos, "--run-dir"]
     assert run_train(*words, run_dir / "none", env=environment).returncode == 0
@@ -33,6 +39,7 @@ def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_di
     assert records(run_dir / "raw") == records(run_dir / "none")
     listed = [(run_dir / name / "bad_samples.txt").read_text() for name in ("raw", "none")]
     assert listed[0] == listed[1] != ""
+    assert json.loads((run_dir / "raw/model/config.json").read_text())["white_value"] == 4095  # for models.predict
 
 
 def test_a_size_without_a_cache_is_refused(photos, run_train):

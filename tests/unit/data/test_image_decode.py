@@ -1,12 +1,16 @@
 import io
+import itertools
 import random
+import struct
 import warnings
+import zlib
+from functools import partial
 
 import numpy as np
 import pytest
 import simplejpeg
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from data import image_decode
 from data.image_decode import LONGEST, MAX_PIXELS, EncodedImage, UnreadableImage
@@ -150,6 +154,84 @@ def test_reduced_decode_keeps_what_is_asked_for(at_least, orientation):
     assert (full[0].permute(1, 2, 0)[4:-4, 4:-4, :2].float() - pixels[4:-4, 4:-4, :2].float()).abs().mean() < 4
 
 
+def png_of_16_bits(values: np.ndarray) -> bytes:
+    """values: uint16 [H, W, 1 or 3]; Pillow writes no such colours."""
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return len(content).to_bytes(4) + name + content + zlib.crc32(name + content).to_bytes(4)
+
+    height, width, channels = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 3: 2}[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        [chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")])
+
+
+def tiff_of_16_bits(values: np.ndarray, order: str, is_packed: bool, rows: int = 8) -> bytes:
+    """values: uint16 [H, W, 1 or 3]. order: < or > (byte order)."""
+    height, width, channels = values.shape
+    strips = [values[row:row + rows].astype(f"{order}u2").tobytes() for row in range(0, height, rows)]
+    strips = [zlib.compress(strip) if is_packed else strip for strip in strips]
+    size, number = 2 + 12 * 10 + 4, len(strips)
+    bits, offsets = 8 + size, 8 + size + 2 * channels
+    lengths = offsets + 4 * number
+    starts = lengths + 4 * number + np.cumsum([0, *map(len, strips[:-1])])
+    tags = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, channels, bits if channels == 3 else 16),
+            (259, 3, 1, 8 if is_packed else 1), (262, 3, 1, 2 if channels == 3 else 1), (273, 4, number, offsets),
+            (277, 3, 1, channels), (278, 4, 1, rows), (279, 4, number, lengths), (284, 3, 1, 1)]
+    directory = struct.pack(f"{order}H", len(tags)) + b"".join(
+        struct.pack(f"{order}HHIHxx" if kind == 3 and count == 1 else f"{order}HHII", *tag)
+        for tag in tags for _, kind, count, _ in [tag]) + bytes(4)
+    arrays = [np.full(channels, 16, f"{order}u2"), starts.astype(f"{order}u4"),
+              np.array([*map(len, strips)], f"{order}u4")]
+    start = {"<": b"II*\0", ">": b"MM\0*"}[order] + struct.pack(f"{order}I", 8)
+    return b"".join([start, directory, *(array.tobytes() for array in arrays), *strips])
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("write", [
+    png_of_16_bits, *(partial(tiff_of_16_bits, order=order, is_packed=packed)
+                      for order, packed in itertools.product("<>", (False, True)))],
+    ids=["png", "tiff", "packed tiff", "tiff of big endian", "packed tiff of big endian"])
+def test_files_of_16_bits_show_all_grey_levels_of_their_depth(write, channels):
+    """10, 12 or 14 bits of a sensor, the lowest of the 16: a 255th of the depth is a level, whatever the container."""
+    for bits in (8, 10, 12, 14, 16):
+        values = np.linspace(0, 2**bits - 1, 20 * 30 * channels).astype(np.uint16).reshape(20, 30, channels)
+        image = EncodedImage(write(values))
+        expected = np.broadcast_to(values / (2**bits - 1) * 255, (20, 30, 3))
+        assert image.white == 2**bits - 1
+        assert np.abs(image.pixels().numpy() - expected).max() <= 0.5
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_value_has_one_brightness_in_all_files_of_a_data_set(channels):
+    """Whatever else a file holds; what is above the white of the data set is white."""
+    for largest in (600, 4095, 60_000):
+        values = np.array([0, 600, largest], np.uint16).reshape(1, 3, 1).repeat(channels, axis=2)
+        levels = EncodedImage(png_of_16_bits(values), white=4095).pixels()[0, :, 1]
+        assert levels.tolist() == [0, 37, 37 if largest == 600 else 255]
+
+
+def test_signed_values_below_0_are_refused_with_the_reason():
+    with pytest.raises(UnreadableImage, match="below 0"):
+        EncodedImage(encoded(Image.new("I", (4, 4), -1000), "TIFF"))
+
+
+def of_much_text() -> PngImagePlugin.PngInfo:
+    """As programs that generate images write their settings."""
+    text = PngImagePlugin.PngInfo()
+    for number in range(3):
+        text.add_text(f"settings {number}", "x" * 30_000_000, zip=True)
+        text.add_itxt(f"more settings {number}", "x" * 3_000_000, zip=True)
+    return text
+
+
+@pytest.mark.parametrize("options", [{"pnginfo": of_much_text()}, {"icc_profile": bytes(3_000_000)}],
+                         ids=["text", "profile"])
+def test_long_texts_and_profiles_in_a_png_do_not_matter(options):
+    """Pillow refuses a text or profile beyond 1 MiB, and texts beyond 64 MiB."""
+    assert np.array_equal(EncodedImage(encoded(SMALL, "PNG", **options)).pixels().numpy(), as_rgb(SMALL))
+
+
 GOOD_PNG, GOOD_JPEG = encoded(photo(64, 64), "PNG"), encoded(photo(64, 64), "JPEG")
 FRAME = GOOD_JPEG.index(b"\xff\xc0")
 BAD = {
@@ -174,7 +256,8 @@ def test_damaged_files_raise_nothing_else():
              encoded(SMALL, "PNG", exif=exif),
              encoded(PALETTE, "PNG", transparency=3), encoded(PALETTE, "GIF"), encoded(SMALL, "WEBP"),
              encoded(SMALL, "BMP"),
-             encoded(SMALL, "PPM"), encoded(GREY16, "PNG"), encoded(SMALL, "TIFF", exif=exif)]
+             encoded(SMALL, "PPM"), encoded(GREY16, "PNG"), encoded(SMALL, "TIFF", exif=exif),
+             png_of_16_bits(np.ones((9, 9, 3), np.uint16)), tiff_of_16_bits(np.ones((9, 9, 3), np.uint16), "<", True)]
     outcomes = set()
     for data in files * 60:
         damaged = bytearray(data[:generator.randrange(len(data))] if generator.random() < 0.2 else data)

@@ -2,14 +2,16 @@
 
 import json
 
+import numpy as np
 import pytest
 import torchvision
 from PIL import Image
 
 from data.image_index import build_index
 from data.splits import ValSplit
-from models.preprocessing import preprocessing_of_weights, read_description, resolve_preprocessing, size_for
+from models.preprocessing import preprocessing_of_weights, read_description, resolve_preprocessing, size_for, white_for
 from utils.errors import Exit, UserError
+from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.image_options import ImageOptions, ModelOptions
@@ -17,6 +19,7 @@ from utils.settings.image_options import ImageOptions, ModelOptions
 FROM_SCRATCH = ImageClassificationConfig()
 IMAGENET = {"interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 OWN = {"image_size": 40, "resize_size": 50, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.2] * 3}
+GREY = {"white_value": 65535}
 
 
 def images_of(folder, *sizes):
@@ -41,8 +44,8 @@ def resolved(tmp_path, world):
     """resolve_preprocessing of ImageOptions and ModelOptions; `kept` is what the run keeps."""
     index = images_of(tmp_path / "images", (50, 40), (70, 90), (300, 65))
 
-    def resolve(images=FROM_SCRATCH.images, model=FROM_SCRATCH.model, kept=None):
-        run = Run(tmp_path, kept if kept is not None else {}, {"start": 1, "cores_per_process": 1}, print, lock=None)
+    def resolve(images=FROM_SCRATCH.images, model=FROM_SCRATCH.model, kept=None, lock=None):
+        run = Run(tmp_path, kept if kept is not None else {}, {"start": 1, "cores_per_process": 1}, print, lock)
         return resolve_preprocessing(images, model, index, run, world)
     return resolve
 
@@ -66,7 +69,7 @@ def test_images_that_cannot_be_read_have_no_size(tmp_path):
 
 def test_from_scratch_sizes_are_those_of_the_images_and_colours_imagenets(resolved):
     found, [note] = resolved(kept=(kept := {}))
-    assert kept == {"image_size": 96, "resize_size": 110} | IMAGENET
+    assert kept == {"image_size": 96, "resize_size": 110} | IMAGENET | GREY
     assert (found.for_eval.size, found.for_eval.resize_size) == (96, 110)
     assert note == "images of 96 px, bilinear, mean 0.485 0.456 0.406, std 0.229 0.224 0.225"
 
@@ -82,21 +85,21 @@ def test_the_librarys_weights_are_prepared_as_the_library_does(name, resolved):
 
 def test_a_folder_of_another_run_is_prepared_as_in_that_run(resolved, model_folder):
     found, _ = resolved(model=ModelOptions(model=str(model_folder), pretrained=True))
-    assert vars(found) == OWN
+    assert vars(found) == OWN | GREY
     assert resolved(model=ModelOptions(model=str(model_folder)))[0].image_size == 96  # without its weights
 
 
 def test_what_is_given_counts_and_the_weights_own_are_told(resolved, model_folder):
     images = ImageOptions(image_size=80, mean=(0.1, 0.2, 0.3))
     found, [_, note] = resolved(images, ModelOptions(model=str(model_folder), pretrained=True))
-    assert vars(found) == OWN | {"image_size": 80, "resize_size": 100, "mean": [0.1, 0.2, 0.3]}
+    assert vars(found) == OWN | GREY | {"image_size": 80, "resize_size": 100, "mean": [0.1, 0.2, 0.3]}
     assert note.endswith("were evaluated with --image-size 40 --mean 0.5 0.5 0.5")
 
 
 def test_a_run_keeps_what_it_began_with_without_the_folder(resolved):
     """The folder may be gone, and the images others."""
     found, _ = resolved(model=ModelOptions(model="/gone", pretrained=True), kept=dict(OWN))
-    assert vars(found) == OWN
+    assert vars(found) == OWN | GREY
 
 
 def test_a_run_of_an_earlier_version_keeps_its_crop(resolved):
@@ -110,7 +113,7 @@ def test_a_model_folder_of_an_earlier_version_is_read(tmp_path, photo, size):
     (tmp_path / "config.json").write_text(json.dumps(about))
     assert read_description(tmp_path)["resize_size"] == size
     found = preprocessing_of_weights(ModelOptions(model=str(tmp_path), pretrained=True))
-    assert found == {"image_size": 224, "resize_size": size} | IMAGENET
+    assert found == {"image_size": 224, "resize_size": size} | IMAGENET | GREY
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
@@ -121,3 +124,30 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
 
 def test_nobody_knows_how_an_architecture_without_weights_was_evaluated():
     assert preprocessing_of_weights(ModelOptions(model="resnet81", weights="file.pth")) is None
+
+
+def test_files_of_16_bits_are_read_by_the_depth_of_the_data_set(tmp_path):
+    """That of the largest value; a file that cannot be read, or has 8 bits, says nothing."""
+    index = images_of(tmp_path / "images", *[(9, 9)] * 8)
+    assert white_for(index) == 65535
+    for number, value in enumerate((900, 4095, 1500)):
+        Image.fromarray(np.full((9, 9), value, np.uint16)).save(index.path(number * 4))
+    (tmp_path / "images/b/7.png").write_bytes(b"no image")
+    assert white_for(index) == 4095
+    Image.fromarray(np.full((9, 9), 4096, np.uint16)).save(index.path(1))
+    assert white_for(index) == 16383
+
+
+@pytest.mark.parametrize("kept, is_read_only, white", [
+    ({}, False, 1023), ({}, True, 4095), ({"white_value": 255, "image_size": 40}, False, 255),
+    ({"image_size": 40}, False, 65535)])
+def test_whose_depth_counts(resolved, model_folder, tmp_path, kept, is_read_only, white):
+    """The data's in a new run, that of weights which are evaluated as they are; a run keeps its own, or 65535."""
+    (model_folder / "config.json").write_text(json.dumps({"architecture": "resnet18", "white_value": 4095} | OWN))
+    for path in (tmp_path / "images").glob("*/*.png"):
+        Image.fromarray(np.full((9, 9), 1000, np.uint16)).save(path)
+    model = ModelOptions(model=str(model_folder), pretrained=True)
+    found, notes = resolved(model=model, kept=kept, lock=None if is_read_only else RunLock())
+    assert found.white_value == white
+    words = f"files with 16 bits are read as {white.bit_length()} bits: 0 is black, {white} and above white"
+    assert (words in notes) == (white != 65535)
