@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from data.splits import ClassNames, hint_at, require_classes, require_no_targets, sort_classes
+from data.splits import ClassNames, hint_at, plain, require_classes, require_no_targets, sort_classes
 from utils.errors import Exit, UserError, some
 
 CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"  # kinds of labels
@@ -112,6 +112,18 @@ def require_several(kind: str, names: Collection[str], root: str, columns: Colle
 def label_at(labels: np.ndarray, index: int) -> int | np.ndarray:
     """The label of a sample: its class, or its row. labels: see LabelReader.encoded."""
     return int(labels[index]) if labels.ndim == 1 else labels[index]
+
+
+def outputs_for(labels: Sequence[str], classes: Sequence[str]) -> list[int] | None:
+    """For each of `classes`, the output of a model with these labels: the same names in any order, and in any case if
+    they still differ. None if they are others.
+    """
+    for spelled in (str, lambda name: plain(name).casefold()):
+        outputs = {spelled(label): index for index, label in enumerate(labels)}
+        wanted = [spelled(name) for name in classes]
+        if sorted(outputs) == sorted(wanted) and len(outputs) == len(labels):
+            return [outputs[name] for name in wanted]
+    return None
 
 
 def _number(cell: str) -> float:

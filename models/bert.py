@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from data.labels import outputs_for
 from data.splits import plain
 from data.tokenizer import is_special, without_ends
 from models.blocks import in_head
@@ -157,10 +158,8 @@ def outputs_of(described: PreTrainedConfig, classes: list[str], own_head: bool) 
     """
     labels = [plain(str(described.id2label[index])) for index in sorted(described.id2label or {})]
     are_words = not any(all(re.fullmatch(r"(LABEL_)?\d+", name) for name in names) for names in (labels, classes))
-    for fold in (str, str.casefold) if are_words else ():
-        theirs, ours = [fold(label) for label in labels], [fold(name) for name in classes]
-        if sorted(theirs) == sorted(ours) and len(set(ours)) == len(ours):
-            return [theirs.index(name) for name in ours]
+    if are_words and (outputs := outputs_for(labels, classes)):
+        return outputs
     if labels == classes or (own_head and not are_words and len(labels) == len(classes)):
         return list(range(len(classes)))
     if own_head:

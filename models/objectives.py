@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR
+from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, outputs_for
 from models.label_metrics import COLUMNS as LABEL_COLUMNS
 from models.label_metrics import multi_label_metrics
 from models.losses import ClassificationLoss, class_weights, loss_of, probabilities
@@ -219,8 +219,10 @@ class Numbers:
         with np.errstate(over="ignore", invalid="ignore"):
             self._mean, self._std = train.mean(axis=0), train.std(axis=0)                   # [T] float64 each
         if model is not None:
-            self._mean, self._std = (np.array(model.get(name, [usual] * len(names)), np.float64)
-                                     for name, usual in (("target_mean", 0.0), ("target_std", 1.0)))
+            known = model.get("classes") or [name for _, name in sorted((model.get("id2label") or {}).items())]
+            outputs = outputs_for(known, names) or range(len(names))
+            self._mean, self._std = (np.array([model.get(key, [usual] * len(names))[index] for index in outputs])
+                                     for key, usual in (("target_mean", 0.0), ("target_std", 1.0)))
         elif constant := [name for name, column in zip(names, train.T, strict=True) if np.ptp(column) == 0]:
             raise UserError(f"--label-column: {some(constant)} is the same number in all training samples, so there is"
                             " nothing to learn; leave it out", Exit.BAD_DATA)

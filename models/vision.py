@@ -24,14 +24,14 @@ from data.augment import CentreCrop
 from data.image_decode import EncodedImage
 from data.image_folder import ImageFolder
 from data.image_index import ImageIndex
-from data.splits import plain
+from data.labels import outputs_for
 from models.dropout import set_drop_path, set_dropout
 from models.objectives import values_of
 from models.preprocessing import read_description
 from models.timm_models import build_timm, is_timm, timm_version
 from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_more_channels
 from utils.distributed.world import World, is_folder
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores
 from utils.settings.image_options import ModelOptions
 
@@ -117,8 +117,8 @@ def widen_input(model: nn.Module, num_images: int) -> None:
 def build_model(
     config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World,
     own_head: bool = False, num_images: int = 1
-) -> tuple[nn.Module, str]:
-    """The model that `config` names for `classes`, channels_last on the CPU, and its architecture's name. Collective.
+) -> tuple[nn.Module, str, list[str]]:
+    """The model that `config` names for `classes`, channels_last on the CPU; its architecture; notes. Collective.
 
     classes: names of its outputs. initial_weights: load those that `config` names; False where a checkpoint will
     replace them. own_head: the head is theirs, too. num_images: of a sample. Raises UserError: 64 for an unknown name
@@ -141,25 +141,33 @@ def build_model(
                             f" names {num_images}; use another model, such as resnet50")
 
     # its weights, without auxiliary heads
-    weights = None
+    weights, notes = None, []
     if initial_weights:
-        weights = initial_weights_of(config, described["architecture"], image_size, folder, world)  # Collective.
+        weights, notes = initial_weights_of(  # Collective.
+            config, model, described["architecture"], image_size, folder, world)
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
         if num_images > 1:
             weights = with_more_channels(model, weights)
         known = described.get("classes")
-        is_same = known is None or [*map(plain, known)] == [*map(plain, classes)]
-        has_new_head = load_backbone(model, weights, has_same_classes=is_same)
-        if own_head and has_new_head:
-            last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
-            found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"
+        outputs = outputs_for(known or classes, classes)
+        new_head = load_backbone(model, weights, outputs)
+        last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
+        found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"
+        if own_head and new_head:
             raise UserError(
                 f"--eval-only: the weights are for {found}, and those of --data are {some(classes)}: the"
-                " weights are evaluated with their own head, so the classes must be the same ones, sorted by name; give"
+                " weights are evaluated with their own head, so the classes must be the same ones, in any order; give"
                 " data with these classes, or train on yours first (without --eval-only)", Exit.BAD_DATA)
-    return model.to(memory_format=torch.channels_last), described["architecture"]
+        if new_head:
+            notes.append(f"new weights in the head: {some(new_head)}; those that were loaded are for {found}")
+        elif not known:
+            notes.append(f"the head is kept: it has {counted(len(classes), 'output')} without names, which are taken"
+                         f" for {some(classes)}, in this order")
+        elif outputs != sorted(outputs):
+            notes.append("the head is kept: it has the same classes in another order, and its outputs are reordered")
+    return model.to(memory_format=torch.channels_last), described["architecture"], notes
 
 
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:

@@ -3,6 +3,8 @@
 import argparse
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from urllib.parse import urlparse
@@ -15,12 +17,15 @@ from torch import Tensor, nn
 from models.blocks import in_head
 from models.timm_models import converted, is_timm, timm_weights
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, counted, first_line, say
+from utils.errors import Exit, UserError, first_line, say, some
 from utils.settings.image_options import ModelOptions
 
-_FORMER_NAMES = {  # in the library's own files; the library renames DenseNet's and ViT's as it loads them
+_FORMER_NAMES = {
+    # in the library's own files; the library renames DenseNet's and ViT's as it loads them
     r"(denselayer\d+\.(?:norm|conv))\.([12])\.": r"\1\2.",
-    r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3."}
+    r"\.mlp\.linear_1\.": ".mlp.0.", r"\.mlp\.linear_2\.": ".mlp.3.",
+    # of torch's wrappers, before any part of a name
+    r"\b_(orig_mod|fsdp_wrapped_module|checkpoint_wrapped_module)\.": ""}
 
 
 def read_weights(path: Path, source: str) -> dict[str, Tensor]:
@@ -42,31 +47,62 @@ def read_weights(path: Path, source: str) -> dict[str, Tensor]:
         raise UserError(f"{source}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {reason}",
                         Exit.BAD_DATA) from None
 
-    # unwrap: torchvision's references and others save more than the weights
-    for key in ("model", "state_dict"):
-        if isinstance(weights, dict) and isinstance(weights.get(key), dict):
-            weights = weights[key]
+    # their names, and those of today
     if not isinstance(weights, dict):
         raise UserError(f"{source}: {path} holds a {type(weights).__name__}, not weights by name", Exit.BAD_DATA)
-    return {name.removeprefix("module."): param for name, param in weights.items() if isinstance(param, Tensor)}
+    weights = dict(_tensors(weights))
+    for former, today in _FORMER_NAMES.items():
+        weights = {re.sub(former, today, name): param for name, param in weights.items()}
+    return weights
+
+
+def _tensors(weights: dict) -> Iterator[tuple[str, Tensor]]:
+    """Those in a dictionary, and in the dictionaries in it: trainers save more than the weights."""
+    for key, value in weights.items():
+        if isinstance(value, Tensor):
+            yield str(key), value
+        elif isinstance(value, dict) and isinstance(key, str):
+            yield from ((f"{key}.{name}", param) for name, param in _tensors(value))
+
+
+def unwrapped(weights: dict[str, Tensor], own: Collection[str]) -> tuple[dict[str, Tensor], list[str]]:
+    """The tensors of a model with the names `own`, without what stands before these names; and notes.
+
+    That is `module.` of DistributedDataParallel, `model.` of a LightningModule, `state_dict.` of a dictionary, or any
+    other prefix that makes most of the names those of the model. If several do, an average's is the last choice.
+    """
+    cuts = [(name[:at], name[at:]) for name in weights for at in (0, *(dot.end() for dot in re.finditer(r"\.", name)))]
+    counts = Counter(prefix for prefix, rest in cuts if rest in own)
+    if 2 * max(counts.values(), default=0) > len(own):
+        prefix = min(counts, key=lambda prefix: (-counts[prefix], "ema" in prefix, len(prefix), prefix))
+    else:  # another library's names: what all of them begin with
+        prefix = max((prefix for prefix, count in Counter(prefix for prefix, _ in cuts).items()
+                      if count == len(weights)), key=len, default="")
+    unused = [name for name in weights if not name.startswith(prefix)]
+    notes = [f"of the file of weights {prefix}* is used, and this is not: {some(unused)}"] if unused else []
+    return {name.removeprefix(prefix): param for name, param in weights.items() if name.startswith(prefix)}, notes
 
 
 def initial_weights_of(
-    config: ModelOptions, architecture: str, image_size: int, folder: Path | None, world: World
-) -> dict[str, Tensor] | None:
-    """The weights that --weights or --pretrained ask for, from --model's `folder` or the library. Collective."""
+    config: ModelOptions, model: nn.Module, architecture: str, image_size: int, folder: Path | None, world: World
+) -> tuple[dict[str, Tensor] | None, list[str]]:
+    """The weights that --weights or --pretrained ask for, from --model's `folder` or the library. Collective.
+
+    model: what they are for. Returns notes for the user, too.
+    """
     if config.weights:
         file, source = Path(config.weights), "--weights"
     elif config.pretrained and folder:
         file, source = folder / "model.safetensors", "--model"
     elif not config.pretrained:
-        return None
+        return None, []
     else:
         if is_timm(architecture):
-            return timm_weights(architecture, image_size, world)  # Collective.
-        return _library_weights(architecture, world)  # Collective.
+            return timm_weights(architecture, image_size, world), []  # Collective.
+        return _library_weights(architecture, world), []  # Collective.
     weights = world.everywhere(lambda: read_weights(file, source))  # Collective.
-    return converted(architecture, weights, image_size) if is_timm(architecture) else weights
+    weights, notes = unwrapped(weights, model.state_dict())
+    return converted(architecture, weights, image_size) if is_timm(architecture) else weights, notes
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
@@ -111,37 +147,39 @@ def with_more_channels(model: nn.Module, weights: dict[str, Tensor]) -> dict[str
     return weights | {name: torch.cat([given, more], dim=1)}
 
 
-def load_backbone(model: nn.Module, weights: dict[str, Tensor], has_same_classes: bool) -> bool:
-    """Load `weights`, the head only if the classes are the same. Returns whether the model keeps its new head.
+def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequence[int] | None) -> list[str]:
+    """Load `weights`, the head only if it fits. Returns the names of the head's tensors if the model keeps its new one.
+
+    outputs: for each output of the model, that of the weights; None if their classes are others, and so the head.
 
     A new head starts near 0, with a standard deviation of 0.01 (as MobileNetV2's), so that its first gradients do not
     spoil the features: EfficientNet's own start for 10 classes is +-0.3, and its first loss 6.
 
     Raises UserError (64) if the rest does not fit.
     """
-    # names of today
-    own = model.state_dict()
-    for former, name in _FORMER_NAMES.items():
-        weights = {re.sub(former, name, key): param for key, param in weights.items()}
     # BatchNorm counts its batches since torch 0.4.1; older files (resnet18's, for example) lack the counters.
+    own, is_in_head = model.state_dict(), in_head(model)
     weights = {name: param for name, param in own.items() if name.endswith(".num_batches_tracked")} | weights
 
     # what is new, what does not fit
-    is_in_head = in_head(model)
-    if not any(map(is_in_head, weights)):  # of a backbone alone
-        weights = {name: param for name, param in own.items() if is_in_head(name)} | weights
-        has_same_classes = False
-    differ = {name for name in own if name in weights and own[name].shape != weights[name].shape}
-    new_head = set(filter(is_in_head, own)) if differ or not has_same_classes else set()
-    wrong = sorted((set(own) ^ set(weights)) | (differ - new_head))
-    if wrong:
-        raise UserError(
-            f"the weights do not fit --model: {counted(len(wrong), 'tensor')} missing, unknown or of another shape, for"
-            f" example {wrong[0]}; use weights of the same architecture")
-    model.load_state_dict({name: own[name] if name in new_head else weights[name] for name in own})
+    wrong = {"missing": own.keys() - weights.keys(), "unknown": weights.keys() - own.keys(),
+             "of another shape": {name for name in own if name in weights and own[name].shape != weights[name].shape}}
+    has_new_head = outputs is None or any(map(is_in_head, set().union(*wrong.values())))
+    new_head = [name for name in own if has_new_head and is_in_head(name)]
+    wrong = {what: sorted(name for name in names if not is_in_head(name)) for what, names in wrong.items()}
+    if any(wrong.values()):
+        found = "; ".join(f"{what}: {some(names)}" for what, names in wrong.items() if names)
+        raise UserError(f"the weights do not fit --model: {found}; use weights of the same architecture")
+
+    # load them
+    weights = {name: own[name] if name in new_head else weights[name] for name in own}
+    for name in () if has_new_head else filter(is_in_head, own):
+        if own[name].shape[:1] == (len(outputs),):
+            weights[name] = weights[name][outputs]
+    model.load_state_dict(weights)
     for name, param in model.named_parameters():
         if name in new_head and param.ndim > 1:
             nn.init.normal_(param, std=0.01)
         elif name in new_head and name.endswith("bias"):
             nn.init.zeros_(param)
-    return bool(new_head)
+    return new_head

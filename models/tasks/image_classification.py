@@ -54,7 +54,7 @@ class ImageTask:
 
     def __init__(self, config: ImageClassificationConfig | ImageRegressionConfig, run: Run, world: World):
         # index: the first process of a node scans, the others read what it cached
-        self._config, self._world = config, world
+        self._config, self._world, self._note = config, world, run.note
         self._is_demo = config.data.data == "demo"
         self._root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
         # a run that an earlier version began keeps its classes
@@ -125,9 +125,11 @@ class ImageTask:
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
-        model, self._architecture = build_model(
+        model, self._architecture, notes = build_model(
             self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world,
             own_head=self._config.run.eval_only, num_images=self._num_images)
+        for text in notes:
+            self._note(text)
         self._transforms_input = getattr(model, "transform_input", False)
         return model
 

@@ -22,7 +22,7 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
-from models.bert import load_classifier, outputs_for_texts, outputs_of, read_config
+from models.bert import load_classifier, outputs_for_texts, read_config
 from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
@@ -45,10 +45,6 @@ class LabelledTextTask(TextTask):
         model = None
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
-            if isinstance(config, TextRegressionConfig):  # the head's outputs are reordered, too
-                outputs = outputs_of(read_config(self._encoder), list(self.classes), own_head=True)
-                model |= {name: [model[name][output] for output in outputs]
-                          for name in ("target_mean", "target_std") if name in model}
         self.objective = build_objective(config, self.classes, self._train.labels, self._eval.labels, model)
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best = self.objective.best

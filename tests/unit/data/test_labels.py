@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.labels import CLASSES, LABELS, NUMBERS, LabelReader, label_at, require_labels
+from data.labels import CLASSES, LABELS, NUMBERS, LabelReader, label_at, outputs_for, require_labels
 from utils.errors import Exit, UserError
 
 
@@ -119,3 +119,13 @@ def test_an_unknown_label_that_looks_like_a_known_one_is_named_with_it():
 
 def test_a_label_of_nothing_visible_is_empty():
     assert LabelReader(CLASSES, ["y"]).problem(("\u200b",), is_train=True) == "y is empty"
+
+
+@pytest.mark.parametrize("labels, classes, outputs", [
+    (["b", "a"], ["a", "b"], [1, 0]), (["10", "9"], ["9", "10"], [1, 0]), (["a", "b"], ["a", "b"], [0, 1]),
+    (["B", "a"], ["A", "b"], [1, 0]), (["b", "B"], ["B", "b"], [1, 0]), (["cafe\u0301", "a"], ["a", "caf\xe9"], [1, 0]),
+    (["b", "B"], ["b", "c"], None), (["a", "b"], ["a"], None), (["a", "a"], ["a", "a"], None),
+    (["a", "b"], ["a", "c"], None), ([], [], [])])
+def test_outputs_of_a_model_are_found_by_name(labels, classes, outputs):
+    """In any order, and in any case and Unicode form if they still differ."""
+    assert outputs_for(labels, classes) == outputs

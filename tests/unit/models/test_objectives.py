@@ -143,6 +143,14 @@ def test_a_model_that_is_evaluated_as_it_is_keeps_what_its_outputs_mean():
         assert evaluated(objective, torch.tensor(outputs), there)["mae"] == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.parametrize("names", [{"classes": ["b", "a"]}, {"id2label": {1: "a", 0: "b"}}, {"classes": ["B", "A"]}])
+def test_targets_of_a_model_in_another_order_keep_their_units(names):
+    train, there = np.array([[-1.0, 5], [1, 7]]), np.array([[20.0, 300], [40, 500]])
+    model = {"target_mean": [400.0, 30.0], "target_std": [100.0, 10.0], "problem_type": "regression"} | names
+    objective = build_objective(TextRegressionConfig(), ("a", "b"), train, there, model)
+    assert evaluated(objective, torch.tensor([[-1.0, -1], [1, 1]]), there)["mae"] == pytest.approx(0, abs=1e-4)
+
+
 @pytest.mark.parametrize("config, model, words", [
     (TextRegressionConfig(), {"task": "text-classification"}, "predicts one class of each sample, and"),
     (TextClassificationConfig(), {"task": "text-classification", "multi_label": True}, "predicts several labels"),

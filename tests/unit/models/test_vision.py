@@ -40,7 +40,11 @@ def equal_names(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> set
 
 
 def built(world, classes=CLASSES, **options):
-    return build_model(ModelOptions(**options), classes, 224, True, world)[0]
+    return built_with_notes(world, classes, **options)[0]
+
+
+def built_with_notes(world, classes=CLASSES, own_head=False, **options):
+    return build_model(ModelOptions(**options), classes, 224, True, world, own_head)
 
 
 @pytest.fixture
@@ -102,16 +106,65 @@ def test_a_new_head_on_old_weights_starts_near_0(name, world, tmp_path):
     assert weight.shape[0] == len(CLASSES) and 0.008 < weight.std() < 0.012 and not bias.any()
 
 
+def under(prefix, weights):
+    return {f"{prefix}{name}": weight for name, weight in weights.items()}
+
+
+PREFIXES = ("", "module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder.", "student.", "teacher.",
+            "module.module.", "_orig_mod.module.", "module._orig_mod.", "model._orig_mod.net.", "learner.0.")
+
+
 @pytest.mark.parametrize("wrapped", [
-    lambda weights: weights, lambda weights: {"model": weights, "epoch": 3},
-    lambda weights: {"state_dict": {f"module.{name}": weight for name, weight in weights.items()}},
-    lambda weights: {"state_dict": weights, "args": argparse.Namespace(lr=0.1)}])
+    *(lambda weights, prefix=prefix: under(prefix, weights) for prefix in PREFIXES),
+    lambda weights: {"model": weights, "epoch": 3}, lambda weights: {"model_ema": under("module.", weights)},
+    lambda weights: {"state_dict": under("module.", weights), "optimizer": {"state": {0: {"step": torch.ones(())}}}},
+    lambda weights: {"model": {"state_dict": under("module.", weights)}}, lambda weights: {"ema": weights},
+    lambda weights: {"state_dict": weights, "args": argparse.Namespace(lr=0.1)},
+    lambda weights: {name.replace("0.", "0._orig_mod.", 1): weight for name, weight in weights.items()},
+    lambda weights: {name: weight.half() for name, weight in weights.items()}])
 def test_weights_with_the_same_classes_are_loaded_whole(wrapped, world, tmp_path):
-    """Also from a checkpoint."""
-    weights = weights_of("squeezenet1_1", 3)
+    """Also from a checkpoint, and of a wrapper of any name, and in half precision."""
+    weights = {name: weight.half().float() for name, weight in weights_of("squeezenet1_1", 3).items()}
     torch.save(wrapped(weights), tmp_path / "weights.pth")
-    assert equal_names(built(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth")),
-                       weights) == set(weights)
+    model, _, [note] = built_with_notes(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth"))
+    assert equal_names(model, weights) == set(weights) and "cat, dog, eel" in note
+
+
+@pytest.mark.parametrize("wrapped, used, unused", [
+    (lambda ours, other: {"state_dict": ours, "state_dict_ema": other}, "state_dict.*", "state_dict_ema.features.0"),
+    (lambda ours, other: {"ema": other, "model": ours}, "model.*", "ema.features.0"),
+    (lambda ours, other: {"model_ema": {"n_averaged": torch.ones(()), **under("module.", other)}, "model": ours},
+     "model.*", "n_averaged"),
+    (lambda ours, other: {**under("teacher.", other), **under("student.", ours)}, "student.*", "teacher.features.0"),
+    (lambda ours, other: {"state_dict": {**under("model.", ours), "loss.weight": torch.ones(3)}},
+     "state_dict.model.*", "state_dict.loss.weight")])
+def test_what_of_a_file_is_used_and_what_is_not_is_said(wrapped, used, unused, world, tmp_path):
+    ours, other = weights_of("squeezenet1_1", 3), weights_of("squeezenet1_1", 3)
+    torch.save(wrapped(ours, other), tmp_path / "weights.pth")
+    model, _, notes = built_with_notes(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth"))
+    assert equal_names(model, ours) == set(ours)
+    assert used in notes[0] and unused in notes[0]
+
+
+@pytest.mark.parametrize("change, names", [
+    (lambda weights: weights | {"loss.weight": torch.ones(3)}, "unknown: loss.weight"),
+    (lambda weights: {name: weight for name, weight in weights.items() if name != "features.0.bias"},
+     "missing: features.0.bias"),
+    (lambda weights: weights | {"features.0.bias": torch.ones(3)}, "of another shape: features.0.bias")])
+def test_tensors_that_do_not_fit_are_named(change, names, world, tmp_path):
+    torch.save(change(weights_of("squeezenet1_1", 3)), tmp_path / "weights.pth")
+    with pytest.raises(UserError, match=f"{names}; .*same architecture"):
+        built(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth"))
+
+
+@pytest.mark.parametrize("head", [{}, {"classifier.1.weight": torch.ones(3, 512, 1, 1)},
+                                  {"classifier.1.0.weight": torch.ones(3, 512), "classifier.1.0.bias": torch.ones(3)}])
+def test_weights_without_a_head_that_fits_get_a_new_one_and_it_is_said(head, world, tmp_path):
+    weights = dict(list(weights_of("squeezenet1_1", 3).items())[:-2])
+    torch.save(weights | head, tmp_path / "weights.pth")
+    model, _, [note] = built_with_notes(world, model="squeezenet1_1", weights=str(tmp_path / "weights.pth"))
+    assert equal_names(model, weights) == set(weights)
+    assert "new weights in the head: classifier.1.weight, classifier.1.bias" in note
 
 
 def test_model_folder_of_the_same_classes_is_loaded_whole(world, model_folder):
@@ -126,11 +179,23 @@ def test_model_folder_without_pretrained_lends_its_architecture_only(world, mode
     assert set(model.state_dict()) == set(weights) and "features.0.weight" not in equal_names(model, weights)
 
 
-@pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("dog", "cat", "eel")])
-def test_model_folder_of_other_classes_gets_a_new_head(classes, world, model_folder):
+@pytest.mark.parametrize("classes", [("cat", "dog", "emu"), ("cat", "dog")])
+def test_model_folder_of_other_classes_gets_a_new_head_and_it_is_said(classes, world, model_folder):
     folder, weights = model_folder
-    equal = equal_names(built(world, classes, model=str(folder), pretrained=True), weights)
+    model, _, [note] = built_with_notes(world, classes, model=str(folder), pretrained=True)
+    equal = equal_names(model, weights)
     assert "classifier.1.weight" not in equal and equal >= {name for name in weights if name.startswith("features.")}
+    assert "cat, dog, eel" in note and "new weights in the head: classifier.1.weight, classifier.1.bias" in note
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize("classes, order", [(("eel", "cat", "dog"), [2, 0, 1]), (("Dog", "EEL", "cat"), [1, 2, 0])])
+def test_the_head_of_the_same_classes_in_another_order_is_reordered(classes, order, own_head, world, model_folder):
+    """In training and with --eval-only; weight and bias."""
+    folder, weights = model_folder
+    model, _, [note] = built_with_notes(world, classes, own_head, model=str(folder), pretrained=True)
+    ordered = {name: weight[order] if name.startswith("classifier.") else weight for name, weight in weights.items()}
+    assert equal_names(model, ordered) == set(weights) and "another order" in note
 
 
 def test_weights_of_another_architecture_are_refused(world, tmp_path):
@@ -268,7 +333,7 @@ def test_same_weights_are_the_same_bytes_and_plain_json_describes_them(tmp_path)
 
 def own_head(world, classes, **options):
     """As --eval-only builds it where there is no run."""
-    return build_model(ModelOptions(pretrained=True, **options), classes, 224, True, world, own_head=True)[0]
+    return built(world, classes, own_head=True, pretrained=True, **options)
 
 
 def test_weights_evaluated_as_they_are_keep_their_head(world, model_folder):
