@@ -131,6 +131,11 @@ def _describe(name: str, folder: str | None, spec: EncoderSpec) -> PreTrainedCon
         max_position_embeddings=max(512, spec.max_length), pad_token_id=spec.tokenizer.pad_token_id)
 
 
+def width_of(name: str, folder: str | None) -> int:
+    """The hidden size of the encoder in `folder` (of resolve_encoder), or of one of SIZES. Raises UserError (66)."""
+    return SIZES[name][1] if folder is None else getattr(read_config(folder), "hidden_size", None) or 768
+
+
 def _set_dropout(described: PreTrainedConfig, config: TextModelOptions) -> None:
     """--dropout: every entry about dropout but those of attention weights; None stays, it means another entry."""
     names = [name for name, value in described.to_dict().items()

@@ -16,7 +16,7 @@ from data.splits import ValSplit, hold_out, require_split, select
 from data.table import TEXTS
 from data.text import TextSample, TokenTable, padded
 from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
-from models.bert import EncoderSpec, build_encoder, save_model_folder
+from models.bert import EncoderSpec, build_encoder, save_model_folder, width_of
 from models.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
 from utils.files import cache_path
@@ -24,20 +24,21 @@ from utils.hardware.vendor import TILE, width_multiple
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig, TextRegressionConfig
 
+SCRATCH_WIDTH = 128  # of an encoder: Adam's rate of a wider one from scratch falls as its width grows (docs/data.md)
+
 
 class TextTask:
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
     unit, head_lr_factor, new_head_lr_factor = "txt", 1.0, 1.0
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
-    scratch_lr: ClassVar[Mapping[str, float]]  # base_lr from scratch ...
+    scratch_lr: ClassVar[Mapping[str, float]]  # base_lr of SCRATCH_WIDTH from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not
 
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig | MaskedLMConfig, run: Run, world: World,
                  label_columns: tuple[str, ...], label_kind: str, split_long: bool):
         self._config, self._run, self._world = config, run, world
         self.origin = f"with the weights of {config.model.model}" if config.model.pretrained else "from scratch"
-        self.base_lr = self.pretrained_lr if config.model.pretrained else self.scratch_lr
 
         # what is read; a run that an earlier version began keeps its classes
         is_new = "data" not in run.kept
@@ -51,6 +52,9 @@ class TextTask:
 
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
+        self.base_lr = self.pretrained_lr if config.model.pretrained else {
+            "sgd": self.scratch_lr["sgd"],
+            "adamw": self.scratch_lr["adamw"] * min(1, SCRATCH_WIDTH / width_of(config.model.model, self._encoder))}
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
             config, self._encoder, lambda: read_texts(source), run, world)
         self._source = source = replace(source, tokenizer=digest)

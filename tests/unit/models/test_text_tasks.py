@@ -20,18 +20,20 @@ from data.loader import BadSamples, MicroBatchDataset
 from data.sampler import WINDOW, MicroBatchRequest
 from data.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
+from engine.plan import resolve_optim
 from engine.start import Start
 from models.metrics import Totals
 from models.objectives import values_of
 from models.packing import find_first_position, with_mask
 from models.tasks import load_task
-from tests.conftest import COUNTS
+from tests.conftest import COUNTS, ROOT
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit, UserError
 from utils.numerics.precision import Precision
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
+from utils.settings.text_options import SIZES
 from utils.strategies import load_strategy
 
 TASKS = ("text-classification", "masked-lm")
@@ -133,6 +135,28 @@ def test_a_run_keeps_the_widths_of_its_batches(task, device, kept, multiple, bui
     longest = max(len(built._train.sample(i).ids) for i in SHARES[0])
     width = batches_of(built, SHARES[:1])[0].inputs["input_ids"].shape[1]
     assert width == -(-longest // multiple) * multiple and longest % 8
+
+
+@pytest.mark.parametrize("task", HEADS)
+def test_a_rate_from_scratch_is_that_of_the_page_and_falls_with_width(task, build):
+    """A run that has a rate keeps it; a folder without its weights counts by its own width, up to a limit."""
+    page = (ROOT / "docs" / "data.md").read_text()
+    [names], [rates] = (re.findall(pattern, page) for pattern in (
+        r"\| encoder from scratch \| (.*) \|", r"\| width \|.*\n\| `--lr`, AdamW or Adam \| (.*) \|"))
+    expected = dict(zip(names.replace("`", "").split(" | "), map(float, rates.split(" | ")), strict=True))
+    found = {name: rate_of(build(task, "--model", name, "--no-pretrained", "--vocab-size", "200"))
+             for name in expected}
+    assert found == expected and set(found) == set(SIZES)
+    assert rate_of(build(task, "--no-pretrained")) == 1e-3  # 16 wide
+    assert rate_of(build(task)) == 5e-5
+    assert rate_of(build(task, "--model", "bert-small", "--no-pretrained", kept={"lr": 1e-3})) == 1e-3
+
+
+def rate_of(task):
+    """--lr auto at the default global batch."""
+    config, count = task._config, type(task._config)().batch.global_batch_size
+    task.train_set = range(count)
+    return resolve_optim(SimpleNamespace(config=config, run=task._run, task=task)).lr
 
 
 @pytest.mark.parametrize("kept, count", [({}, 2), ({"data": "of an earlier version's run"}, 3)])
