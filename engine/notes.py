@@ -14,14 +14,16 @@ import numpy as np
 
 from data.loader import num_workers
 from engine.start import Start
-from models.objectives import Classes
-from utils.errors import rounded
+from models.metrics import MAX_SCORES
+from models.objectives import Classes, Labels
+from utils.errors import counted, rounded
 from utils.settings.config import settings
 
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
 NUM_TIMINGS = 5  # train records whose timings are looked at together
 WAIT = 0.2  # share of the time spent waiting for data, mean of these
 SLOW = 1.25  # times the median rank's own time for a step, mean of these
+FEW_STEPS, SMALL_BATCH = 50, 8  # optimizer steps in all: below, a --global-batch-size that makes more
 LOSS_ROSE = 1.05  # times the lowest validation loss
 TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations before
 
@@ -153,25 +155,39 @@ def imbalance(counts: Sequence[int], classes: Sequence[str], chosen: Mapping[str
             f" RUN/eval/classes.json{way_out}")
 
 
+def few_steps(start: Start, total_steps: int) -> str:
+    """A note if the run has few optimizer steps by its --global-batch-size, which nobody chose; "" if not."""
+    batch, run, num_samples = start.config.batch, start.config.run, len(start.task.train_set)
+    is_chosen = batch.global_batch_size != type(start.config)().batch.global_batch_size
+    most = run.epochs * -(-num_samples // SMALL_BATCH)
+    if total_steps >= FEW_STEPS or is_chosen or run.max_steps or most <= total_steps:
+        return ""
+    return f"{counted(total_steps, 'optimizer step')} in all: --global-batch-size {SMALL_BATCH} makes {most}"
+
+
 def notes_of(
     start: Start, total_steps: int, is_even: bool, records: Iterable[Mapping[str, Any]]
 ) -> tuple[Notes, list[str]]:
     """The notes of a run that has these records, and what to say at its start."""
     # the data
     task, world, chosen = start.task, start.world, settings(start.config)
-    objective, majority, first = getattr(task, "objective", None), None, ""
+    objective, majority, first = getattr(task, "objective", None), None, [few_steps(start, total_steps)]
     if isinstance(objective, Classes):
         counts = objective.class_counts
         majority = float(objective.eval_counts[counts.argmax()] / objective.eval_counts.sum())
-        first = imbalance(counts.tolist(), task.classes, chosen)
+        first.append(imbalance(counts.tolist(), task.classes, chosen))
+    if isinstance(objective, Labels) and len(task.eval_set) * len(objective.names) > MAX_SCORES:
+        first.append(f"{len(task.eval_set)} validation samples x {len(objective.names)} labels are more than"
+                     f" {MAX_SCORES // 10**6} million: map and RUN/eval are left out, and --best auto is"
+                     f" {objective.best}")
 
     # the records; a run that has some has said what there is to say about the data
     workers = num_workers(chosen["workers"], world)
     notes = Notes(Circumstances(total_steps, majority, workers, world.cores, is_even, chosen))
     for record in records:
         notes.add({**record, "slowest_rank": None})  # a rank of another start: other process, other share of the work
-        first = ""
-    return notes, [first] if first else []
+        first = []
+    return notes, list(filter(None, first))
 
 
 def _number(value: float | None) -> float:

@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from engine.notes import Circumstances, Notes, imbalance, notes_of, workers_needed
+from data.plan import BatchPlan
+from engine.notes import Circumstances, Notes, few_steps, imbalance, notes_of, workers_needed
 from models.losses import class_weights
-from models.objectives import Classes
+from models.objectives import Classes, Labels
+from utils.settings.command_line import parse_command_line
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings
 from utils.settings.run_options import ClassLossOptions
 
@@ -156,13 +158,33 @@ def start_of(world):
     """A start of a run whose classes are imbalanced."""
     objective = object.__new__(Classes)
     objective.class_counts = objective.eval_counts = np.array([1, 100])
-    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"))
+    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"), train_set=range(101))
     return SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
 
 
 @pytest.mark.parametrize("records", [[], [train()]])
 def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
     assert len(notes_of(start_of(world), 100, True, records)[1]) == (not records)
+
+
+@pytest.mark.parametrize("num, words, total, found", [
+    (30, [], 3, "3 optimizer steps in all: --global-batch-size 8 makes 12"),
+    (30, ["--global-batch-size", "16"], 6, ""), (30, ["--max-steps", "2"], 2, ""), (530, [], 51, ""),
+    (8, [], 3, "")])  # no smaller batch makes more
+def test_few_steps_are_noted_with_a_batch_that_makes_more(num, words, total, found):
+    config = parse_command_line(["--task", "text-classification", "--data", "x", "--epochs", "3", *words], {})
+    plan = BatchPlan(num, config.batch.global_batch_size, 1)
+    assert min(3 * plan.steps_per_epoch, config.run.max_steps or total) == total
+    assert few_steps(SimpleNamespace(config=config, task=SimpleNamespace(train_set=range(num))), total) == found
+
+
+@pytest.mark.parametrize("num_eval, is_said", [(10**4, False), (10**4 + 1, True)])
+def test_a_best_metric_that_is_too_large_is_named_with_what_takes_its_place(world, num_eval, is_said):
+    objective = object.__new__(Labels)
+    objective.names, objective.best = tuple(map(str, range(1000))), "micro_f1"
+    task = SimpleNamespace(objective=objective, train_set=range(10**4), eval_set=range(num_eval))
+    _, found = notes_of(SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world), 100, True, [])
+    assert [("1000 labels" in text, "--best auto is micro_f1" in text) for text in found] == [(True, True)] * is_said
 
 
 @pytest.mark.parametrize("num_before", [1, 4, 5, 9])
