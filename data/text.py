@@ -65,14 +65,19 @@ class TextSet(Dataset):
         return f"text {self.table.texts[index]}"
 
 
-def padded(samples: Sequence[TextSample], pad_id: int, max_length: int, multiple: int) -> dict[str, Tensor]:
+def padded(
+    samples: Sequence[TextSample], pad_id: int, max_length: int, multiple: int, side: str | None = None
+) -> dict[str, Tensor]:
     """An encoder's input: input_ids and, where needed, attention_mask and token_type_ids; all [B, T] int64.
+
+    side: of the padding, see models.padding.find_padding_side; "left", or anything else for the right.
 
     T is a multiple of `multiple`, or max_length. If nothing is padded there is no attention_mask: an encoder would ask
     the device about it, and the host would wait.
     """
     width = _width(samples, max_length, multiple)
-    inputs, owners = _laid_out(samples, range(0, len(samples) * width, width), (len(samples), width), pad_id)
+    starts = [row * width + (width - len(sample.ids) if side == "left" else 0) for row, sample in enumerate(samples)]
+    inputs, owners = _laid_out(samples, starts, (len(samples), width), pad_id)
     is_padded = any(len(sample.ids) < width for sample in samples)
     return inputs | ({"attention_mask": (owners >= 0).long()} if is_padded else {})
 

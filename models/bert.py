@@ -4,10 +4,11 @@ Folders are read without running their code, and weights as safetensors only. Na
 Legend: B samples, T tokens, P predicted tokens, H hidden size, V vocabulary, C classes.
 """
 
+import inspect
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
+    MODEL_MAPPING,
     AttentionMaskInterface,
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -30,7 +32,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.labels import outputs_for
 from data.splits import plain
-from data.tokenizer import is_special, without_ends
+from data.tokenizer import is_special
 from models.blocks import in_head
 from models.objectives import DESCRIBED
 from utils.errors import Exit, UserError, counted, first_line, some
@@ -117,7 +119,12 @@ def _max_tokens(model: nn.Module) -> float:
 
 def takes_types(folder: str | None) -> bool:
     """Whether the encoder in `folder` (of resolve_encoder) distinguishes the two texts of a pair by token types."""
-    return folder is None or (getattr(read_config(folder), "type_vocab_size", None) or 0) > 1
+    described = None if folder is None else read_config(folder)
+    num_types = getattr(described, "type_vocab_size", None)
+    if described is None or num_types is not None:
+        return described is None or num_types > 1
+    # XLNet's config has no number of types
+    return "token_type_ids" in inspect.signature(MODEL_MAPPING[type(described)].forward).parameters
 
 
 def _describe(name: str, folder: str | None, spec: EncoderSpec) -> PreTrainedConfig:
@@ -276,17 +283,3 @@ def load_classifier(folder: Path) -> nn.Module:
     if found["missing_keys"]:
         raise UserError(f"{folder}: model.safetensors lacks {some(sorted(found['missing_keys']))}", Exit.BAD_DATA)
     return model.eval()
-
-
-@torch.inference_mode()
-def outputs_for_texts(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int, texts: Sequence[Sequence[str]]
-) -> Tensor:
-    """What the model gives, [B, C]. texts: B tuples of one text, or of the two texts of a pair."""
-    columns = [list(column) for column in zip(*texts, strict=True)]
-    if len(columns) == 2:
-        columns = [without_ends(tokenizer, column, max_length) for column in columns]
-    encoded = tokenizer(*columns, truncation=True, max_length=max_length, padding=True, return_tensors="pt")
-    if encoded["attention_mask"].all():  # as in training (data.text.padded)
-        del encoded["attention_mask"]
-    return model(**encoded.to(model.device)).logits

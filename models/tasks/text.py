@@ -93,7 +93,8 @@ class TextTask:
 
     def encoder_inputs(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
         """As wide as the longest sample or a little wider; see data.text.padded."""
-        return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to)
+        return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
+                      self._run.kept.get("padding_side"))
 
     def preview(self, batch: Batch) -> list[str]:
         """The tokens of each sample in words, without padding."""

@@ -22,8 +22,9 @@ from data.table_files import table_at
 from data.text import TextSample, TextSet
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
-from models.bert import load_classifier, outputs_for_texts, read_config
+from models.bert import load_classifier, read_config
 from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
+from models.padding import find_padding_side, outputs_for_texts
 from models.tasks.base import Output, Prediction, widened
 from models.tasks.text import TextTask
 from utils.distributed.world import World
@@ -58,12 +59,25 @@ class LabelledTextTask(TextTask):
     def build_model(self, initial_weights: bool) -> nn.Module:
         """See TextTask. Collective."""
         model = super().build_model(initial_weights)  # Collective.
+        self._find_padding_side(model)  # Collective.
         described = self.objective.described()
         if described.get("loss") == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
             model.config.problem_type = "multi_label_classification"
         if "target_mean" in described:  # it gives the outputs as they are
             model.config.problem_type = "regression"
         return model
+
+    def _find_padding_side(self, model: nn.Module) -> None:
+        """Kept, and saved with the tokenizer. Collective."""
+        kept = self._run.kept
+        if "padding_side" not in kept:
+            kept["padding_side"] = self._world.on_rank_zero(  # Collective.
+                lambda: find_padding_side(model, self._tokenizer), takes_long=True)
+            if kept["padding_side"] is None and not self._run.is_read_only:
+                self._run.note(f"{self._config.model.model} reads padding, too: what it predicts for a text depends on"
+                               " the lengths of the texts beside it")
+        self._tokenizer.padding_side = kept["padding_side"] or self._tokenizer.padding_side
+        self._tokenizer.init_kwargs["padding_side"] = self._tokenizer.padding_side  # these are saved
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """The loss in float32."""
@@ -110,10 +124,11 @@ class LabelledTextTask(TextTask):
             require_columns(path, columns)
 
         # model
-        model, tokenizer = load_classifier(folder).to(device), load_tokenizer(str(folder))
+        model, tokenizer, max_tokens = load_classifier(folder), load_tokenizer(str(folder)), described["max_tokens"]
+        side = find_padding_side(model, tokenizer)
         described["classes"] = [model.config.id2label[index] for index in range(model.config.num_labels)]
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
-        outputs = partial(outputs_for_texts, model, tokenizer, described["max_tokens"])
+        outputs = partial(outputs_for_texts, model.to(device), tokenizer, max_tokens, side)
         return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)
 
 

@@ -4,6 +4,7 @@ No dropout, so that both compute the same; micro-batches are uneven. Tolerances:
 """
 
 import csv
+import json
 import math
 import re
 import shutil
@@ -25,6 +26,7 @@ from engine.start import Start
 from models.metrics import Totals
 from models.objectives import values_of
 from models.packing import find_first_position, with_mask
+from models.padding import find_padding_side, outputs_for_texts
 from models.tasks import load_task
 from tests.conftest import COUNTS, ROOT
 from utils.distributed.agreement import Agreement
@@ -228,6 +230,78 @@ def test_a_run_tries_once_whether_its_encoder_reads_packed_texts(build, folders,
     note = f"{folder} cannot read several texts in a row: batches hold texts of similar lengths"
     assert (capsys.readouterr().out.splitlines().count(note), trial.call_count) == (1, 1)
     assert first.lengths.window == WINDOW and "owners" not in first.example(2).inputs
+
+
+ALONE = {  # model_type, names of inputs, options
+    "bert": (1, {}), "gpt2": (2, {}), "xlnet": (1, {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 32}),
+    "modernbert": (2, {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3})}
+
+
+def padded_model(build, folders, tmp_path, family, side="right", columns=("text",)):
+    """(its folder, a task with it): a model of a family, with a tokenizer that pads on that side."""
+    tokenizer = load_tokenizer(str(folders["bert", "text-classification"]))
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"][::ALONE[family][0]]
+    tokenizer.init_kwargs |= {"padding_side": side, "model_input_names": tokenizer.model_input_names}
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+             "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": None if family == "gpt2" else 0}
+    config = transformers.AutoConfig.for_model(family)
+    names = {number: f"topic{number}" for number in range(len(COUNTS["train"]))}
+    config = transformers.AutoConfig.for_model(
+        family, vocab_size=len(tokenizer), id2label=names, label2id={name: number for number, name in names.items()},
+        **{name: value for name, value in small.items() if hasattr(config, name)} | ALONE[family][1])
+    torch.manual_seed(0)
+    model = HEADS["text-classification"].from_config(config)
+    for param in model.parameters():
+        torch.nn.init.normal_(param, std=0.3)
+    model.save_pretrained(tmp_path / family)
+    tokenizer.save_pretrained(tmp_path / family)
+    return tmp_path / family, build("text-classification", "--model", tmp_path / family, "--text-column",
+                                    ",".join(columns))
+
+
+@pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("family", ALONE)
+def test_a_text_has_the_outputs_that_transformers_gives_it_alone(
+        family, side, columns, build, folders, texts, tmp_path):
+    """In a batch of training, of models.predict, and of transformers with RUN/model, whatever side the tokenizer says.
+
+    BERT and GPT-2 count positions from the left, GPT-2 looks for the last token, and XLNet reads the last position.
+    """
+    folder, task = padded_model(build, folders, tmp_path, family, side, columns)
+    model, chosen = task.build_model(initial_weights=True).double().eval(), list(range(0, NUM_VAL, 9))
+    (saved := tmp_path / "model").mkdir()
+    task.save_model(dict(model.state_dict()), saved)
+    rows = [rows_of(texts, "val")[number] for number in task._eval.texts[chosen] - task._eval.texts.min()]
+    rows = [tuple(row[name] for name in columns) for row in rows]
+    batch = task.collate([task.eval_set[0, i] for i in chosen])
+    tokenizer = load_tokenizer(str(saved))
+    with torch.no_grad():
+        plain = HEADS["text-classification"].from_pretrained(folder).double().eval()
+        own = load_tokenizer(str(folder))
+        alone = torch.cat([plain(**own(*row, truncation=True, max_length=32, return_tensors="pt")).logits
+                           for row in rows])
+        theirs = model(**tokenizer(*map(list, zip(*rows, strict=True)), truncation=True, max_length=32, padding=True,
+                                   return_tensors="pt")).logits
+        ours = task.forward(model, batch).logits
+    assert len({len(task.eval_set[0, i].ids) for i in chosen}) > 3 and alone.std(0).min() > 1e-3
+    predicted = outputs_for_texts(model, tokenizer, 32, find_padding_side(model, tokenizer), rows)
+    for found in (ours, predicted, theirs):
+        torch.testing.assert_close(found.double(), alone, rtol=1e-6, atol=1e-6)
+    assert ("token_type_ids" in batch.inputs) == (ALONE[family][0] == 1)
+
+
+def test_an_encoder_that_reads_padding_is_noted_once(build, folders, tmp_path, capsys):
+    """FNet has no mask. What was found is kept."""
+    folder = tmp_path / "fnet"
+    load_tokenizer(str(folders["bert", "text-classification"])).save_pretrained(folder)
+    transformers.FNetConfig(vocab_size=200, hidden_size=16, num_hidden_layers=1, intermediate_size=32,
+                            pad_token_id=0).save_pretrained(folder)
+    words, kept = ("text-classification", "--model", folder, "--no-pretrained"), {}
+    for _ in range(2):
+        (task := build(*words, kept=kept)).build_model(initial_weights=True)
+        kept = {"padding_side": json.loads(json.dumps(task._run.kept["padding_side"]))}
+    assert capsys.readouterr().out.count(f"{folder} reads padding, too: ") == 1 and kept == {"padding_side": None}
 
 
 @pytest.mark.parametrize("task_name", TASKS)

@@ -1,0 +1,54 @@
+"""Texts of different lengths in one batch, each read as if it were alone. (Several in one row: models/packing.py.)
+
+Legend: B samples, C outputs.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from data.text import TextSample, padded
+from data.tokenizer import is_special, without_ends
+
+TRIED = (4, 24)  # tokens of two texts that are read side by side
+TOLERANCE = 1e-6  # of outputs in float64; some models compute a part in float32
+
+
+@torch.inference_mode()
+def outputs_for_texts(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int, side: str | None,
+    texts: Sequence[Sequence[str]]
+) -> Tensor:
+    """What the model gives, [B, C]. side: of the padding. texts: B tuples of a text, or of the two texts of a pair."""
+    columns = [list(column) for column in zip(*texts, strict=True)]
+    if len(columns) == 2:
+        columns = [without_ends(tokenizer, column, max_length) for column in columns]
+    encoded = tokenizer(*columns, truncation=True, max_length=max_length).encodings
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    samples = [TextSample(np.array(one.ids), np.array(one.type_ids if has_types else [], np.uint8), 0)
+               for one in encoded]
+    inputs = padded(samples, tokenizer.pad_token_id, max_length, 1, side)
+    return model(**{name: tensor.to(model.device) for name, tensor in inputs.items()}).logits
+
+
+def find_padding_side(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The side of padding with which `model` gives a text what it gives it alone: "right" or "left"; None for neither.
+
+    Tried on a short text beside a longer one. Most encoders read the first token, and decoders look for the last one
+    before the padding. XLNet reads the last position, whatever stands there. FNet has no mask.
+    """
+    model, tokenizer = copy.deepcopy(model).double().eval(), copy.deepcopy(tokenizer)  # reading changes some
+    ordinary = np.flatnonzero(~is_special(tokenizer))
+    texts = [(tokenizer.decode(ordinary[:count]),) for count in TRIED]
+    for side in ("right", "left"):
+        with torch.random.fork_rng(devices=[]), suppress(Exception):  # whatever a model raises
+            alone, beside = (outputs_for_texts(model, tokenizer, TRIED[1], side, part)[0]
+                             for part in (texts[:1], texts))
+            if (beside - alone).norm() <= TOLERANCE * alone.norm():
+                return side
+    return None
