@@ -159,7 +159,7 @@ class _Scan:
         folders = self._folders_of_splits()
         class_names, splits = {}, {}
         for split, folder in folders.items():
-            class_names[split], splits[split] = self._read_split(folder, is_optional=split == "test")
+            class_names[split], splits[split] = self._read_split(split, folder)
 
         # classes are those of train
         classes = class_names["train"]
@@ -173,10 +173,12 @@ class _Scan:
         label_of = {name: label for label, name in enumerate(classes)}
         for split in [split for split in splits if split != "train"]:
             if not class_names[split]:
-                self.notes.append(f"{folders[split]}/ has no class folders and is not used")
+                self.notes.append(f"{folders[split]}/ has no images in class folders and is not used")
                 del splits[split]
                 continue
-            self._compare((folders["train"], classes), (folders[split], class_names[split]), is_subset=split == "test")
+            if extra := sorted(set(class_names[split]) - set(classes)):
+                raise UserError(f"--data {self.root}: {folders[split]}/ has {some(extra)}, which train/ lacks"
+                                f"{hint_at(extra[0], classes)}; move, rename or remove some", Exit.BAD_DATA)
             labels = np.array([label_of[name] for name in class_names[split]], dtype=np.int32)[splits[split].labels]
             splits[split] = replace(splits[split], labels=labels)
 
@@ -212,19 +214,14 @@ class _Scan:
             found["test"] = "test"
         return found
 
-    def _read_split(self, folder: str, is_optional: bool) -> tuple[list[str], ImageIndex]:
-        """Class names and images of ROOT/folder; labels count its own classes. Only train and val need classes."""
+    def _read_split(self, split: str, folder: str) -> tuple[list[str], ImageIndex]:
+        """Class names and images of ROOT/folder; labels count its own classes. No classes: test without images."""
         # classes
         folders, files = self._list(os.path.join(self.root, folder))
         named: dict[str, list[str]] = {}
         for name in folders:
             named.setdefault(self._names.name_of(name) or name, []).append(name)
         classes = sorted(named)
-        if not classes and not is_optional:
-            found = f", but only {some(files)}" if files else ": it is empty"
-            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders{found}; put the images of"
-                            f" each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*"
-                            f"{_task_for(files)}", Exit.BAD_DATA)
         self.strays += [os.path.join(folder, name) for name in files] if classes else []
 
         # images
@@ -232,16 +229,22 @@ class _Scan:
         for class_name in classes:
             found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
             encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
-            if not encoded:
+            if not encoded and split == "train":
                 raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
                                 f" images ({' '.join(EXTENSIONS)}); remove it or fill it", Exit.BAD_DATA)
             names.append(b"".join(encoded))
             lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
             counts.append(len(encoded))
+        if not any(counts) and split != "test":
+            found = f", but only {some(files)}" if files else "" if classes else ": it is empty"
+            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put the"
+                            f" images of each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*"
+                            f"{_task_for(files)}", Exit.BAD_DATA)
+        classes = classes if any(counts) else []
         ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
         return classes, ImageIndex(
             self.root, np.frombuffer(b"".join(names), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
-            np.repeat(np.arange(len(classes), dtype=np.int32), counts))
+            np.repeat(np.arange(len(counts), dtype=np.int32), counts))
 
     def walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
         """(folder, its images) for ROOT/folder and all below; links to a folder above are not followed."""
@@ -264,17 +267,6 @@ class _Scan:
         self.hidden.update(os.path.relpath(os.path.join(path, name), self.root) for name, is_folder in every
                            if not is_users(name) and (is_folder or name.lower().endswith(EXTENSIONS)))
         return [name for name, is_folder in seen if is_folder], [name for name, is_folder in seen if not is_folder]
-
-    def _compare(self, train: tuple[str, list[str]], other: tuple[str, list[str]], is_subset: bool) -> None:
-        """All splits have the classes of train; test may lack some. train, other: folder, classes. Raises UserError."""
-        extra = sorted(set(other[1]) - set(train[1]))
-        missing = sorted(set(train[1]) - set(other[1]))
-        if not extra and (is_subset or not missing):
-            return
-        found = [f"{other[0]}/ has {some(extra)}, which {train[0]}/ lacks"] if extra else []
-        found += [f"{train[0]}/ has {some(missing)}, which {other[0]}/ lacks"] if missing and not is_subset else []
-        raise UserError(f"--data {self.root}: {'; '.join(found)}{hint_at(extra[0], train[1]) if extra else ''}; every"
-                        " split needs the same class folders: move, rename or remove some", Exit.BAD_DATA)
 
 
 def _task_for(files: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 
 from data.splits import ClassNames, hint_at, plain, require_classes, require_no_targets, sort_classes
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 
 CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"  # kinds of labels
 SEPARATOR = "|"  # of the labels of one sample
@@ -107,6 +107,15 @@ def require_several(kind: str, names: Collection[str], root: str, columns: Colle
     if not names and kind == LABELS:
         raise UserError(f"--data {root}: {some(columns)} is empty in all rows of train, so there is nothing to learn",
                         Exit.BAD_DATA)
+
+
+def lacking(names: Sequence[str], labels: np.ndarray, split: str) -> list[str]:
+    """For the user: classes or labels without a sample in a split. labels: see LabelReader.encoded."""
+    counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else np.count_nonzero(labels, axis=0)
+    found = [name for name, count in zip(names, counts, strict=True) if not count]
+    if not found or labels.dtype.kind == "f":
+        return []
+    return [f"{split} has no sample of {some(found)}, so its figures do not cover {counted(len(found), 'class')}"]
 
 
 def label_at(labels: np.ndarray, index: int) -> int | np.ndarray:

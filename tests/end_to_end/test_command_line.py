@@ -115,8 +115,8 @@ def test_a_refused_start_leaves_no_run_directory(refused):
 def test_a_class_that_only_val_has_is_refused_once_on_two_processes(own_photos, run_dir, run_torchrun):
     (own_photos / "val" / "tint2").rename(own_photos / "val" / "Tint2")
     result = run_torchrun(2, *SMALL, "--data", own_photos, "--run-dir", run_dir)
-    assert_refused(result, Exit.BAD_DATA, "val/ has Tint2, which train/ lacks", "train/ has tint2, which val/ lacks",
-                   "differ only in case")
+    assert_refused(result, Exit.BAD_DATA, "val/ has Tint2, which train/ lacks",
+                   "'Tint2' and 'tint2' differ only in case")
 
 
 def test_more_processes_than_micro_batches_are_refused_with_the_numbers(photos, run_dir, run_torchrun):

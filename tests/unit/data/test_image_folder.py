@@ -281,7 +281,7 @@ def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
     (("train/a/1.png", "train/b/readme.txt"), "train/b holds no images"),
     (("val/a/1.png", "val/b/1.png"), "no train/"),
     (("Train/a/1.png", "Val/a/1.png"), "must be named train"),
-    (("train/a/1.png", "train/b/1.png", "val/a/1.png"), "train/ has b, which val/ lacks"),
+    (("train/a/1.png", "train/b/1.png", "val/a/x.txt", "val/b/x.txt"), "val/ holds no class folders with images;"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/b/1.png", "val/c/1.png"), "val/ has c, which train/ lacks"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/B/1.png"), "only in case"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/b/1.png", "test/c/1.png"), "test/ has c"),
@@ -293,6 +293,20 @@ def test_unusable_folder_is_bad_data_and_says_why(tmp_path, index_of, names, wor
     with pytest.raises(UserError, match=words) as error:
         index_of(write_images(root, *names))
     assert error.value.code == Exit.BAD_DATA and str(root) in str(error.value)
+
+
+@pytest.mark.parametrize("is_empty", [True, False])
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_class_of_train_may_be_missing_elsewhere(tmp_path, index_of, split, is_empty):
+    root = write_images(tmp_path / "d", *(f"{each}/{name}/1.png" for each in ("train", "val", "test")
+                                          for name in "abc" if (each, name) != (split, "b")))
+    if is_empty:
+        (root / split / "b").mkdir()
+    for _ in range(2):  # scanned, then cached
+        index = index_of(root)
+        assert index.classes == ("a", "b", "c") and index.notes == ()
+        assert {name: table.labels.tolist() for name, table in index.splits.items()} == {
+            "train": [0, 1, 2], "val": [0, 1, 2], "test": [0, 1, 2], split: [0, 2]}
 
 
 def test_a_folder_for_each_image_is_refused_before_training(tmp_path, index_of):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data.labels import CLASSES, LABELS, NUMBERS, LabelReader, label_at, outputs_for, require_labels
+from data.labels import CLASSES, LABELS, NUMBERS, LabelReader, label_at, lacking, outputs_for, require_labels
 from utils.errors import Exit, UserError
 
 
@@ -57,6 +57,16 @@ def test_labels_of_another_kind_are_refused(kind, rows, words):
     with pytest.raises(UserError) as error:
         require_labels(kind, rows, "the column y")
     assert words in str(error.value) and error.value.code == Exit.BAD_DATA
+
+
+def test_classes_without_a_sample_in_a_split_are_noted():
+    """Of regression there is nothing to say."""
+    names = ("a", "b", "c")
+    for labels in (np.array([2, 0, 2], np.int32), np.array([[1, 0, 0], [0, 0, 1]], np.uint8)):
+        [note] = lacking(names, labels, "test")
+        assert "test has no sample of b," in note
+    assert lacking(names, np.array([2, 0, 1], np.int32), "val") == []
+    assert lacking(names, np.zeros((4, 3)), "val") == []
 
 
 def test_a_label_is_a_class_or_a_row():
