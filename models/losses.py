@@ -3,6 +3,8 @@
 Legend: B samples or predicted tokens, C classes, N training samples.
 """
 
+import re
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from data.splits import plain
 from utils.errors import UserError, some
 from utils.settings.run_options import ClassLossOptions, LossOptions
 
@@ -82,10 +85,13 @@ def binary_cross_entropies(
     return losses if weights is None else losses * weights[labels]
 
 
+_PAIR = re.compile(r"(.+?)=([^,=]+)(?:,|$)")  # A=1
+
+
 def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> Tensor | None:
     """The value of --class-weights as [C] float32; None if it is none. labels: [N], of the training set.
 
-    Raises UserError (64).
+    A=1,B=2 in any order, or 1,2 in label order. A name may hold commas and equals signs. Raises UserError (64).
     """
     # none, balanced (the formula of scikit-learn's compute_class_weight)
     if words == "none":
@@ -94,13 +100,24 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
         counts = np.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts, strict=True) if not count]:
             raise UserError(f"--class-weights balanced: the training set has no sample of {some(missing)}; add some, or"
-                            " give a weight for each class: --class-weights A,B,...")
+                            " give a weight for each class: --class-weights A=1,B=2,...")
         return torch.from_numpy(len(labels) / (len(classes) * counts)).float()
 
     # given
-    rule = f"give one positive number for each of the {len(classes)} classes in label order ({some(classes)})"
+    rule = (f"give one positive number for each of the {len(classes)} classes in label order ({some(classes)}), or by"
+            f" name: {classes[0]}=1,...")
+    numbers = words.split(",")
+    if "=" in words:
+        pairs = [(plain(name), number) for name, number in _PAIR.findall(words)]
+        names = [name for name, _ in pairs]
+        wrong = {"unknown": set(names) - set(classes), "without a weight": set(classes) - set(names),
+                 "twice there": {name for name in names if names.count(name) > 1},
+                 "without a name or a number": {_PAIR.sub("", words)} - {""}}
+        if found := "; ".join(f"{what}: {some(sorted(which))}" for what, which in wrong.items() if which):
+            raise UserError(f"--class-weights {words}: {found}; {rule}")
+        numbers = [dict(pairs)[name] for name in classes]
     try:
-        weights = torch.tensor([float(word) for word in words.split(",")])
+        weights = torch.tensor([float(word) for word in numbers])
     except ValueError:
         raise UserError(f"--class-weights {words}: {rule}; or balanced, or none") from None
     if len(weights) != len(classes):
@@ -108,3 +125,13 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
     if not (weights.isfinite() & (weights > 0)).all():
         raise UserError(f"--class-weights {words}: a weight is not a positive number; {rule}")
     return weights
+
+
+def weight_notes(config: LossOptions, classes: tuple[str, ...]) -> list[str]:
+    """For the user: the weights that --class-weights gives, by name. Raises UserError (64)."""
+    words = getattr(config, "class_weights", "none")
+    if words in ("none", "balanced"):
+        return []
+    weights = class_weights(words, classes, np.zeros(0, np.int32)).tolist()
+    pairs = (f"{name}={weight:g}" for name, weight in zip(classes, weights, strict=True))
+    return [f"the weights of the classes: --class-weights {shlex.quote(','.join(pairs))}"]

@@ -22,11 +22,12 @@ from data.image_decode import EncodedImage
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import FolderIndex, build_index
 from data.image_table import build_table_index, is_table
-from data.labels import CLASSES, NUMBERS, label_at
+from data.labels import CLASSES, NUMBERS, label_at, lacking
 from data.mixing import build_mixing
 from data.splits import ValSplit, require_split
 from data.table import IMAGES
 from data.table_source import TableSource
+from models.losses import weight_notes
 from models.objectives import build_objective, kind_of, label_columns_of
 from models.preprocessing import read_description, resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
@@ -85,6 +86,8 @@ class ImageTask:
         if config.run.eval_only and not run.is_there and is_folder(config.model.model, world):  # Collective.
             model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.
         self.objective = build_objective(config, self.classes, train.labels, evaluated.labels, model)
+        lacks = lacking(self.classes, evaluated.labels, config.run.split)
+        self.notes += (*lacks, *weight_notes(config.loss, self.classes))
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best = self.objective.best
         self._mix = build_mixing(config.augment, self._prepared.image_size)

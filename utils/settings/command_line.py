@@ -166,6 +166,8 @@ def _as_words(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         if isinstance(value, bool):
             words.append(flag(name) if value else flag(f"no_{name}"))
+        elif isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}
+            words += [flag(name), ",".join(f"{key}={each}" for key, each in value.items())]
         elif isinstance(value, list | tuple):
             words += [flag(name), *map(str, value)]
         else:

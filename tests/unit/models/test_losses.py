@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models.losses import ClassificationLoss, class_weights
+from models.losses import ClassificationLoss, class_weights, weight_notes
 from models.objectives import values_of
-from utils.errors import UserError
+from utils.errors import Exit, UserError
 from utils.settings.run_options import ClassLossOptions
 
 CLASSES = ("a", "b", "c", "d")
@@ -75,6 +75,36 @@ def test_weights_that_do_not_suit_the_classes_are_refused(words, found):
     with pytest.raises(UserError) as error:
         class_weights(words, CLASSES, LABELS)
     assert found in str(error.value)
+
+
+@pytest.mark.parametrize("words", ["1,2,3,4", "a=1,b=2,c=3,d=4", "d=4, b=2,a=1 , c =3"])
+def test_weights_by_name_are_those_in_label_order(words):
+    assert class_weights(words, CLASSES, LABELS).tolist() == [1, 2, 3, 4]
+
+
+def test_names_with_commas_and_equals_signs_can_have_weights():
+    classes = ("a,b", "c=d", "caf\u00e9", "x y")
+    assert class_weights("x y=4,cafe\u0301=3,c=d=2,a,b=1", classes, LABELS).tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("words, found", [
+    ("a=1,b=2,c=3", "without a weight: d"), ("a=1,b=2,c=3,d=4,e=5", "unknown: e"),
+    ("a=1,a=1,b=2,c=3,d=4", "twice there: a"), ("a=1,b=2,c=3,d", "without a name or a number: d"),
+    ("a=1,b=2,c=3,d=", "without a name or a number: d="), ("a=1,b=2,c=3,d=x", "positive number"),
+    ("a=1,b=2,c=3,d=0", "not a positive number"), ("=1", "without a name or a number: =1")])
+def test_wrong_weights_by_name_are_refused(words, found):
+    with pytest.raises(UserError) as error:
+        class_weights(words, CLASSES, LABELS)
+    assert error.value.code == Exit.USAGE
+    assert found in str(error.value) and f"--class-weights {words}: " in str(error.value)
+
+
+@pytest.mark.parametrize("words, notes", [
+    ("none", []), ("balanced", []),
+    ("1,2.5,3,4", ["the weights of the classes: --class-weights 0=1,1=2.5,10=3,2=4"]),
+    ("2=4,10=3,1=2.5,0=1", ["the weights of the classes: --class-weights 0=1,1=2.5,10=3,2=4"])])
+def test_the_weights_that_are_given_are_shown_by_name(words, notes):
+    assert weight_notes(ClassLossOptions(class_weights=words), ("0", "1", "10", "2")) == notes
 
 
 def test_balanced_needs_a_sample_of_every_class():

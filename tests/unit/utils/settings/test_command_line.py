@@ -54,6 +54,11 @@ def test_later_sources_come_before_earlier_ones(yaml_file):
     assert (values["lr"], values["epochs"], values["image_size"], values["seed"]) == (0.4, 7, 99, 0)
 
 
+def test_a_mapping_in_the_file_is_a_value_for_each_name(yaml_file):
+    assert values_of(yaml_file("class_weights: {cat: 1, Golden Retriever: 2.5, 3: 4}\n"))["class_weights"] == (
+        "cat=1,Golden Retriever=2.5,3=4")
+
+
 def test_the_command_line_comes_first_wherever_config_stands(yaml_file):
     file = yaml_file("lr: 0.3\n")
     assert [values_of(file, "--lr=0.4")["lr"], values_of("--lr=0.4", file)["lr"]] == [0.4, 0.4]
