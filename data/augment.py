@@ -77,7 +77,10 @@ class CentreCrop:
         # resize its shorter side, then cut out the centre
         target = int(self.resize_size * h / min(h, w)), int(self.resize_size * w / min(h, w))
         pixels = resized(image, box, target, self.interpolation, RESERVE)
-        top, left = round((target[0] - self.size) / 2), round((target[1] - self.size) / 2)
+        top, left = (round(max(0, side - self.size) / 2) for side in target)
+        if min(target) < self.size:  # timm's crop_pct above 1: the border is black, as torchvision's
+            down, right = (max(0, self.size - side) for side in target)
+            pixels = F.pad(pixels, (0, 0, right // 2, (right + 1) // 2, down // 2, (down + 1) // 2))
         return pixels[top:top + self.size, left:left + self.size].contiguous()
 
 

@@ -60,10 +60,11 @@ def resolve_preprocessing(
     index: the training images. Raises UserError (66) if a model folder cannot be read.
     """
     # what is known about the weights
-    known = None
+    known = evaluated = None
     is_new = "image_size" not in run.kept
     if is_new and (model.pretrained or model.weights):
-        known = world.on_rank_zero(lambda: preprocessing_of_weights(model))  # Collective.
+        known, evaluated = world.on_rank_zero(lambda: [  # Collective.
+            preprocessing_of_weights(model, for_test) for for_test in (not run.is_there, True)])
     usual = known or IMAGENET
 
     # the settings
@@ -78,16 +79,18 @@ def resolve_preprocessing(
         WHITES[-1] if not is_new else (run.is_read_only and (known or {}).get("white_value"))
         or world.on_rank_zero(lambda: white_for(index), takes_long=True)))  # Collective.
     found = Preprocessing(size, resize_size, **values, white_value=white)
-    known = known and known | {"white_value": white}
+    known, evaluated = (each and each | {"white_value": white} for each in (known, evaluated))
 
     # notes
-    notes = [f"{found}{', as the weights were evaluated' if known == asdict(found) else ''}"]
-    if known and known != asdict(found):
-        differ = {name: known[name] for name, value in asdict(found).items()
-                  if value != known[name] and name != "resize_size"}
+    given = asdict(found)
+    notes = [f"{found}{', as the weights were evaluated' if evaluated == given else ''}"]
+    if evaluated and evaluated != given:
+        differ = {name: evaluated[name] for name in ("image_size", *IMAGENET) if evaluated[name] != given[name]}
         words = " ".join(f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, list) else value}"
                          for name, value in differ.items())
-        notes.append(f"the weights of --model {model.model} were evaluated with {words}")
+        notes.append(f"the weights of --model {model.model} were evaluated with"
+                     f" {words or 'another crop: the shorter side had ' + str(evaluated['resize_size']) + ' px'}"
+                     f"{', and are fine-tuned as timm trained them' if known == given else ''}")
     if known and is_timm(model.model):
         notes += filter(None, [world.on_rank_zero(lambda: crop_note(model.model))])  # Collective.
     if white != WHITES[-1]:
@@ -95,8 +98,10 @@ def resolve_preprocessing(
     return found, notes
 
 
-def preprocessing_of_weights(model: ModelOptions) -> dict[str, Any] | None:
+def preprocessing_of_weights(model: ModelOptions, for_test: bool = False) -> dict[str, Any] | None:
     """What the weights that `model` names were evaluated with, as fields of Preprocessing; None if nobody knows.
+
+    for_test: False for what timm trains them with, which may differ.
 
     Raises UserError: 66 if --model is a folder of something else, 64 for a name that timm does not have.
     """
@@ -106,7 +111,7 @@ def preprocessing_of_weights(model: ModelOptions) -> dict[str, Any] | None:
         names = [item.name for item in fields(Preprocessing)]
         return {name: description[name] for name in names} if "mean" in description else None
     if is_timm(model.model):
-        return timm_preprocessing(model.model)
+        return timm_preprocessing(model.model, for_test)
     if model.model.lower() not in torchvision.models.list_models(module=torchvision.models):
         return None  # require_known refuses it
     weights = list(torchvision.models.get_model_weights(model.model))

@@ -59,9 +59,13 @@ def build_timm(
         raise
 
 
-def timm_preprocessing(model: str) -> dict[str, Any]:
-    """What the weights were evaluated with, as fields of Preprocessing. Raises UserError (64)."""
-    config = _data_config(model)
+def timm_preprocessing(model: str, for_test: bool) -> dict[str, Any]:
+    """What timm prepares images with, as fields of Preprocessing. Raises UserError (64).
+
+    for_test: as the weights were evaluated; False: to train them. A sixth of timm's weights have another size or crop
+    there.
+    """
+    config = _data_config(model, for_test)
     size = config["input_size"][-1]
     return {"image_size": size, "resize_size": math.floor(size / config["crop_pct"]),
             "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"])}
@@ -69,7 +73,7 @@ def timm_preprocessing(model: str) -> dict[str, Any]:
 
 def crop_note(model: str) -> str:
     """A note if the weights were evaluated with more of an image than its centre; "" if not."""
-    mode = _data_config(model)["crop_mode"]
+    mode = _data_config(model, for_test=True)["crop_mode"]
     return "" if mode == "center" else (
         f"the weights of --model {model} were evaluated on whole images (timm's crop mode `{mode}`); here the centre is"
         " cut out")
@@ -151,11 +155,11 @@ def _description(model: str) -> dict[str, Any]:
                     f" {', '.join(PREFIX + each for each in close)}?")
 
 
-def _data_config(model: str) -> dict[str, Any]:
+def _data_config(model: str, for_test: bool) -> dict[str, Any]:
     description = _description(model)
     from timm.data import resolve_data_config
 
-    return resolve_data_config(pretrained_cfg=description)
+    return resolve_data_config(pretrained_cfg=description, use_test_size=for_test)
 
 
 def _create(model: str, description: dict[str, Any], image_size: int, **options: Any) -> nn.Module:

@@ -65,6 +65,16 @@ def test_the_centre_of_a_photo_is_torchvisions_resize_and_centre_crop(shape, int
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("size, resize_size", [(112, 97), (113, 97), (112, 96)])
+def test_a_crop_larger_than_the_image_is_padded_as_torchvision_does(shape, size, resize_size):
+    """timm's crop_pct above 1, of VOLO's weights for example."""
+    encoded, pixels = picture(*shape)
+    theirs = v2.CenterCrop(size)(v2.Resize(resize_size, antialias=True)(pixels)).permute(1, 2, 0)
+    ours = CentreCrop(size, "bilinear", resize_size)(encoded)
+    assert ours.is_contiguous() and ours.shape == theirs.shape and (ours.int() - theirs.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_centre_is_torchvisions_resize_and_centre_crop(shape):
     encoded, pixels = picture(*shape)
     theirs = v2.CenterCrop(32)(v2.Resize(32, antialias=True)(pixels)).permute(1, 2, 0)

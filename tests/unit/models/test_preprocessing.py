@@ -44,8 +44,9 @@ def resolved(tmp_path, world):
     """resolve_preprocessing of ImageOptions and ModelOptions; `kept` is what the run keeps."""
     index = images_of(tmp_path / "images", (50, 40), (70, 90), (300, 65))
 
-    def resolve(images=FROM_SCRATCH.images, model=FROM_SCRATCH.model, kept=None, lock=None):
-        run = Run(tmp_path, kept if kept is not None else {}, {"start": 1, "cores_per_process": 1}, print, lock)
+    def resolve(images=FROM_SCRATCH.images, model=FROM_SCRATCH.model, kept=None, lock=None, is_there=True):
+        facts = {"start": 1, "cores_per_process": 1, "is_there": is_there}
+        run = Run(tmp_path, kept if kept is not None else {}, facts, print, lock)
         return resolve_preprocessing(images, model, index, run, world)
     return resolve
 
@@ -81,6 +82,15 @@ def test_the_librarys_weights_are_prepared_as_the_library_does(name, resolved):
     assert (found.image_size, found.resize_size) == (preset.crop_size[0], preset.resize_size[0])
     assert (found.interpolation, found.mean, found.std) == (preset.interpolation.value, preset.mean, preset.std)
     assert note.endswith(", as the weights were evaluated")
+
+
+@pytest.mark.parametrize("is_there, size, words", [
+    (True, 224, "--image-size 288, and are fine-tuned as timm trained"),
+    (False, 288, ", as the weights were evaluated")])
+def test_timms_weights_as_they_are_have_their_test_size(is_there, size, words, resolved):
+    """A run that trains them, or --eval-only where there is none."""
+    found, notes = resolved(model=ModelOptions(model="timm/resnet50.a1_in1k", pretrained=True), is_there=is_there)
+    assert found.image_size == size and words in notes[-1]
 
 
 def test_a_folder_of_another_run_is_prepared_as_in_that_run(resolved, model_folder):

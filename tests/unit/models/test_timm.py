@@ -15,7 +15,7 @@ from timm.optim import param_groups_layer_decay
 from benchmarks.pretrained import write_lite0
 from models.blocks import blocks_of, freeze, lr_factors
 from models.preprocessing import preprocessing_of_weights
-from models.timm_models import crop_note
+from models.timm_models import crop_note, timm_preprocessing
 from models.vision import build_classifier, build_model, classify_images, load_model_folder, save_model_folder
 from tests.unit.models.test_vision import equal_names
 from utils.errors import Exit, UserError
@@ -57,7 +57,7 @@ def test_predictions_of_real_weights_are_timms_own(world, real_weights, pictures
     # ours
     options = {"model": LITE0, "weights": str(real_weights)}
     model = built(world, IMAGENET, 224, **options).eval()
-    description = preprocessing_of_weights(ModelOptions(**options))
+    description = preprocessing_of_weights(ModelOptions(**options)) | {"white_value": 65535}
     [rows] = classify_images(model, description, pictures, torch.device("cpu"), batch_size=64)
     found = np.stack([row for _, row, _ in rows])
 
@@ -71,6 +71,23 @@ def test_predictions_of_real_weights_are_timms_own(world, real_weights, pictures
     assert found.argmax(axis=1).tolist() == expected.argmax(axis=1).tolist()
     assert len(set(expected.argmax(axis=1))) > 3
     assert np.abs(found - expected).max() < 0.01
+
+
+@pytest.mark.parametrize("for_test", [False, True])
+def test_images_are_prepared_as_timm_does_for_each_of_its_weights(for_test):
+    """Its test size and crop for weights as they are, the training ones to fine-tune; read from timm's transforms."""
+    wrong, num_other = {}, 0
+    for name in timm.list_pretrained():
+        described = timm.get_pretrained_cfg(name).to_dict()
+        config = timm.data.resolve_data_config(pretrained_cfg=described, use_test_size=for_test)
+        num_other += config != timm.data.resolve_data_config(pretrained_cfg=described, use_test_size=not for_test)
+        side = config["input_size"][-1]
+        expected = {
+            "image_size": side, "resize_size": int(side / config["crop_pct"]),
+            "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"])}
+        if timm_preprocessing(f"timm/{name}", for_test) != expected:
+            wrong[name] = expected
+    assert wrong == {} and num_other > 100
 
 
 def test_the_crop_is_that_of_timms_data_config():
