@@ -14,29 +14,46 @@ class Buffers:
     def __init__(self, module: nn.Module):
         batch_norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
         statistics = {id(buffer) for part in batch_norms for buffer in part.buffers(recurse=False)}
-        self._live = list(module.buffers())
+        live = list(module.buffers())
         # The next forward reads a spectral norm's vectors, say; only the next evaluation reads BatchNorm's statistics.
-        self.stepwise = [buffer for buffer in self._live if id(buffer) not in statistics and buffer.is_floating_point()]
-        self._start: list[Tensor] = []
-        self._kept: list[Tensor] = []
+        self.stepwise = [buffer for buffer in live if id(buffer) not in statistics and buffer.is_floating_point()]
+        # A GPU copies all of one kind at once: one by one, BatchNorm's would be most kernels of a step.
+        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for buffer in live:
+            kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer)
+        self._kinds = [(live, _Copy(live), _Copy(live)) for live in kinds.values()]  # of the step's start; kept
+        self._has_kept = False
 
     def begin(self) -> None:
         """Begin a step: remember the buffers as they are."""
-        self._start = self._kept = [buffer.clone() for buffer in self._live]
+        self._has_kept = False
+        for live, start, _ in self._kinds:
+            torch._foreach_copy_(start.parts, live)
 
     def keep(self) -> None:
         """Remember the buffers as those that the run has after this step."""
-        self._kept = [buffer.clone() for buffer in self._live]
+        self._has_kept = True
+        for live, _, kept in self._kinds:
+            torch._foreach_copy_(kept.parts, live)
 
     def restore(self) -> None:
         """Set the buffers to their values at the step's start."""
-        self._copy(self._start)
+        for live, start, _ in self._kinds:
+            torch._foreach_copy_(live, start.parts)
 
     def commit(self, is_finite: Tensor) -> None:
         """End a step: take the kept buffers if is_finite (scalar bool on the device), else those of its start."""
-        self._copy([torch.where(is_finite.to(kept.device), kept, start)
-                    for kept, start in zip(self._kept, self._start, strict=True)])
+        if not self._has_kept:
+            return self.restore()
+        for live, start, kept in self._kinds:
+            torch.where(is_finite.to(start.whole.device), kept.whole, start.whole, out=kept.whole)
+            torch._foreach_copy_(live, kept.parts)
 
-    def _copy(self, source: list[Tensor]) -> None:
-        if source:
-            torch._foreach_copy_(self._live, source)
+
+class _Copy:
+    """Room for a copy of `tensors`, of one device and dtype. whole: [total number of elements]; parts: as tensors."""
+
+    def __init__(self, tensors: list[Tensor]):
+        self.whole = torch.empty(sum(map(Tensor.numel, tensors)), dtype=tensors[0].dtype, device=tensors[0].device)
+        sizes = [tensor.numel() for tensor in tensors]
+        self.parts = [part.view_as(tensor) for part, tensor in zip(self.whole.split(sizes), tensors, strict=True)]

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.strategies import STRATEGIES, load_strategy
+from utils.strategies.buffers import Buffers
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 
@@ -92,6 +94,34 @@ def test_those_that_the_next_forward_reads_are_sent_in_each_step(world):
     names = {id(buffer): name for name, buffer in net.named_buffers()}
     sent = {names[id(buffer)] for buffer in strategy._buffers.stepwise}
     assert sent == {"average", "spectral.parametrizations.weight.0._u", "spectral.parametrizations.weight.0._v"}
+
+
+def test_a_step_has_as_many_kernels_whatever_the_number_of_buffers():
+    """A GPU copies the tensors of one list in one kernel if they have one type."""
+    def kernels(depth):
+        buffers = Buffers(nn.Sequential(*(nn.BatchNorm2d(2) for _ in range(depth))))
+        with Counting() as counting:
+            buffers.begin()
+            buffers.keep()
+            buffers.restore()
+            buffers.commit(YES)
+        return counting.names
+
+    assert kernels(20) == kernels(2) and len(kernels(2)) <= 2 * 5  # floats and counters
+
+
+class Counting(TorchDispatchMode):
+    """Names of all operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        if "foreach" in str(function):
+            assert len({tensor.dtype for tensors in args for tensor in tensors}) == 1
+        return function(*args, **(kwargs or {}))
 
 
 def test_a_model_without_buffers_takes_a_step(world):
