@@ -12,7 +12,7 @@ from utils.settings.config import settings
 from utils.settings.run_options import OptimOptions
 from utils.strategies.base import Strategy
 
-AUTO_LIMIT = 64  # samples in a micro-batch of `--micro-batch-size auto`
+AUTO_LIMIT, DEVICE_LIMIT = 64, 256  # samples in a micro-batch of `--micro-batch-size auto`, and on an accelerator
 INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
 INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
 INVARIANT_LIMIT = 32  # ... and at most as many
@@ -23,7 +23,7 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     """The plan of this run; its number of micro-batches is resolved at the first start and kept. Raises UserError (64).
 
     auto: the smallest multiple of the number of processes (of devices, if each computes micro-batches of its own) that
-    keeps micro-batches within AUTO_LIMIT samples; cut finer later if there are more processes. Where
+    keeps micro-batches within auto_limit samples; cut finer later if there are more processes. Where
     strategy.is_invariant, auto ignores the number of processes, and ranks may have no work. fit: samples that fit into
     the device's memory, where those of the plan before did not.
     """
@@ -38,7 +38,7 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
         if strategy.is_invariant:
             size = max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))
             return -(-batch // min(INVARIANT_LIMIT, size))
-        return lanes * -(-batch // ((fit or AUTO_LIMIT) * lanes))
+        return lanes * -(-batch // ((fit or auto_limit(start, strategy)) * lanes))
 
     # resolve
     if fit:
@@ -69,6 +69,12 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     return plan
 
 
+def auto_limit(start: Start, strategy: Strategy) -> int:
+    """The most samples that auto computes at once. Where nothing is tried (engine/memory.py), it stays careful."""
+    is_tried = start.world.device.type != "cpu" and not (strategy.is_sharded or strategy.is_invariant)
+    return DEVICE_LIMIT if is_tried else AUTO_LIMIT
+
+
 def require_partners(start: Start, strategy: Strategy, plan: BatchPlan) -> None:
     """--mixup, --cutmix: note that some micro-batches have one sample, so that nothing is mixed there.
 
@@ -87,10 +93,10 @@ def require_partners(start: Start, strategy: Strategy, plan: BatchPlan) -> None:
     start.run.note(f"{given}: some micro-batches have one sample, which is not mixed; to mix all, use {remedy}")
 
 
-def resolve_eval_batch(start: Start, plan: BatchPlan) -> int:
-    """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, at most AUTO_LIMIT."""
+def resolve_eval_batch(start: Start, strategy: Strategy, plan: BatchPlan) -> int:
+    """Samples in an evaluation batch, kept from the first start on. auto: twice the micro-batch, within auto_limit."""
     given = start.config.batch.eval_batch_size
-    return start.run.resolve("eval_batch_size", given, lambda: min(AUTO_LIMIT, 2 * plan.sizes[1]))
+    return start.run.resolve("eval_batch_size", given, lambda: min(auto_limit(start, strategy), 2 * plan.sizes[1]))
 
 
 def resolve_optim(start: Start) -> OptimOptions:

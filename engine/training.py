@@ -77,7 +77,7 @@ def build_training(start: Start) -> Training:
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)
     plan = _plan_that_fits(start, strategy, attempts, is_new)  # Collective.
-    eval_batch = resolve_eval_batch(start, plan)
+    eval_batch = resolve_eval_batch(start, strategy, plan)
     _note_idle_cores(start, strategy, plan)
 
     # state: new, or that of the newest checkpoint

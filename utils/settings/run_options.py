@@ -79,10 +79,10 @@ class BatchOptions:
 
     global_batch_size: int = option(64, "samples per optimizer step, over all processes", at_least=1)
     micro_batch_size: int | Auto = option(
-        "auto", "samples per forward and backward pass; auto = at most 64; with --strategy exact an eighth of the"
+        "auto", "samples per forward and backward pass; auto = at most 64 (accelerator: 256), by exact an eighth of the"
         " global batch", TOLERATED, at_least=1, resolved=True)
     eval_batch_size: int | Auto = option(
-        "auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64",
+        "auto", "samples per batch of an evaluation; auto = twice the micro-batch, at most 64 (256)",
         TOLERATED, at_least=1, resolved=True, rare=True)
 
 

@@ -1,5 +1,6 @@
 """engine/plan.py: what --micro-batch-size and --eval-batch-size mean in a run, and that it keeps it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -21,8 +22,12 @@ NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), n
 
 
 def resolved(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
-    strategy = SimpleNamespace(module=model, is_invariant=is_invariant, lanes=1)
-    return resolve_plan(start_of(run, BatchOptions(**options), num_samples, world_size), strategy, fit)
+    return resolve_plan(start_of(run, BatchOptions(**options), num_samples, world_size),
+                        strategy_of(model, is_invariant), fit)
+
+
+def strategy_of(model=NO_BATCH_NORM, is_invariant=False, is_sharded=False):
+    return SimpleNamespace(module=model, is_invariant=is_invariant, is_sharded=is_sharded, lanes=1)
 
 
 def start_of(run, options, num_samples=1000, world_size=1):
@@ -55,6 +60,17 @@ def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_fact
     fewer = count - world_size  # the next smaller multiple would not do
     assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT) == (0, True)
     assert fewer == 0 or -(-n // fewer) > AUTO_LIMIT
+
+
+@pytest.mark.parametrize("kind, kept, expected", [
+    ({}, None, (4, 256)), ({}, 16, (16, 64)),  # an earlier version began the second run
+    ({"is_sharded": True}, None, (16, 64)), ({"is_invariant": True}, None, (32, 64))])
+def test_on_an_accelerator_auto_is_larger_where_it_is_tried(tmp_path, kind, kept, expected):
+    run = run_in(tmp_path, [], {"micro_batches": kept} if kept else None)
+    start, strategy = start_of(run, BatchOptions(global_batch_size=1000)), strategy_of(**kind)
+    start.world = replace(start.world, device=torch.device("cuda", 0))
+    plan = resolve_plan(start, strategy)
+    assert (plan.num_micro_batches, resolve_eval_batch(start, strategy, plan)) == expected
 
 
 @pytest.mark.parametrize("world_size, fit, count", [(1, 12, 6), (2, 12, 6), (2, 16, 4), (3, 5, 15)])
@@ -172,7 +188,7 @@ def mixing_in(tmp_path, notes, options, processes, plan):
 def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
     run = run_in(tmp_path, [], {"micro_batches": 8})
     plan = resolved(run, 1)
-    assert resolve_eval_batch(start_of(run, BatchOptions()), plan) == 64
+    assert resolve_eval_batch(start_of(run, BatchOptions()), strategy_of(), plan) == 64
 
 
 @pytest.mark.parametrize("given_size, micro_batches, expected", [
@@ -180,8 +196,9 @@ def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
 def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
     run = run_in(tmp_path, [])
     options = BatchOptions(global_batch_size=64, eval_batch_size=given_size)
-    assert resolve_eval_batch(start_of(run, options), BatchPlan(1000, 64, micro_batches)) == expected
-    assert resolve_eval_batch(start_of(run, BatchOptions(global_batch_size=64)), BatchPlan(1000, 64, 2)) == expected
+    assert resolve_eval_batch(start_of(run, options), strategy_of(), BatchPlan(1000, 64, micro_batches)) == expected
+    start = start_of(run, BatchOptions(global_batch_size=64))
+    assert resolve_eval_batch(start, strategy_of(), BatchPlan(1000, 64, 2)) == expected
 
 
 @pytest.mark.parametrize("optimizer, batch, expected", [
