@@ -2,6 +2,7 @@
 
 import mmap
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from data.sampler import MicroBatchRequest
 from utils.distributed.signals import end_with_parent
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
+from utils.rundir.room import SHARED_MEMORY
 
 
 class MicroBatchDataset(Dataset):
@@ -79,11 +81,17 @@ def build_loader(
 
 
 def num_workers(given: int | str, world: World) -> int:
-    """Data loading processes per process. auto: spare cores, at most 8; at most 1 on the CPU, which computes, too."""
+    """Data loading processes per process. auto: spare cores, at most 1 on the CPU, which computes, too.
+
+    On an accelerator at most 16, and above 8 only as many as find 512 MiB of shared memory each for what they have read
+    ahead (three micro-batches of 256 images of 224 px, and as many to evaluate, take half of it).
+    """
     if given != "auto":
         return int(given)
     spare = world.cores - 1
-    return max(0, min(1, spare)) if world.device.type == "cpu" else max(1, min(8, spare))
+    room = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
+    most = max(8, min(16, room // 2**29 // world.local_world_size))
+    return max(0, min(1, spare)) if world.device.type == "cpu" else max(1, min(most, spare))
 
 
 _TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be in any encoding

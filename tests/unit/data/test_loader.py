@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -196,9 +197,16 @@ def test_making_an_iterator_draws_nothing_from_torchs_generator():
 
 @pytest.mark.parametrize("given, device, cores, expected", [
     (3, CPU, 4, 3), (0, CUDA, 16, 0), ("auto", CPU, 1, 0), ("auto", CPU, 2, 1), ("auto", CPU, 16, 1),
-    ("auto", CUDA, 1, 1), ("auto", CUDA, 4, 3), ("auto", CUDA, 6, 5), ("auto", CUDA, 64, 8)])
-def test_auto_workers_are_the_spare_cores_of_a_process_within_limits(given, device, cores, expected):
+    ("auto", CUDA, 1, 1), ("auto", CUDA, 4, 3), ("auto", CUDA, 6, 5), ("auto", CUDA, 13, 12), ("auto", CUDA, 64, 16)])
+def test_auto_workers_are_the_spare_cores_of_a_process_within_limits(monkeypatch, given, device, cores, expected):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=64 * 2**30))
     assert num_workers(given, replace(world_of(8, device), cores=cores)) == expected
+
+
+@pytest.mark.parametrize("gib, processes, expected", [(0.0625, 1, 8), (5, 1, 10), (64, 1, 16), (10, 2, 10)])
+def test_more_than_8_workers_need_shared_memory(monkeypatch, gib, processes, expected):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=gib * 2**30))
+    assert num_workers("auto", replace(world_of(processes, CUDA), cores=64, local_world_size=processes)) == expected
 
 
 # --- bad samples
