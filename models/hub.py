@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError
 from transformers import PreTrainedTokenizerBase
 
 from data.tokenizer import folder_digest, load_tokenizer, train_tokenizer
@@ -129,14 +128,18 @@ def _check(name: str) -> None:
 def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bool = False) -> str:
     """The folder of `commit` (None: the newest) in the hub's cache, fetched if need be. Raises UserError (66).
 
+    The cache alone counts where the hub cannot be reached: huggingface_hub 1 asks it for a commit that is there, too.
+
     kept: the commit of an earlier start of this run, if any.
     """
     # fetch
-    try:
-        return huggingface_hub.snapshot_download(
-            name, revision=commit, allow_patterns=list(FILES), local_files_only=local_files_only)
-    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:
-        reason = first_line(error)
+    reason = ""
+    for is_local in sorted({local_files_only, True}):
+        try:
+            return huggingface_hub.snapshot_download(
+                name, revision=commit, allow_patterns=list(FILES), local_files_only=is_local)
+        except Exception as error:  # without a network: of an HTTP client that depends on the version
+            reason = reason or first_line(error)
 
     # the ways out
     cache = huggingface_hub.constants.HF_HUB_CACHE

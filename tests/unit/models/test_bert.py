@@ -345,6 +345,26 @@ def test_a_name_of_the_hub_is_one_commit_for_the_whole_run(hub, run, world, tmp_
     assert find_folder("org/name", new_run(other), world) == f"{root}/snapshots/{'b' * 40}"
 
 
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_cached_commit_needs_no_hub_whatever_its_client_raises(is_cached, hub, run, world, monkeypatch):
+    """huggingface_hub 1 asks the hub for a commit that is in the cache, by another client than version 2."""
+    def download(name, local_files_only, **options):
+        if options["revision"] and not local_files_only:
+            raise type("ConnectError", (Exception,), {})("Name or service not known")
+        return real(name, local_files_only=local_files_only, **options)
+
+    real = huggingface_hub.snapshot_download
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    if is_cached:
+        root = hub("a" * 40)
+        assert find_folder("org/name", run, world) == f"{root}/snapshots/{'a' * 40}"
+    else:
+        run.kept["hub"] = {"org/name": "a" * 40}
+        with pytest.raises(UserError, match=r"cannot be fetched from the hub \(Name or service not known\)") as error:
+            find_folder("org/name", run, world)
+        assert error.value.code == Exit.NO_INPUT
+
+
 def test_a_commit_that_is_gone_is_66_with_the_ways_out(hub, run, world):
     run.kept["hub"] = {"org/name": "a" * 40}
     cache = hub("b" * 40).parent
