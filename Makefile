@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
-.PHONY: train check pictures test faults cluster image-test soak lint prove accuracy recipes defaults bench
+.PHONY: train check pictures test faults zoo cluster image-test soak lint prove accuracy recipes defaults bench
 .PHONY: lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
@@ -22,6 +22,9 @@ test: .venv/ready-dev lint          ## everything that must hold; under 20 minut
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, README, changing.md
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
 		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py readme.py starts.py timings.py)
+
+zoo: .venv/ready-dev                ## every architecture of text encoders trains, evaluates and predicts
+	$(BIN)/python -m pytest tests/zoo $(subst loadfile --no-loadscope-reorder,load,$(WORKERS))
 
 cluster: .venv/ready-dev            ## hosts that are lost, silent, late, slow; a Slurm of two nodes; needs root, bindfs
 	$(BIN)/python -m pytest tests/faults/test_cluster.py tests/faults/test_slurm.py

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -35,7 +34,7 @@ from data.splits import plain
 from data.tokenizer import is_special
 from models.blocks import in_head
 from models.objectives import DESCRIBED
-from utils.errors import Exit, UserError, counted, first_line, some
+from utils.errors import Exit, UserError, counted, explain, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
 MAX_PADDING = 1024  # tokens: vocabularies of models are rounded up for speed
@@ -67,6 +66,7 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
         raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a"
                         " transformers name")
     described = _describe(config.model, folder, spec)
+    described.return_dict = True
     if config.dropout is not None:
         _set_dropout(described, config)
 
@@ -95,7 +95,12 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
             model = spec.head.from_config(described, dtype=torch.float32)
     except UserError:
         raise
-    except ValueError:
+    except Exception as error:  # whatever the library raises about values
+        if explain(error)[1] != Exit.INTERNAL:  # memory, the disk
+            raise
+        if "Unrecognized configuration class" not in str(error):
+            raise UserError(f"--model {config.model}: its config.json does not describe a model"
+                            f" ({type(error).__name__}: {first_line(error)}); repair it", Exit.NO_INPUT) from error
         raise UserError(f"--model {config.model} does not suit this task: transformers has no {spec.head.__name__} for"
                         f" {described.model_type}; use another encoder, such as bert-small") from None
     if weights:
@@ -157,7 +162,7 @@ def read_config(folder: str) -> PreTrainedConfig:
     """The config in a model folder. Raises UserError (66)."""
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+    except Exception as error:  # whatever the library raises about values
         raise UserError(f"--model {folder} is not a model folder of a text encoder ({first_line(error)}): it needs a"
                         " config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
 

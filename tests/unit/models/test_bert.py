@@ -236,6 +236,26 @@ def test_a_folder_without_a_config_is_66(content, own):
     assert "it needs a config.json with a model_type" in str(error)
 
 
+@pytest.mark.parametrize("pretrained", [True, False])
+@pytest.mark.parametrize("values", [
+    {"hidden_size": -1}, {"hidden_size": 0}, {"num_attention_heads": 0}, {"num_attention_heads": 3},
+    {"max_position_embeddings": -1}, {"hidden_act": "nonsense"}, {"id2label": 7}, {"id2label": ["a"]},
+    {"id2label": {"a": "b"}}, {"dtype": "nonsense"}, {"attn_implementation": 7}, {"quantization_config": "nonsense"},
+    {"pad_token_id": 10**6}, {"initializer_range": None}])
+def test_a_config_with_impossible_values_is_66(values, pretrained, own):
+    edit(own, **values)
+    error = refused(own, pretrained=pretrained)
+    assert error.code == Exit.NO_INPUT and f"--model {own}" in str(error) and "config.json" in str(error)
+
+
+@pytest.mark.parametrize("values", [
+    {"return_dict": False}, {"id2label": {"0": 0, "7": None}}, {"id2label": {}}, {"label2id": None}, {"num_labels": 7},
+    {"problem_type": None}, {"architectures": None}, {"pad_token_id": None}])
+def test_a_config_with_odd_values_gives_logits_for_the_classes(values, own):
+    edit(own, **values)
+    assert built(own).eval()(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, len(CLASSES))
+
+
 def test_a_folder_with_nothing_of_a_model_is_66(world, run, tmp_path):
     with pytest.raises(UserError, match=r"is not a model folder: it needs a config\.json with a model_type") as error:
         find_folder(str(tmp_path), run, world)
