@@ -7,10 +7,12 @@ The first row of a CSV or TSV file names its columns; in a .txt file every line 
 or without a byte order mark, lines ended by LF or CRLF. An error names file, line and rule.
 """
 
+import codecs
 import csv
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,13 +215,27 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
                     byte = error.object[error.start]
-                    raise _wrong(path, number, f"byte 0x{byte:02x} is not UTF-8; convert the file (iconv -t"
-                                 " UTF-8)") from None
+                    raise _wrong(path, number, f"byte 0x{byte:02x} is not UTF-8; {_conversion(path, raw)}") from None
                 if "\0" in line:
-                    raise _wrong(path, number, "holds a NUL character, so it is not text; remove it")
+                    rule = (f"is not UTF-8; {_conversion(path, raw)}" if 3 * raw.count(0) > len(raw) > 4 else
+                            "holds a NUL character, so it is not text; remove it")
+                    raise _wrong(path, number, rule)
                 yield number, line
     except OSError as error:
         raise UserError(f"cannot read {path}: {os.strerror(error.errno or 0)}", Exit.IO) from None
+
+
+def _conversion(path: Path, raw: bytes) -> str:
+    """What to do with a file whose line `raw` is not UTF-8, with the encoding that it is most likely in."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        found = "UTF-16"
+    elif b"\0" in raw:
+        found = "UTF-16BE" if raw.startswith(b"\0") else "UTF-16LE"
+    else:
+        found = "ISO-8859-1" if set(raw) & {0x81, 0x8D, 0x8F, 0x90, 0x9D} else "WINDOWS-1252"
+    files = ["-o", f"{path.with_suffix('')}.utf-8{path.suffix}", str(path)] if path.suffix else []
+    command = shlex.join(["iconv", "-f", found, "-t", "UTF-8", *files])
+    return f"it looks like {found}: convert it, and use the new file ({command})"
 
 
 def _line_row(path: Path, number: int, line: str, num_texts: int) -> Row:

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import subprocess
 
 import pytest
 from hypothesis import given
@@ -515,21 +517,27 @@ def test_rows_before_the_one_that_is_refused_are_read(write):
 def test_bytes_that_are_not_utf8_are_refused_with_line_and_byte(write, name, mark):
     content = mark + SMALL[name].encode()
     line = 1 + SMALL[name][:SMALL[name].index("ü")].count("\n")
-    assert refused_row(write(name, content.replace("ü".encode(), b"\xfc"))) == (
-        line, "byte 0xfc is not UTF-8; convert the file (iconv -t UTF-8)")
+    found = refused_row(write(name, content.replace("ü".encode(), b"\xfc")))
+    assert found[0] == line and found[1].startswith("byte 0xfc is not UTF-8; it looks like WINDOWS-1252: convert it")
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 def test_a_wrong_byte_in_the_first_line_is_named(write, mark):
     """A byte in the first line is named with or without a byte order mark."""
-    path = write("t.txt", mark + b"caf\xe9\n")
-    assert refused_row(path) == (1, "byte 0xe9 is not UTF-8; convert the file (iconv -t UTF-8)")
+    line, rule = refused_row(write("t.txt", mark + b"caf\xe9\n"))
+    assert line == 1 and rule.startswith("byte 0xe9 is not UTF-8; ")
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "cp1252", "latin-1"])
 @pytest.mark.parametrize("name", SMALL)
-def test_utf16_is_refused_in_its_first_line(write, name, encoding):
-    assert refused_row(write(name, SMALL[name].encode(encoding)))[0] == 1
+def test_the_advised_command_makes_a_file_that_can_be_read(write, name, encoding):
+    """In any locale, and though the file's name has spaces and quotes."""
+    text = SMALL[name] if encoding != "latin-1" else SMALL[name].replace("ü", "ü\x81")
+    path = write(f"it's (one) {name}", text.encode(encoding))
+    command = re.search(r"\((iconv .*)\)$", refused_row(path)[1])[1]
+    subprocess.run(["bash", "-c", command], env={"PATH": os.environ["PATH"], "LC_ALL": "C"}, check=True)
+    made = path.with_name(f"it's (one) t.utf-8{path.suffix}")
+    assert texts(made) == [("ein Wort",), ("ü\x81" if encoding == "latin-1" else "ü",)]
 
 
 @pytest.mark.parametrize("name", SMALL)
