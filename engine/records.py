@@ -1,5 +1,6 @@
 """What is written down of a training: a record every --log-every steps, the samples of each (--ledger), the summary."""
 
+import shlex
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -116,8 +117,9 @@ def close_run(t: "Training") -> None:
     if progress.step < t.total_steps:
         t.log.note(f"stopped early at step {progress.step} of {t.total_steps}: {progress.without_gain} evaluations"
                    f" without a gain in {best['metric']} (--early-stop-patience)")
-    steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {t.run.path}",
-             **t.task.next_steps(str(t.run.path), command("python"))}
+    run = shlex.quote(str(t.run.path))
+    steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {run}",
+             **t.task.next_steps(run, command("python"))}
     t.log.note("\n".join((
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
             f" {best['step']}{', by the average of the weights' if 'weights' in best else ''});",

@@ -105,7 +105,7 @@ class Task(Protocol):
         """What trivial methods reach on eval_set, by name, in the unit of `best`. For the closing lines."""
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
-        """For the closing lines: {what to do with the finished run: its command}. python: as the user can type it."""
+        """For the closing lines: {what to do with the finished run: its command, for a shell}. Both are quoted."""
 
     @staticmethod
     def predict(

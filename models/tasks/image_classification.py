@@ -4,6 +4,7 @@ Legend: B samples, C outputs, I images of a sample, H, W height and width in pix
 """
 
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -177,7 +178,7 @@ class ImageTask:
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict the first validation image; train on own images."""
-        predict = {"predict": f"{python} -m models.predict {run} {','.join(self.eval_set.index.paths(0))}"}
+        predict = {"predict": f"{python} -m models.predict {run} {shlex.quote(self.eval_set.name(0))}"}
         return predict | ({"your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and"
                                             " DIR/val/CLASS/*, or just DIR/CLASS/*"} if self._is_demo else {})
 

@@ -107,7 +107,8 @@ class LabelledTextTask(TextTask):
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict; train on own texts."""
         own = f"{python} train.py --task {self._config.run.task} --data FILE.csv    with the columns text and label"
-        return {"predict": f"echo 'a text' | {python} -m models.predict {run} -", "your own data": own}
+        texts = "a text" if len(self._text_columns) == 1 else r"a text\tanother text"
+        return {"predict": f"printf '{texts}\\n' | {python} -m models.predict {run} -", "your own data": own}
 
     @staticmethod
     def predict(

@@ -1,11 +1,14 @@
 """The built-in data sets on two processes. The digits to their end, on one: test_readme.py."""
 
+import csv
 import json
 import re
+import subprocess
 from collections import Counter
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.harness.run_directory import records
 
 TRAIN, VAL = 1442, 355  # images
@@ -26,13 +29,29 @@ def test_two_processes_reach_97_percent(run_torchrun, session_dir):
 
 
 @pytest.mark.slow
+def test_the_printed_command_can_be_pasted(own_photos, run_dir, run_train):
+    """Though folders have spaces, brackets and quotes in their names."""
+    data, run = own_photos.rename(run_dir.parent / "my \"photos\""), run_dir.parent / "it's a run"
+    for split in ("train", "val"):
+        (data / split / "tint0").rename(data / split / "Golden Retriever (dog)")
+    result = run_train("--data", data, "--run-dir", run, "--image-size", "16", "--workers", "0", "--max-steps", "1")
+    assert result.returncode == 0, result.text
+    command = re.search("^predict +(.*)$", result.out, re.M)[1]
+    found = subprocess.run(["bash", "-c", f"{command} --device cpu"], cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    header, row = csv.reader(found.stdout.splitlines())
+    assert header[3] == "Golden Retriever (dog)" and row[0] == f"{data}/val/Golden Retriever (dog)/000.png"
+
+
+@pytest.mark.slow
 def test_docstrings_are_told_apart_far_better_than_by_the_largest_class(run_torchrun, session_dir):
     words = ["--task", "text-classification", "--run-dir", session_dir / "demo-docstrings", "--workers", "0",
              "--epochs", "4"]
     result = run_torchrun(2, *words)
     assert result.returncode == 0, result.text
     assert json.loads((session_dir / "demo-docstrings" / "summary.json").read_text())["top1"] >= 0.75
-    for part in ("always the most frequent class 17.", "a linear model on the tokens' counts 8", "echo 'a text' | "):
+    for part in ("always the most frequent class 17.", "a linear model on the tokens' counts 8",
+                 "printf 'a text\\n' | "):
         assert part in result.out, result.text
 
 

@@ -6,6 +6,7 @@ prints one line with a way out. No torch at module level: the first check runs b
 
 import ipaddress
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ def require_packages() -> None:
             python = Path(sys.executable)
             python = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else python
             say(f"train.py: {socket.gethostname()}: {'; '.join(problems)}:"
-                f" {python} -m pip install -r {os.path.relpath(REQUIREMENTS)}")
+                f" {shlex.join([str(python), '-m', 'pip', 'install', '-r', os.path.relpath(REQUIREMENTS)])}")
         record_exit(Exit.USAGE)
         raise SystemExit(int(Exit.USAGE))
 

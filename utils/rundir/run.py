@@ -287,8 +287,8 @@ def _describe(config: Config, path: Path, processes: int) -> None:
 
 
 def command(name: str) -> str:
-    """A program of this environment, as the user can type it here: its name if the shell finds it, else its path."""
+    """A program of this environment, as a shell takes it here: its name if the shell finds it, else its path."""
     path = Path(sys.executable).with_name(name)
     if shutil.which(name) == str(path):
         return name
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    return shlex.quote(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))

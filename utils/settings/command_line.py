@@ -9,6 +9,7 @@ import argparse
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -199,7 +200,7 @@ def _check_values(config: Config) -> None:
             if remote[1].lower() == "file":
                 raise UserError(f"{flag(name)} {value}: give the path alone: {remote[2]}")
             name_on_hub = re.sub("^datasets/(.*)", r"--repo-type dataset \1", remote[2])
-            copy = _COPY.get(remote[1].lower(), "").format(url=value, name=name_on_hub)
+            copy = _COPY.get(remote[1].lower(), "").format(url=shlex.quote(value), name=name_on_hub)
             way_out = "; copy it first" + (f", for example: {copy}" if copy else "")
             raise UserError(f"{flag(name)} {value}: must be on this machine{'' if name == 'run_dir' else way_out}")
         if rule := known[name].broken_rule(value):

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+import subprocess
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -169,6 +170,15 @@ def test_a_run_keeps_what_its_classes_are(build, tmp_path, kept, count):
     task = build("text-classification", "--data", table, "--eval-only", "--split", "train", kept=kept)
     assert len(task.classes) == count and len(list(task.inputs())) == len(task.eval_set)
     assert sum("one class" in note for note in task.notes) == (count == 2)
+
+
+@pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
+def test_the_command_for_predict_gives_it_as_many_texts_as_it_takes(build, columns):
+    task = build("text-classification", "--text-column", ",".join(columns))
+    command = task.next_steps("'my run'", "cat - #")["predict"]
+    assert "-m models.predict 'my run' -" in command
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert len(printed.rstrip("\n").split("\t")) == len(columns)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
