@@ -187,8 +187,7 @@ class _Writer:
         """The samples made of these rows."""
         # tokenize
         columns = [[row.texts[i] for row in rows] for i in range(len(self._source.columns.texts))]
-        if len(columns) == 2:
-            columns = [without_ends(self._tokenizer, column, self._source.max_length) for column in columns]
+        columns = without_ends(self._tokenizer, columns, self._source.max_length)
         encoded = self._tokenizer(*columns, truncation=True, max_length=self._source.max_length).encodings
 
         # cut: a long text becomes several pieces, or keeps its first one

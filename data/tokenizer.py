@@ -6,7 +6,7 @@ vocabularies): it numbers characters in the order of a hash table, and breaks ti
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -72,17 +72,27 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         model_max_length=MAX_TOKENS)
 
 
-def without_ends(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[str]:
-    """The texts without most of the end that truncation to `max_length` tokens removes. For pairs.
+def without_ends(tokenizer: PreTrainedTokenizerBase, columns: list[list[str]], max_length: int) -> list[list[str]]:
+    """The two texts of each pair without most of what truncation to `max_length` tokens removes; one column as it is.
 
     The library combines every removed part of one text of a pair with every one of the other (tokenizers 0.23: 7 GB for
-    two texts of 16,000 words).
+    two texts of 16,000 words). It gives an odd token to the longer text, else to the second: so the longer one keeps
+    more.
     """
+    if len(columns) == 1:
+        return columns
     limit = 2 * max_length  # tokens; far behind the cut, since the last word may be divided differently
-    long = [i for i, text in enumerate(texts) if len(text) > limit]  # a shorter one has few tokens
-    encoded = tokenizer([texts[i] for i in long], add_special_tokens=False).encodings if long else []
-    cut = {i: texts[i][:one.offsets[limit - 1][1]] for i, one in zip(long, encoded, strict=True) if len(one) > limit}
-    return [cut.get(i, text) for i, text in enumerate(texts)]
+    long = [i for i, texts in enumerate(zip(*columns, strict=True)) if max(map(len, texts)) > limit]
+    encoded = [tokenizer([texts[i] for i in long], add_special_tokens=False).encodings if long else []
+               for texts in columns]
+    kept = [list(texts) for texts in columns]
+    for i, first, second in zip(long, *encoded, strict=True):
+        is_first = len(first) > len(second)
+        for texts, one, is_longer in ((kept[0], first, is_first), (kept[1], second, not is_first)):
+            if len(one) > (count := limit + max_length * is_longer):
+                is_end = tokenizer.truncation_side == "left"  # which is what it keeps
+                texts[i] = texts[i][one.offsets[-count][0]:] if is_end else texts[i][:one.offsets[count - 1][1]]
+    return kept
 
 
 def is_special(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:

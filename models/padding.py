@@ -25,9 +25,7 @@ def outputs_for_texts(
     texts: Sequence[Sequence[str]]
 ) -> Tensor:
     """What the model gives, [B, C]. side: of the padding. texts: B tuples of a text, or of the two texts of a pair."""
-    columns = [list(column) for column in zip(*texts, strict=True)]
-    if len(columns) == 2:
-        columns = [without_ends(tokenizer, column, max_length) for column in columns]
+    columns = without_ends(tokenizer, [list(column) for column in zip(*texts, strict=True)], max_length)
     encoded = tokenizer(*columns, truncation=True, max_length=max_length).encodings
     has_types = "token_type_ids" in tokenizer.model_input_names
     samples = [TextSample(np.array(one.ids), np.array(one.type_ids if has_types else [], np.uint8), 0)

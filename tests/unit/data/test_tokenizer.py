@@ -6,12 +6,15 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import SPECIAL, load_tokenizer, train_tokenizer
+from data.tokenizer import SPECIAL, load_tokenizer, train_tokenizer, without_ends
 from utils.errors import Exit, UserError
 
 ROOT = Path(__file__).parents[3]
@@ -124,6 +127,39 @@ def test_one_text_has_type_0_and_of_a_pair_the_second_with_its_end_1(trained):
 def test_texts_are_decoded_again(trained):
     assert trained.decode(trained("inheritance (of classes)").input_ids,
                           skip_special_tokens=True) == "inheritance ( of classes )"
+
+
+# --- pairs
+
+
+def byte_level():
+    """One as GPT-2's, where a character may be several tokens."""
+    core = Tokenizer(models.BPE(byte_fallback=False))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    core.train_from_iterator(TEXTS, trainers.BpeTrainer(
+        vocab_size=500, special_tokens=["[PAD]", "[END]"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    core.post_processor = processors.TemplateProcessing(single="$A [END]", pair="$A [END] $B [END]",
+                                                        special_tokens=[("[END]", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", eos_token="[END]")
+
+
+@pytest.mark.parametrize("max_length", [16, 64])
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("kind", ["WordPiece", "byte-level"])
+def test_long_pairs_are_truncated_as_transformers_truncates_them(kind, side, max_length, trained):
+    """Also where both texts are long, one is just longer, or the odd token goes to the first one."""
+    tokenizer, draw = deepcopy(trained if kind == "WordPiece" else byte_level()), random.Random(max_length)
+    tokenizer.truncation_side = side
+    words = [*" ".join(TEXTS).split(), "Ünïcödé", "日本語", "😀😀"]
+    longest = [draw.choice([1, 3, 8]) * max_length for _ in range(200)]
+    texts = [[" ".join(draw.choices(words, k=draw.randint(1, count))) for count in longest] for _ in range(2)]
+    equal = [" ".join(draw.choices(words, k=3 * max_length)) for _ in range(20)]
+    columns = [texts[0] + equal, texts[1] + equal]
+    cut = without_ends(tokenizer, columns, max_length)
+    assert sum(map(len, cut[0] + cut[1])) < sum(map(len, columns[0] + columns[1]))
+    ours, theirs = (tokenizer(*pair, truncation=True, max_length=max_length) for pair in (cut, columns))
+    assert ours["input_ids"] == theirs["input_ids"] and ours["attention_mask"] == theirs["attention_mask"]
 
 
 # --- loading
