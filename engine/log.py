@@ -4,13 +4,15 @@
 
 - metrics.jsonl has one JSON object per line, floats with all their digits, a non-finite one as null. After a resume it
   holds what an uninterrupted run would hold; only the fields in TIMING differ from one run of a command to the next.
-- x = optimizer step in every TensorBoard chart, so one purge_step hides what a resumed run repeats.
+- x = optimizer step in every TensorBoard chart, so one purge_step hides what a resumed run repeats. What it does not
+  repeat of that step is written again. Event files are read in the order of their names, which begin with the clock.
 - A terminal shows a progress bar (tqdm), a file or a pipe plain lines.
 """
 
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,9 +35,14 @@ from utils.rundir.run import Run
 # the rest of the fields are pure functions of the position
 TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
-_TAGS = {"loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "optim/lr", "epoch": "progress/epoch",
-         "samples": "progress/samples", **{name: f"perf/{name}" for name in TIMING}}
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
+# the tag of a figure in TensorBoard, if it is not SPLIT/NAME; None = it is shown by another record
+_NONE = dict.fromkeys(_POSITION)
+_TAGS = {
+    "train": {"step": None, "lr": "optim/lr", "epoch": "progress/epoch", "samples": "progress/samples",
+              **{name: f"perf/{name}" for name in TIMING}},
+    "val": _NONE,
+    "epoch": {**_NONE, "trained": "progress/trained", **{name: f"time/{name}" for name in SHARES}}}
 
 
 def open_log(run: Run, task: Task, done: Progress, total_steps: int, has_ledger: bool) -> "Log | SilentLog":
@@ -98,7 +105,13 @@ class Log:
         self._metrics = _continued(run_dir / "metrics.jsonl", done)
         self._ledger = _continued(run_dir / "ledger.jsonl", done) if has_ledger else None
         # TensorBoard shows the points of both starts unless the new file says where it takes over.
-        self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=done.step + 1, max_queue=1000, flush_secs=30)
+        _put_first(run_dir / "tb")
+        is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, pictures
+        first = done.step if is_repeated else done.step + 1
+        self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
+        for record in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()):
+            if record["step"] >= first:
+                self._chart(record["split"], {name: record[name] for name in record if name not in ("split", "time")})
 
     def note(self, text: str) -> None:
         """One line to the console; above the progress bar if there is one."""
@@ -122,8 +135,7 @@ class Log:
     def train(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1); tokens_per_s and memory
         if known."""
-        tags = {name: _TAGS.get(name, f"train/{name}") for name in record if name != "step"}
-        new = self._write("train", record, tags)
+        new = self._write("train", record)
         step, eta = record["step"], self._eta(record["step"])
         speed = f"{record['samples_per_s']:.0f} {self._task.unit}/s wait {100 * record['data_wait']:.0f} %"
         if self._is_terminal:
@@ -142,7 +154,7 @@ class Log:
         """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures."""
         metrics = {name: value for name, value in record.items() if name not in _POSITION}
         figures = {name: value for name, value in metrics.items() if not isinstance(value, Tensor)}
-        new = self._write("val", record, {name: f"val/{name}" for name in figures})
+        new = self._write("val", record)
         for name in [name for name, value in metrics.items() if name not in figures and not value.is_floating_point()]:
             from engine.confusion_picture import confusion_picture
             title = f"step {record['step']}, shade = share of the true class"
@@ -157,7 +169,7 @@ class Log:
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES."""
-        self._write("epoch", record, {"trained": "progress/trained", **{name: f"time/{name}" for name in SHARES}})
+        self._write("epoch", record)
 
     def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None:
         """A picture ([H, W, 3] uint8) or a text in Markdown for TensorBoard; nothing if make() gives None."""
@@ -195,14 +207,20 @@ class Log:
             file.close()
         self._metrics = self._ledger = self._writer = None
 
-    def _write(self, split: str, record: Mapping[str, Any], tags: Mapping[str, str]) -> list[str]:
+    def _write(self, split: str, record: Mapping[str, Any]) -> list[str]:
         """Write a record; returns what there is to say about it."""
         line = json_line(split, record)
         self._metrics.write(f"{line}\n")
         self._metrics.flush()
-        for name, tag in tags.items():
-            self._writer.add_scalar(tag, record[name], record["step"])
+        self._chart(split, record)
         return self._notes.add(json.loads(line)) if self._notes and split != "epoch" else []
+
+    def _chart(self, split: str, record: Mapping[str, Any]) -> None:
+        """The figures of a record in TensorBoard."""
+        for name, value in record.items():
+            tag = _TAGS[split].get(name, f"{split}/{name}")
+            if tag is not None and not isinstance(value, Tensor):
+                self._writer.add_scalar(tag, math.nan if value is None else value, record["step"])
 
     def _eta(self, step: int) -> str:
         """" eta h:mm:ss" from the steps after the first one, whose warm-up does not count; "" before there are any."""
@@ -218,6 +236,14 @@ class Log:
             from tqdm import tqdm
             self._bar = tqdm(initial=self._resume_step, total=self._total_steps, unit="step", file=self._stream,
                              dynamic_ncols=True)
+
+
+def _put_first(folder: Path) -> None:
+    """Rename TensorBoard's event files if the next one would come before them: another host's clock may be behind."""
+    files = sorted(folder.glob("events.out.tfevents.*"))
+    if files and int(files[-1].name.split(".")[3]) >= int(time.time()):
+        for number, file in enumerate(files):  # in their order, so a kill between two does no harm
+            file.rename(file.with_name(re.sub(r"(?<=tfevents\.)\d+", f"{number:010d}", file.name)))
 
 
 def _continued(path: Path, done: Progress) -> TextIO:

@@ -21,7 +21,7 @@ import pytest
 
 from data.sampler import epoch_order
 from tests.conftest import COUNTS, Launch, Result
-from tests.harness.run_directory import newest_checkpoint, outcome, status, trained_steps
+from tests.harness.run_directory import curves, newest_checkpoint, outcome, status, trained_steps
 from utils.errors import SIGNALS, Exit
 from utils.rundir.checkpoint_folder import find_damage, step_of
 
@@ -100,6 +100,7 @@ def assert_as_undisturbed(result: Result, run: Path, undisturbed: Path) -> None:
         assert sorted(trained) == list(range(NUM_TRAIN)), f"epoch {epoch}"
     assert ledger(run) == ledger(undisturbed)
     assert outcome(run) == outcome(undisturbed)
+    assert curves(run) == curves(undisturbed)
 
 
 def ledger(run: Path) -> list[dict[str, Any]]:

@@ -35,6 +35,16 @@ def trained_steps(run: Path) -> int:
     return max((json.loads(line)["step"] for line in text.splitlines(keepends=True) if line.endswith("\n")), default=0)
 
 
+def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+    """The points that TensorBoard shows, but for those of times."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tb"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
+            if tag.startswith(("train/", "val/", "optim/", "progress/"))}
+
+
 def status(run: Path) -> dict[str, Any]:
     """status.json."""
     return json.loads((run / "status.json").read_text())

@@ -10,8 +10,10 @@ import os
 import pty
 import struct
 import termios
+import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from engine.log import Log, SilentLog, figure, open_log
 from utils.rundir.checkpoint import Progress
+from utils.rundir.clock import SHARES
 
 CLASSES = ("cat", "dog")
 
@@ -179,6 +182,42 @@ def test_after_a_resume_tensorboard_shows_only_the_new_points(tmp_path):
     log.train(train_record(20, loss=2.0))
     log.close()
     assert [(event.step, event.value) for event in events_of(tmp_path).Scalars("train/loss")] == [(10, 1.0), (20, 2.0)]
+
+
+@pytest.mark.parametrize("resume_step, evaluated_step", [(0, 0), (7, 5), (10, 5), (10, 10)])
+@pytest.mark.parametrize("behind_s", [0, 3600])
+def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, resume_step, evaluated_step, behind_s):
+    """Also the evaluation that the resumed run repeats, and where the second host's clock is behind."""
+    clock = time.time
+
+    def run(log, first, last):
+        if first == 1:
+            log.show("train/first_batch", 0, lambda: np.zeros((2, 2, 3), np.uint8))
+        for step in range(first, last + 1):
+            log.train(train_record(step, loss=1 / step))
+            if step % 4 == 0:
+                log.epoch({**dict.fromkeys(SHARES, 0.1), "step": step, "epoch": 1, "samples": 8, "trained": step})
+            if step % 5 == 0:
+                log.evaluation(val_record(step, loss=1 / step, confusion=torch.eye(2).long()))
+        log.flush()
+        log.close()
+
+    run(open_here(tmp_path / "whole"), 1, 15)
+    run(open_here(tmp_path / "killed"), 1, 12)
+    for start in (1, 2):  # the first of them is killed at once, too
+        monkeypatch.setattr(time, "time", lambda behind_s=start * behind_s: clock() - behind_s)
+        log = open_here(tmp_path / "killed", resume_step=resume_step, evaluated_step=evaluated_step)
+        if start == 1:
+            log.close()
+    if resume_step > evaluated_step and resume_step % 5 == 0:
+        log.evaluation(val_record(resume_step, loss=1 / resume_step, confusion=torch.eye(2).long()))
+    run(log, resume_step + 1, 15)
+    whole, killed = events_of(tmp_path / "whole"), events_of(tmp_path / "killed")
+    assert killed.Tags() == whole.Tags()
+    for tag in whole.Tags()["scalars"]:
+        assert [(e.step, e.value) for e in killed.Scalars(tag)] == [(e.step, e.value) for e in whole.Scalars(tag)], tag
+    for tag in whole.Tags()["images"]:
+        assert [e.step for e in killed.Images(tag)] == [e.step for e in whole.Images(tag)], tag
 
 
 def test_the_confusion_picture_shades_each_row_by_its_own_shares(tmp_path):
