@@ -25,7 +25,7 @@ LACKING = pytest.StashKey[str]()
 
 
 SIMULATED = {"sim": {"simulation", "two devices"}, "sim-other": {"other numbers"}}  # and what rows may need of them
-TELLING = (  # rows of a real device by how much they tell; the others come before those that are compiled
+TELLING = (  # rows of one device by how much they tell; the others come before those that are compiled
     "test_the_digits_train", "test_a_batch_is_copied", "test_a_step_makes_no_call", "test_two_processes_share",
     "test_losses_are_close", "test_low_precision", "test_deterministic", "test_memory_that_really", "test_a_compiled")
 
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-    if name not in SIMULATED:
+    if name != "sim":
         items.sort(key=telling)
 
 
