@@ -55,7 +55,7 @@ LIMITED = timeout --foreground -s INT -k 30 $(TIME_LIMIT_S) $(GPU_PYTHON_BIN)
 gpu: TIME_LIMIT_S ?= 480
 gpu: $(GPU_SITE)                    ## make gpu DEVICE=xpu TIME_LIMIT_S=480: the same tests on a real one
 	@LOCKSTEP_ROWS=$(abspath $(ROWS_FILE)) $(LIMITED) -m pytest tests/device --device=$(DEVICE) \
-		$$($(GPU_PYTHON_BIN) -c 'import xdist' 2>/dev/null && echo -n $(GPU_WORKERS) --maxschedchunk 1)
+		$$($(GPU_PYTHON_BIN) -c 'import xdist' 2>/dev/null && echo --numprocesses=$(GPU_WORKERS) --maxschedchunk=1)
 
 gpu-bench: TIME_LIMIT_S ?= 600
 gpu-bench: $(GPU_SITE)              ## make gpu-bench BENCH="--rows image": speed and MFU; ten minutes
