@@ -34,7 +34,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "xlm-roberta": {}, "xlm-roberta-xl": {}, "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}, "yoso": {},
     # with a head for classes alone
     "gpt2": {}, "llama": {"num_key_value_heads": 2, "head_dim": 16},
-    "opt": {"word_embed_proj_dim": 32, "ffn_dim": 64}, "qwen2": {"num_key_value_heads": 2},
+    "opt": {"word_embed_proj_dim": 32, "ffn_dim": 64}, "qwen2": {"num_key_value_heads": 2, "vocab_size": 256},
     "t5": {"d_kv": 16, "decoder_start_token_id": 0},
     "xlnet": {}}
 WITHOUT_MASKED_LM = ("gpt2", "llama", "opt", "qwen2", "t5", "xlnet")
