@@ -3,11 +3,12 @@ import hashlib
 import json
 import os
 import re
+from collections import OrderedDict
 
 import pytest
 import torch
 import torchvision
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torchvision.models._api import WeightsEnum
 
 from models.vision import build_classifier, build_model, load_model_folder, save_model_folder
@@ -320,6 +321,17 @@ def test_model_folder_gives_back_what_was_saved(name, tmp_path):
     loaded, description = load_model_folder(tmp_path)
     assert not loaded.training and description["classes"] == list(CLASSES)
     assert equal_names(loaded, model.state_dict()) == set(model.state_dict())
+
+
+def test_plain_torchvision_loads_mnasnet_as_the_docs_say(tmp_path):
+    save_model_folder(weights_of("mnasnet0_5", 3), DESCRIPTION, tmp_path)
+    weights = OrderedDict(load_file(tmp_path / "model.safetensors"))
+    model = torchvision.models.mnasnet0_5(num_classes=3)
+    with pytest.raises(ValueError, match="version"):
+        model.load_state_dict(weights)
+    weights._metadata = {"": {"version": 2}}
+    model.load_state_dict(weights)
+    assert equal_names(model, weights) == set(weights)
 
 
 def test_same_weights_are_the_same_bytes_and_plain_json_describes_them(tmp_path):
