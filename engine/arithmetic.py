@@ -30,6 +30,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     is_new = "device" not in run.kept
     is_fast = run.kept.setdefault("fast_dropout", is_new)  # this and the next: not if an earlier version began the run
     has_fast_convolutions = run.kept.setdefault("fast_convolutions", is_new)
+    run.kept.setdefault("undecayed_tables", is_new)  # see models.blocks.undecayed
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))

@@ -21,7 +21,7 @@ from engine.plan import require_partners, resolve_eval_batch, resolve_optim, res
 from engine.profile import Profile
 from engine.start import Start
 from models.activations import checkpoint_activations
-from models.blocks import blocks_of, freeze, lr_factors
+from models.blocks import blocks_of, freeze, lr_factors, undecayed
 from utils.distributed.agreement import Agreement
 from utils.distributed.world import World
 from utils.errors import UserError, counted
@@ -71,7 +71,7 @@ def build_training(start: Start) -> Training:
     is_new = checkpoints.is_empty()  # Collective.
     start, strategy = _build_strategy(start, is_new)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
-    optimizer = build_optimizer(model, optim, lr_factors(model, optim))
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model, run.kept["undecayed_tables"]))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
 
     # micro-batches that fit into memory

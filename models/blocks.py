@@ -10,12 +10,16 @@ a group_matcher: their blocks are the groups of timm's own layer-wise decay, and
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 
 from torch import nn
 
 from models.timm_models import classifiers_of, groups_of
 from utils.errors import UserError
 from utils.settings.run_options import OptimOptions
+
+_UNDECAYED = (
+    "class_token", "encoder.pos_embedding", "*.relative_position_bias_table", "*.layer_scale", "*.logit_scale")
 
 
 @dataclass
@@ -103,6 +107,16 @@ def lr_factors(model: nn.Module, config: OptimOptions) -> dict[str, float]:
     factors = {name: config.layer_decay ** (len(backbone) - index)
                for index, block in enumerate(backbone) for name in block.params}
     return factors | dict.fromkeys(head.params, config.head_lr_factor)
+
+
+def undecayed(model: nn.Module, is_new: bool = True) -> set[str]:
+    """Names of parameters without weight decay, besides biases and norms: class tokens, positions, scales.
+
+    is_new: False for a run that an earlier version began, where they have it.
+    timm's models name them themselves, by patterns; torchvision's are those of the recipes.
+    """
+    patterns = [*getattr(model, "no_weight_decay", list)(), *_UNDECAYED]
+    return {name for name, _ in model.named_parameters() if is_new and any(fnmatch(name, each) for each in patterns)}
 
 
 def _blocks_of_groups(model: nn.Module, group_of: dict[str, int]) -> list[Block]:

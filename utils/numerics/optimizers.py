@@ -5,7 +5,7 @@ A schedule is a pure function of (settings, step), so checkpoints hold no schedu
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,19 @@ from utils.settings.run_options import OptimOptions
 
 
 def build_optimizer(
-    model: nn.Module, config: OptimOptions, lr_factors: Mapping[str, float] | None = None
+    model: nn.Module, config: OptimOptions, lr_factors: Mapping[str, float] | None = None,
+    undecayed: Collection[str] = ()
 ) -> torch.optim.Optimizer:
     """Fused AdamW, Adam (L2 weight decay) or SGD (Nesterov) over named parameters.
 
-    No weight decay on biases and normalisation layers. model: on its device, and sharded if the strategy does that.
+    No weight decay on biases, normalisation layers, and the parameters whose names are `undecayed`. model: on its
+    device, and sharded if the strategy does that.
     lr_factors: what set_lr multiplies the learning rate of a parameter by, by its name; 1 for the others.
     """
     norms = {id(param) for part in model.modules() if isinstance(part, _NORMS) for param in part.parameters(False)}
     alike: dict[tuple[bool, float], list[tuple[str, nn.Parameter]]] = {}
     for name, param in model.named_parameters():
-        key = (param.ndim <= 1 or id(param) in norms, (lr_factors or {}).get(name, 1.0))
+        key = (param.ndim <= 1 or id(param) in norms or name in undecayed, (lr_factors or {}).get(name, 1.0))
         alike.setdefault(key, []).append((name, param))
     groups = [{"params": params, "weight_decay": 0.0 if has_no_decay else config.weight_decay, "lr_factor": factor}
               for (has_no_decay, factor), params in sorted(alike.items())]

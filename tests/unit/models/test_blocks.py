@@ -3,12 +3,13 @@
 import re
 
 import pytest
+import timm
 import torch
 import torchvision
 import transformers
 from torch import nn
 
-from models.blocks import blocks_of, freeze, lr_factors
+from models.blocks import blocks_of, freeze, lr_factors, undecayed
 from tests.unit.models.test_vision import FAMILIES
 from utils.errors import Exit, UserError
 from utils.numerics.optimizers import build_optimizer, set_lr
@@ -144,3 +145,22 @@ def test_freezing_none_touches_nothing():
     model = nn.Linear(2, 2)
     freeze(model, "none")
     assert model.weight.requires_grad and "train" not in vars(model)
+
+
+@pytest.mark.parametrize("name, ends", [
+    ("vit_b_16", {"class_token", "pos_embedding"}), ("swin_t", {"relative_position_bias_table"}),
+    ("swin_v2_t", {"logit_scale"}), ("convnext_tiny", {"layer_scale"}), ("resnet18", set()),
+    ("timm/test_vit", {"cls_token", "pos_embed"}),
+    ("timm/swin_tiny_patch4_window7_224", {"relative_position_bias_table"}),
+    ("timm/beit_base_patch16_224", {"cls_token", "relative_position_bias_table"})])
+def test_tokens_positions_and_scales_do_not_decay(name, ends):
+    """All of them that the model has; matrices and filters decay."""
+    with torch.device("meta"):
+        model = timm.create_model(name[5:]) if name.startswith("timm/") else torchvision.models.get_model(name)
+    found = undecayed(model)
+    expected = {key for key, _ in model.named_parameters() if key.rpartition(".")[2] in ends}
+    assert {key for key in found if model.get_parameter(key).ndim > 1} == expected
+    options = OptimOptions(optimizer="sgd", lr=0.1, momentum=0.0, weight_decay=0.5)
+    optimizer = build_optimizer(model, options, undecayed=found)
+    decayed = {key for group in optimizer.param_groups if group["weight_decay"] for key in group["param_names"]}
+    assert not decayed & expected and decayed

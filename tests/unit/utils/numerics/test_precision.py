@@ -230,7 +230,7 @@ def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kep
     run = Run(tmp_path, dict(kept), lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = resolve_arithmetic(options, run, world)
     resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": not kept,
-                "fast_convolutions": not kept}
+                "fast_convolutions": not kept, "undecayed_tables": not kept}
     assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, resolved)
 
 
