@@ -3,7 +3,7 @@
 run_options.py: those of every run; image_options.py, text_options.py: those of tasks. Nothing here imports torch.
 """
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 from utils.settings.image_options import AugmentOptions, ImageColumnOptions, ImageOptions, MixOptions, ModelOptions
@@ -26,115 +26,103 @@ from utils.settings.text_options import MaskOptions, TextModelOptions, TextOptio
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageClassificationConfig:
-    """--task image-classification"""
+class CommonConfig:
+    """What every task has."""
 
     run: RunOptions = RunOptions()
     data: DataOptions = DataOptions()
+    batch: BatchOptions = BatchOptions()
+    optim: OptimOptions = OptimOptions()
+    device: DeviceOptions = DeviceOptions()
+    record: RecordOptions = RecordOptions()
+    faults: FaultOptions = FaultOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageClassificationConfig(CommonConfig):
+    """--task image-classification"""
+
     images: ImageOptions = ImageOptions()
     columns: ImageColumnOptions = ImageColumnOptions()
     labels: LabelOptions = LabelOptions()
     augment: MixOptions = MixOptions()
     model: ModelOptions = ModelOptions()
-    batch: BatchOptions = BatchOptions()
-    optim: OptimOptions = OptimOptions()
     loss: ClassLossOptions = ClassLossOptions()
-    device: DeviceOptions = DeviceOptions()
-    record: RecordOptions = RecordOptions()
-    faults: FaultOptions = FaultOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRegressionConfig:
+class ImageRegressionConfig(CommonConfig):
     """--task image-regression"""
 
     run: RunOptions = RunOptions(task="image-regression")
-    data: DataOptions = DataOptions()
     images: ImageOptions = ImageOptions()
     columns: ImageColumnOptions = ImageColumnOptions()
     labels: TargetOptions = TargetOptions()
     augment: AugmentOptions = AugmentOptions()
     model: ModelOptions = ModelOptions()
-    batch: BatchOptions = BatchOptions()
-    optim: OptimOptions = OptimOptions()
     loss: TargetLossOptions = TargetLossOptions()
-    device: DeviceOptions = DeviceOptions()
-    record: RecordOptions = RecordOptions()
-    faults: FaultOptions = FaultOptions()
-
-
-TEXT_OPTIM = OptimOptions(schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextClassificationConfig:
+class TextConfig(CommonConfig):
+    """What every task with texts has."""
+
+    batch: BatchOptions = BatchOptions(global_batch_size=32)
+    optim: OptimOptions = OptimOptions(schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
+    text: TextOptions = TextOptions()
+    model: TextModelOptions = TextModelOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextClassificationConfig(TextConfig):
     """--task text-classification"""
 
     run: RunOptions = RunOptions(task="text-classification", epochs=3)
-    data: DataOptions = DataOptions()
-    text: TextOptions = TextOptions()
     labels: LabelOptions = LabelOptions()
-    model: TextModelOptions = TextModelOptions()
-    batch: BatchOptions = BatchOptions(global_batch_size=32)
-    optim: OptimOptions = TEXT_OPTIM
     loss: ClassLossOptions = ClassLossOptions()
-    device: DeviceOptions = DeviceOptions()
-    record: RecordOptions = RecordOptions()
-    faults: FaultOptions = FaultOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextRegressionConfig:
+class TextRegressionConfig(TextConfig):
     """--task text-regression"""
 
     run: RunOptions = RunOptions(task="text-regression", epochs=3)
-    data: DataOptions = DataOptions()
-    text: TextOptions = TextOptions()
     labels: TargetOptions = TargetOptions()
-    model: TextModelOptions = TextModelOptions()
-    batch: BatchOptions = BatchOptions(global_batch_size=32)
-    optim: OptimOptions = TEXT_OPTIM
     loss: TargetLossOptions = TargetLossOptions()
-    device: DeviceOptions = DeviceOptions()
-    record: RecordOptions = RecordOptions()
-    faults: FaultOptions = FaultOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLMConfig:
+class MaskedLMConfig(TextConfig):
     """--task masked-lm"""
 
     run: RunOptions = RunOptions(task="masked-lm", epochs=3)
-    data: DataOptions = DataOptions()
-    text: TextOptions = TextOptions()
-    masks: MaskOptions = MaskOptions()
-    model: TextModelOptions = TextModelOptions()
     batch: BatchOptions = BatchOptions(global_batch_size=64)
-    optim: OptimOptions = replace(TEXT_OPTIM, betas=(0.9, 0.98))
+    optim: OptimOptions = replace(TextConfig().optim, betas=(0.9, 0.98))
+    masks: MaskOptions = MaskOptions()
     loss: LossOptions = LossOptions()
-    device: DeviceOptions = DeviceOptions()
-    record: RecordOptions = RecordOptions()
-    faults: FaultOptions = FaultOptions()
 
 
 Config = (ImageClassificationConfig | ImageRegressionConfig | TextClassificationConfig | TextRegressionConfig
           | MaskedLMConfig)
+# of the groups, in --help and in config.yaml
+ORDER = ("run", "data", "images", "columns", "text", "labels", "augment", "masks", "model", "batch", "optim", "loss",
+         "device", "record", "faults")
 CONFIGS: dict[str, type] = {config().run.task: config for config in get_args(Config)}
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """All settings as {name: value}, flat, in the order of the page above."""
-    return {item.name: getattr(group, item.name) for group in _groups(config) for item in fields(group)}
+    """All settings as {name: value}, flat, in ORDER."""
+    return {item.name: getattr(group, item.name) for group in groups(config) for item in fields(group)}
 
 
 def facts(config: Config) -> dict[str, Facts]:
     """What is known about every setting, as {name: Facts}."""
-    return {item.name: item.metadata["facts"] for group in _groups(config) for item in fields(group)}
+    return {item.name: item.metadata["facts"] for group in groups(config) for item in fields(group)}
 
 
 def types(config: Config) -> dict[str, Any]:
     """The type of every setting, as {name: type}."""
-    return {item.name: item.type for group in _groups(config) for item in fields(group)}
+    return {item.name: item.type for group in groups(config) for item in fields(group)}
 
 
 def flag(name: str) -> str:
@@ -142,5 +130,6 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _groups(config: Config) -> list[Any]:
-    return [getattr(config, item.name) for item in fields(config) if is_dataclass(getattr(config, item.name))]
+def groups(config: Config) -> list[Any]:
+    """The pages of settings, in ORDER."""
+    return [getattr(config, name) for name in ORDER if hasattr(config, name)]

@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import fields
 from typing import Any
 
-from utils.settings.config import CONFIGS, Config, flag
+from utils.settings.config import CONFIGS, Config, flag, groups
 from utils.settings.option import Facts, values_of
 
 COLUMN, MAX_WIDTH = 28, 120  # where the words about a setting begin; a longer line is hard to read
@@ -25,7 +25,7 @@ def help_text(defaults: Config, origin: str, shows_rare: bool) -> str:
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     lines = [_ABOUT, "", *textwrap.wrap(f"Settings of --task {defaults.run.task}. {origin}", width)]
     num_rare = 0
-    for group in [getattr(defaults, item.name) for item in fields(defaults)]:
+    for group in groups(defaults):
         shown = [item for item in fields(group) if shows_rare or not item.metadata["facts"].rare]
         num_rare += len(fields(group)) - len(shown)
         lines += ["", type(group).__doc__] if shown else []

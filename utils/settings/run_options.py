@@ -154,8 +154,8 @@ class ClassLossOptions(LossOptions):
     loss: Literal["auto", "cross-entropy", "bce"] = option(
         "auto", "bce = binary cross-entropy, each class against the rest; auto = cross-entropy, bce with --multi-label")
     class_weights: str = option(
-        "none", "weights of the classes in the training loss, A=1,B=2,... for classes A and B, or 1,2,... in label"
-        " order; balanced = each class counts as much as any other")
+        "none", "training weight of each class: A=1,B=2,..., or 1,2,... in label order; balanced = each class counts as"
+        " much as any other")
 
 
 @options
