@@ -10,7 +10,7 @@ Legend: N images.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from data.splits import SPLIT_NAMES, VAL_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes
+from data.splits import SPLIT_NAMES, VAL_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes, require_split
 from utils.array_folder import digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
@@ -64,6 +64,12 @@ class FolderIndex:
     notes: tuple[str, ...]  # for the user, a line each
     columns: tuple[str, ...] = ("image",)  # of tables: those with the images
 
+    def labelled(self, classes: Sequence[str]) -> "FolderIndex":
+        """The same samples, with labels that count `classes`, among which are all of its own."""
+        place = np.array([classes.index(name) for name in self.classes], np.int32)
+        splits = {name: replace(split, labels=place[split.labels]) for name, split in self.splits.items()}
+        return replace(self, classes=tuple(classes), splits=splits)
+
 
 def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False) -> FolderIndex:
     """The index of a data folder, from the cache if no directory in it has changed since.
@@ -76,15 +82,15 @@ def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False)
     root = os.path.abspath(root)
     # The time differs between nodes with local data, not between nodes that share it (inodes may differ then, on FUSE).
     time = os.stat(root).st_mtime_ns if os.path.exists(root) else 0
-    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time, as_written)}.json"
+    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time, as_written, val.only)}.json"
     found = _load(file, root)
     if found is None:
         with one_at_a_time(file):
-            found = _load(file, root) or _scan(file, _Scan(root, as_written))
+            found = _load(file, root) or _scan(file, _Scan(root, as_written, val.only))
 
     # val
-    if "val" in found.splits:
-        return found
+    if {"val", val.only} & found.splits.keys():  # what alone is evaluated stands for train, too
+        return replace(found, splits={"train": next(iter(found.splits.values()))} | found.splits)
     folder = val.folder(file.with_name(_name(found.classes, found.splits, found.fingerprint)))
     splits, note = hold_out(found.splits, val, root, folder)
     return replace(found, splits=splits, notes=(*found.notes, note))
@@ -133,8 +139,8 @@ def images_in(root: str) -> list[str]:
 class _Scan:
     """One walk over the tree."""
 
-    def __init__(self, root: str, as_written: bool = False):
-        self.root, self._names = root, ClassNames(as_written)
+    def __init__(self, root: str, as_written: bool = False, only: str = ""):
+        self.root, self._names, self._only = root, ClassNames(as_written), only
         self.directories: dict[str, int] = {}  # visited: st_mtime_ns
         self.strays: list[str] = []  # files that are not images, or not in a class folder
         self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails
@@ -157,21 +163,22 @@ class _Scan:
     def _read(self) -> FolderIndex:
         # read every split, with labels of its own
         folders = self._folders_of_splits()
+        first = next(iter(folders))
         class_names, splits = {}, {}
         for split, folder in folders.items():
             class_names[split], splits[split] = self._read_split(split, folder)
 
-        # classes are those of train
-        classes = class_names["train"]
-        if len(classes) == 1:
+        # classes are those of train, or of what alone is evaluated
+        classes = class_names[first]
+        if len(classes) == 1 and not self._only:
             raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; a classifier needs two or"
                             " more", Exit.BAD_DATA)
-        require_classes(np.bincount(splits["train"].labels), f"--data {self.root}: {_shown(folders['train'])}",
+        require_classes(np.bincount(splits[first].labels), f"--data {self.root}: {_shown(folders[first])}",
                         "put all images of a class into one folder")
 
         # the labels of the other splits
         label_of = {name: label for label, name in enumerate(classes)}
-        for split in [split for split in splits if split != "train"]:
+        for split in [split for split in splits if split != first]:
             if not class_names[split]:
                 self.notes.append(f"{folders[split]}/ has no images in class folders and is not used")
                 del splits[split]
@@ -200,12 +207,18 @@ class _Scan:
         """{split: its folder, relative to the root}. Raises UserError."""
         folders, _ = self._list(self.root)
         if "train" not in folders:
+            wanted = VAL_NAMES if self._only == "val" else (self._only,)
+            if found := next((name for name in wanted if name in folders), None):
+                self.notes.append(f"there is no train/: the images of {found}/ are evaluated")
+                return {self._only: found}
             if similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
+                require_split(self._only or similar[0], similar, self.root)
                 raise UserError(f"--data {self.root}: has {some(similar)} but no train/; the training folder must be"
                                 " named train", Exit.BAD_DATA)
             if folders:
-                self.notes.append("there is no train/, so the classes are the folders directly in --data")
-            return {"train": ""}
+                whole = ": all of their images are evaluated, and none is held out" if self._only else ""
+                self.notes.append(f"there is no train/, so the classes are the folders directly in --data{whole}")
+            return {self._only or "train": ""}
         found = {"train": "train"}
         if val := next((name for name in VAL_NAMES if name in folders), None):
             found["val"] = val
@@ -235,7 +248,7 @@ class _Scan:
             names.append(b"".join(encoded))
             lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
             counts.append(len(encoded))
-        if not any(counts) and split != "test":
+        if not any(counts) and (split != "test" or self._only == split):
             found = f", but only {some(files)}" if files else "" if classes else ": it is empty"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put the"
                             f" images of each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*"

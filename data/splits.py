@@ -41,6 +41,7 @@ class ValSplit:
 
     fraction: float  # --val-fraction
     seed: int
+    only: str = ""  # the split that is evaluated, where nothing is trained: the data need no other
 
     def folder(self, index: Path) -> Path:
         """Where the new splits of the data with this index are kept."""

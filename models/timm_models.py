@@ -1,11 +1,12 @@
 """timm's image classifiers: `--model timm/NAME`, or timm/NAME.TAG, which says which of several weights are meant.
 
-timm is optional. It is imported here alone, and only for such a name.
+timm is optional. It is imported here alone, and only for such a name or the names of ImageNet's classes.
 """
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from importlib import metadata
 from types import ModuleType
 from typing import Any
@@ -122,6 +123,20 @@ def classifiers_of(description: dict[str, Any]) -> list[str]:
     """Names of the layers that depend on the number of classes. description: a model's pretrained_cfg."""
     names = description.get("classifier") or []
     return [names] if isinstance(names, str) else list(names)
+
+
+def wordnet_ids(sizes: Collection[int]) -> list[str]:
+    """Those of the outputs of a head for ImageNet, or a larger part of it, with one of these numbers of outputs.
+
+    Empty if there is no such head, or timm, which has the lists, is missing.
+    """
+    with suppress(UserError):
+        _library()
+        from timm.data import ImageNetInfo, infer_imagenet_subset
+
+        subsets = filter(None, (infer_imagenet_subset({"num_classes": size}) for size in sizes))
+        return next((ImageNetInfo(subset).label_names() for subset in subsets), [])
+    return []
 
 
 def groups_of(model: nn.Module) -> dict[str, int]:

@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.blocks import in_head
-from models.timm_models import converted, is_timm, timm_weights
-from utils.distributed.world import World
+from models.preprocessing import read_description
+from models.timm_models import converted, is_timm, timm_weights, wordnet_ids
+from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line, say, some
 from utils.settings.image_options import ModelOptions
 
@@ -103,6 +104,24 @@ def initial_weights_of(
     weights = world.everywhere(lambda: read_weights(file, source))  # Collective.
     weights, notes = unwrapped(weights, model.state_dict())
     return converted(architecture, weights, image_size) if is_timm(architecture) else weights, notes
+
+
+def classes_of_weights(config: ModelOptions, classes: Sequence[str], world: World) -> Sequence[str]:
+    """The names of the outputs of the weights that are evaluated, where these have names, `classes` and others.
+
+    Those of another run; or, where `classes` are WordNet ids, ImageNet's: they are in the order of these ids in all
+    published weights. Else `classes` itself. Collective.
+    """
+    folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
+    described = world.everywhere(lambda: read_description(folder)) if folder else {}  # Collective.
+    names = described.get("classes", [])
+    if not names and all(re.fullmatch(r"n\d{8}", name) for name in classes):
+        sizes = {1000}
+        if config.weights:
+            weights = world.everywhere(lambda: read_weights(Path(config.weights), "--weights"))  # Collective.
+            sizes = {len(param) for param in weights.values() if param.ndim == 1}  # one is that of the head's bias
+        names = wordnet_ids(sizes)
+    return names if set(classes) < set(names) else classes
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:

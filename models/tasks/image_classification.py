@@ -34,6 +34,7 @@ from models.preprocessing import read_description, resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
 from models.timm_models import is_timm
 from models.vision import build_model, classify_images, load_model_folder, require_known, save_model_folder
+from models.vision_weights import classes_of_weights
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.files import cache_path
@@ -59,12 +60,15 @@ class ImageTask:
         self._config, self._world, self._note = config, world, run.note
         self._is_demo = config.data.data == "demo"
         self._root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
-        # a run that an earlier version began keeps its classes
-        as_written = run.kept.setdefault("names_as_written", "data" in run.kept)
-        build = partial(_index_of, config, self._root, as_written)
+        as_written = run.kept.setdefault("names_as_written", "data" in run.kept)  # as an earlier version began it
+        as_they_are = config.run.eval_only and not run.is_there  # weights
+        val = ValSplit(config.data.val_fraction, config.run.seed, config.run.split if as_they_are else "")
+        build = partial(_index_of, config, self._root, as_written, val)
         world.on_rank_zero(lambda: len(build().classes), per_node=True)  # Collective.
         index = world.everywhere(build, takes_long=True)  # Collective.
         require_split(config.run.split, index.splits, self._root)
+        if as_they_are and index.splits["train"].labels.ndim == 1:
+            index = index.labelled(classes_of_weights(config.model, index.classes, world))  # Collective.
         self.classes, self.fingerprint = index.classes, index.fingerprint
         self._num_images, self._columns = index.splits["train"].num_images, index.columns
 
@@ -84,7 +88,7 @@ class ImageTask:
         train_transform, eval_transform = build_transforms(
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
         model = None
-        if config.run.eval_only and not run.is_there and is_folder(config.model.model, world):  # Collective.
+        if as_they_are and is_folder(config.model.model, world):  # Collective.
             model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.
         self.objective = build_objective(config, self.classes, train.labels, evaluated.labels, model)
         lacks = lacking(self.classes, evaluated.labels, config.run.split)
@@ -104,7 +108,8 @@ class ImageTask:
             spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side,
                              self._prepared.interpolation, self._prepared.white_value)
             of_training, split = ("train", "val"), config.run.split
-            choices = ([of_training] if split in of_training else []) + ([(split,)] if config.run.eval_only else [])
+            is_either = {"val", split} <= index.splits.keys() & of_training
+            choices = ([of_training] if is_either else []) + ([(split,)] if config.run.eval_only else [])
             read = open_cache(index, spec, choices, world, run.note).read  # Collective.
         elif side != "auto":
             raise UserError(f"--cache-size {side} is about --cache, which is off; give --cache jpeg or raw, too")
@@ -197,10 +202,12 @@ class ImageTask:
             [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)
 
 
-def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str, as_written: bool) -> FolderIndex:
+def _index_of(
+    config: ImageClassificationConfig | ImageRegressionConfig, root: str, as_written: bool, val: ValSplit
+) -> FolderIndex:
     """The index of a folder of classes, or of a table. Raises UserError (64, 65, 66)."""
     # a table
-    val, data, labels = ValSplit(config.data.val_fraction, config.run.seed), config.data, config.labels
+    data, labels = config.data, config.labels
     if is_table(root):
         source = TableSource(
             root, IMAGES, config.columns.image_column, label_columns_of(labels), kind_of(labels), data.group_column,

@@ -242,6 +242,29 @@ def test_stray_files_are_passed_over_with_one_note(tree, index_of):
     assert "3" in note and "train/README" in note
 
 
+@pytest.mark.parametrize(("folder", "only", "words"), [
+    ("val/", "val", "val/"), ("validation/", "val", "validation/"), ("test/", "val", "test/"),
+    ("test/", "test", "test/"),
+    ("", "val", "none is held out"), ("", "test", "none is held out"), ("", "train", "none is held out")])
+def test_what_alone_is_evaluated_needs_no_other_split(tmp_path, folder, only, words):
+    """All of its images, also of a single class; its labels count the classes of the weights, if these have them."""
+    root = write_images(tmp_path / "d", *(f"{folder}{name}/{i}.png" for name in "ca" for i in range(3)))
+    for _ in range(2):  # scanned, then cached
+        found = build_index(str(root), ValSplit(0.5, 0, only), tmp_path / "cache").labelled(["d", "c", "b", "a"])
+        assert paths(found.splits[only]) == [str(root / folder / name / f"{i}.png") for name in "ac" for i in range(3)]
+        assert found.splits[only].labels.tolist() == found.splits["train"].labels.tolist() == [3, 3, 3, 1, 1, 1]
+    assert any(words in note for note in found.notes)
+    shutil.rmtree(root / folder / "c")
+    assert build_index(str(root), ValSplit(0.5, 0, only), tmp_path / "cache").classes == ("a",)
+
+
+def test_a_split_that_is_asked_for_and_not_there_is_named(tmp_path):
+    root = write_images(tmp_path / "d", "val/a/1.png", "val/b/1.png")
+    with pytest.raises(UserError, match=r"--split test: .* has no such split; it has val") as refused:
+        build_index(str(root), ValSplit(0.5, 0, "test"), tmp_path / "cache")
+    assert refused.value.code == Exit.NO_INPUT
+
+
 @pytest.mark.parametrize("split", ["train/", ""])
 def test_what_systems_keep_beside_images_is_skipped_and_counted(tmp_path, index_of, split):
     """Whichever file server, system or program it is, at the top, among the classes and inside of them."""

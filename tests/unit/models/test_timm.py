@@ -1,6 +1,8 @@
 """--model timm/NAME, with EfficientNet-Lite0's real ImageNet weights where weights matter."""
 
+import csv
 import json
+import shutil
 from importlib import metadata
 
 import huggingface_hub
@@ -17,6 +19,7 @@ from models.blocks import blocks_of, freeze, lr_factors
 from models.preprocessing import preprocessing_of_weights
 from models.timm_models import crop_note, timm_preprocessing
 from models.vision import build_classifier, build_model, classify_images, load_model_folder, save_model_folder
+from models.vision_weights import classes_of_weights
 from tests.unit.models.test_vision import equal_names
 from utils.errors import Exit, UserError
 from utils.settings.image_options import ModelOptions
@@ -88,6 +91,52 @@ def test_images_are_prepared_as_timm_does_for_each_of_its_weights(for_test):
         if timm_preprocessing(f"timm/{name}", for_test) != expected:
             wrong[name] = expected
     assert wrong == {} and num_other > 100
+
+
+def test_photos_by_wordnet_id_are_evaluated_as_timm_does(real_weights, pictures, run_train, tmp_path):
+    """Without train/, with a few of the 1,000 classes: a prediction counts among all of them, and as timm's own."""
+    # timm's
+    theirs = timm.create_model("tf_efficientnet_lite0", checkpoint_path=str(real_weights)).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_data_config({}, model=theirs, use_test_size=True))
+    ids, root, expected = timm.data.ImageNetInfo().label_names(), tmp_path / "data", {}
+    for number, path in enumerate(pictures):
+        with torch.inference_mode():
+            predicted = ids[theirs(transform(Image.open(path).convert("RGB"))[None]).argmax()]
+        folder = root / "val" / ("n01440764" if number == 5 else predicted)
+        folder.mkdir(parents=True, exist_ok=True)
+        expected[str(shutil.copy(path, folder))] = predicted
+
+    # ours
+    result = run_train("--eval-only", "--data", root, "--model", LITE0, "--weights", real_weights, "--workers", 0,
+                       "--precision", "fp32", "--threads", 1, "--output", tmp_path / "rows.csv")
+    assert result.returncode == 0, result.text
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        assert {row["input"]: row["prediction"] for row in csv.DictReader(file)} == expected
+    assert json.loads(result.out)["top1"] == pytest.approx(5 / 6) and result.err.startswith("there is no train/")
+
+
+def test_names_of_the_weights_outputs_are_found_or_left(world, model_folder_of, real_weights):
+    """Those of a run; ImageNet's WordNet ids, if the head has as many; else the classes are the data's, in order."""
+    ids = timm.data.ImageNetInfo().label_names()
+    file = {"model": LITE0, "weights": str(real_weights)}
+    run = {"model": str(model_folder_of(["b", "a", "c"])), "pretrained": True}
+    for options, classes, expected in (
+            (file, ids[7:9], ids), (file, ["cat", "dog"], ["cat", "dog"]), (file, ["n00000001"], ["n00000001"]),
+            (run, ["a", "b"], ["b", "a", "c"]), (run, ["a", "d"], ["a", "d"])):
+        assert classes_of_weights(ModelOptions(**options), classes, world) == expected
+    ten = {"head.fc.weight": torch.zeros(10, 8), "head.fc.bias": torch.zeros(10)}
+    torch.save(ten, real_weights.with_name("ten.pth"))
+    few = ModelOptions(model=TINY, weights=str(real_weights.with_name("ten.pth")))
+    assert classes_of_weights(few, ids[:10], world) == ids[:10]
+
+
+@pytest.fixture
+def model_folder_of(tmp_path):
+    """The folder of a model with these classes, without weights."""
+    def write(classes):
+        (tmp_path / "config.json").write_text(json.dumps({"architecture": TINY, "classes": classes}))
+        return tmp_path
+    return write
 
 
 def test_the_crop_is_that_of_timms_data_config():
