@@ -79,7 +79,7 @@ class Run:
         """Raise UserError on every rank if the data set differs between nodes (65) or from the run's (78). Collective.
         """
         world.require_same(fingerprint, "the data set")
-        is_same_program = self.kept.get("code") == self._facts["code"]
+        is_same_program = self.kept.get("code") == self._facts.get("code")
         self.require_same("data", fingerprint, "the data set" if is_same_program else
                           "the data set, or what this version of the program reads of it,")
 
