@@ -129,7 +129,9 @@ def takes_types(folder: str | None) -> bool:
     if described is None or num_types is not None:
         return described is None or num_types > 1
     # XLNet's config has no number of types
-    return "token_type_ids" in inspect.signature(MODEL_MAPPING[type(described)].forward).parameters
+    kind = MODEL_MAPPING.get(type(described), nn.Module)
+    kind = kind[0] if isinstance(kind, tuple) else kind  # Funnel has two
+    return "token_type_ids" in inspect.signature(kind.forward).parameters
 
 
 def _describe(name: str, folder: str | None, spec: EncoderSpec) -> PreTrainedConfig:

@@ -24,8 +24,8 @@ FORKS.set_forkserver_preload(["pytest", "train", "transformers", "models.predict
                               "models.tasks.text_classification", __name__])
 SMALL = ["--max-length", "32", "--max-steps", "2", "--global-batch-size", "8", "--threads", "1", "--workers", "0"]
 NOT_IN_BF16 = {"deberta": "without overflow", "xmod": "dtypes match"}
-# of probabilities: sums over other shapes; 8 bits of mantissa. FNet has no mask, so padding counts.
-TOLERANCE = {"fp32": 1e-5, "bf16": 0.02}
+# of probabilities: sums over other shapes (YOSO: 4e-5); 8 bits of mantissa. FNet has no mask: padding counts.
+TOLERANCE = {"fp32": 1e-4, "bf16": 0.02}
 DEPENDS_ON_PADDING = {"fnet": 0.02}
 
 

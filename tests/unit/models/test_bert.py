@@ -26,6 +26,7 @@ from models.bert import (
     build_encoder,
     outputs_of,
     save_model_folder,
+    takes_types,
 )
 from models.hub import find_folder, resolve_encoder
 from models.sparse_prediction import SparsePrediction
@@ -500,3 +501,8 @@ def test_labels_are_matched_as_words_or_by_their_order(labels, classes, outputs)
     assert outputs_of(described, classes, own_head=True) == outputs
 
 
+@pytest.mark.parametrize("name, expected", [("funnel", True), ("gpt2", True), ("distilbert", False), ("bert", True)])
+def test_whether_an_encoder_takes_token_types_is_known_of_every_kind(name, expected, tmp_path):
+    """Funnel's config belongs to two models."""
+    transformers.AutoConfig.for_model(name).save_pretrained(tmp_path)
+    assert takes_types(str(tmp_path)) == expected
