@@ -66,7 +66,7 @@ def build(photos, world, tmp_path, monkeypatch):
 
     def built(*words, kept=()):
         argv = ["--data", str(photos), "--image-size", "16", "--augmentation", "none", *words]
-        run = Run(tmp_path, dict(kept), {"start": 1, "cores_per_process": 1}, print, RunLock())
+        run = Run(tmp_path, dict(kept), {"start": 1, "cores_per_process": 1, "code": "ours"}, print, RunLock())
         config = parse_command_line(argv, {})
         return load_task(config.run.task)(config, run, world)
 
