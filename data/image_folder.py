@@ -75,9 +75,9 @@ def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[st
     for name in inputs:
         if name.endswith(TABLES) and os.path.isfile(name):
             read = Columns(tuple(columns), ())
-            require_columns(Path(name), read)
+            require_columns(Path(name), read.texts, "give a table with the columns of training")
             paths += [",".join(os.path.join(os.path.dirname(name), file.strip()) for file in row.texts)
-                      for row in read_rows(Path(name), read)]
+                      for row in read_rows(Path(name), read, keep_blank=True)]
             continue
         if num_images > 1:
             files = name.split(",")

@@ -3,8 +3,9 @@
     columns = choose_columns(Path("train.csv"), TEXTS, "auto", ["label"])
     for row in read_rows(Path("train.csv"), columns): ...       # Row(texts, labels, line, group, split)
 
-The first row of a CSV or TSV file names its columns; in a .txt file every line that is not blank is a text. UTF-8, with
-or without a byte order mark, lines ended by LF or CRLF. An error names file, line and rule.
+The first row of a CSV or TSV file names its columns; in a .txt file every line that is not blank is a text. A row is
+blank, as a line is, if no cell holds more than spaces or null. UTF-8, with or without a byte order mark, lines ended by
+LF or CRLF. An error names file, line and rule.
 """
 
 import codecs
@@ -13,7 +14,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from utils.errors import Exit, UserError, some
 
 MAX_FIELD = 2**20  # characters; a longer field is most likely a quote that was never closed
 MAX_LINE = 2**24  # bytes
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "vertical bars"}
 
 
 class Inputs(NamedTuple):
@@ -75,22 +77,15 @@ def choose_columns(
         return Columns(("text",), ())
 
     # labels, groups
-    has = f"it has {some(names)}"
-    others = {"--label-column": labels, "--group-column": [group] if group else []}
-    for flag, wanted in others.items():
-        if missing := [name for name in wanted if name not in names]:
-            what = "labels" if flag == "--label-column" else "groups"
-            raise UserError(f"{path}: there is no column {some(missing)}; {has}; give {flag} the name of the column"
-                            f" with the {what}", Exit.BAD_DATA)
+    require_columns(path, labels, "give --label-column the name of the column with the labels")
+    require_columns(path, [group] if group else [], "give --group-column the name of the column with the groups")
     split = SPLIT if SPLIT in names and SPLIT not in (*labels, group) else None
     taken = {*labels, group}
 
     # the inputs, by name
     if chosen != "auto":
         texts = tuple(name.strip() for name in chosen.split(","))
-        if missing := [name for name in texts if name not in names]:
-            raise UserError(f"{path}: there is no column {some(missing)}; {has}; give {inputs.flag} a column that it"
-                            " has", Exit.BAD_DATA)
+        require_columns(path, texts, f"give {inputs.flag} a column that it has")
         if len(texts) > inputs.most or len(set(texts)) < len(texts) or taken & set(texts):
             raise UserError(f"{inputs.flag} {chosen}: give one column, or {inputs.several}, {inputs.most} at most; the"
                             " columns of labels and groups cannot be among them")
@@ -98,22 +93,24 @@ def choose_columns(
 
     # the inputs, found
     free = [name for name in names if name not in {*taken, split}]
+    free = [*filter(None, free)] or free
     found = [name for name in inputs.usual if name in free] or free
     if found == free and len(free) != 1:
-        raise UserError(f"{path}: which column is the {inputs.word}? {has}; name it with {inputs.flag}, or"
-                        f" {inputs.several}", Exit.BAD_DATA)
+        raise UserError(f"{path}: which column is the {inputs.word}? it has {some(names)}; name it with"
+                        f" {inputs.flag}, or {inputs.several}", Exit.BAD_DATA)
     return Columns((found[0],), tuple(labels), group, split)
 
 
-def require_columns(path: Path, columns: Columns) -> None:
+def require_columns(path: Path, wanted: Sequence[str], way_out: str) -> None:
     """Raise UserError (65) if a table lacks one of the columns; the message names the columns that it has."""
     names = column_names(path)
-    if names is not None and (missing := [name for name in columns.texts if name not in names]):
-        raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)}", Exit.BAD_DATA)
+    if names is not None and (missing := [name for name in wanted if name not in names]):
+        raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)};"
+                        f" {_separator_meant(path) or way_out}", Exit.BAD_DATA)
 
 
 def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: str = "") -> Iterator[Row]:
-    """The rows of a file in their order, without blank lines; in a text file keep_blank makes them empty texts.
+    """The rows of a file in their order, without blank ones; keep_blank makes them empty, but not lines of a table.
 
     A line of a text file holds a pair as A<tab>B. unwanted: a column that the first row lacks, so no row may have it.
     Raises UserError (65) with file, line and rule.
@@ -127,9 +124,11 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: 
     # a table
     wanted = [*columns.texts, *columns.labels, *filter(None, (columns.group, columns.split))]
     for number, values in _objects(path):
+        if not keep_blank and _is_blank(values.values()):
+            continue
         if missing := [name for name in wanted if name not in values]:
             raise _wrong(path, number, f"has no {some(missing)}; it has {some(values)}")
-        if unwanted in values:
+        if unwanted and unwanted in values:
             raise _wrong(path, number, f"has {unwanted}, and the first row has none; give it to each row, or to none")
         texts = tuple(_text(path, number, name, values[name]) for name in columns.texts)
         labels = tuple(_label(path, number, name, values[name]) for name in columns.labels)
@@ -142,10 +141,11 @@ def column_names(path: Path) -> list[str] | None:
     """Those of a table, by its first row; None for a text file. Raises UserError (65)."""
     if path.suffix not in (".csv", ".tsv", ".jsonl"):
         return None
-    first = next(_objects(path) if path.suffix == ".jsonl" else _fields(path), None)
-    if first is None:
+    names = (next((list(values) for _, values in _objects(path) if values), []) if path.suffix == ".jsonl" else
+             list(dict.fromkeys(_names(path, _fields(path)))))
+    if not names:
         raise UserError(f"{path}: is empty; it must hold a table", Exit.BAD_DATA)
-    return _names(path, first) if isinstance(first[1], list) else list(first[1])
+    return names
 
 
 def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -156,14 +156,14 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, _parsed(path, number, line)
         return
     rows = _fields(path)
-    names = _names(path, next(rows, (1, [])))
+    names = _names(path, rows)
     for number, fields in rows:
-        if len(fields) != len(names):
-            rule = ("put a field with a comma, a quote or a line break in quotes" if path.suffix == ".csv" else
-                    "a tab ends a field")
+        if len(fields) != len(names) and not _is_blank(fields):
+            quotes = "put a field with a comma, a quote or a line break in quotes"
+            rule = _separator_meant(path) or (quotes if path.suffix == ".csv" else "a tab ends a field")
             raise _wrong(path, number,
                          f"has {len(fields)} fields, but the header has {len(names)} ({some(names)}); {rule}")
-        yield number, dict(zip(names, fields, strict=True))
+        yield number, dict.fromkeys(names, "") | dict(zip(names, fields, strict=False))
 
 
 def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -179,19 +179,38 @@ def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
             fields = next(reader, None)
         except csv.Error as error:
             rule = "there is a carriage return outside quotes" if "new-line" in str(error) else str(error)
-            raise _wrong(path, number, f"{rule} (CSV: double a quote inside a quoted field, and close every"
-                         " quote)") from None
+            way_out = _separator_meant(path) or "CSV: double a quote inside a quoted field, and close every quote"
+            raise _wrong(path, number, f"{rule} ({way_out})") from None
         if fields is None:
             return
         if fields:
             yield number, fields
 
 
-def _names(path: Path, header: tuple[int, list[str]]) -> list[str]:
-    names = [name.strip() for name in header[1]]
-    if len(set(names)) < len(names):
-        raise _wrong(path, header[0], f"two columns have the same name; the columns are {some(names)}")
+def _names(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
+    """Those in the first row that is not blank; "" for any number of columns without a name."""
+    number, header = next((row for row in rows if not _is_blank(row[1])), (1, []))
+    names = [name.strip() for name in header]
+    named = [*filter(None, names)]
+    if len(set(named)) < len(named):
+        raise _wrong(path, number, f"two columns have the same name; the columns are {some(named)}")
     return names
+
+
+def _is_blank(cells: Iterable[Any]) -> bool:
+    return all(cell is None or (isinstance(cell, str) and not cell.strip()) for cell in cells)
+
+
+def _separator_meant(path: Path) -> str:
+    """What to do if the first line has no separator of the kind that the file's ending promises, but another; or ""."""
+    own = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
+    line = next((line.strip() for _, line in _lines(path) if line.strip()), "")
+    mark = next((mark for mark in _SEPARATORS if mark in line), None)
+    if not own or own in line or not mark:
+        return ""
+    file = path.with_suffix(".tsv" if mark == "\t" else ".csv").name
+    way_out = f"rename it to {file}" if mark in "\t," else f"save it with commas, as {file}"
+    return f"its columns seem to be separated by {_SEPARATORS[mark]}: {way_out}"
 
 
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -248,6 +267,7 @@ def _line_row(path: Path, number: int, line: str, num_texts: int) -> Row:
 
 
 def _text(path: Path, number: int, column: str, value: Any) -> str:
+    value = "" if value is None else value
     if not isinstance(value, str):
         raise _wrong(path, number, f"{column} must be a text, not {json.dumps(value)[:40]}")
     if len(value) > MAX_FIELD:

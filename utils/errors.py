@@ -86,8 +86,8 @@ def bounded(work: Callable[[], None]) -> None:
 
 
 def some(names: Iterable[str]) -> str:
-    """A few of the names, for a message: "a, b, c, d, e and 7 more"."""
-    names = list(names)
+    """A few of the names that are not empty, for a message: "a, b, c, d, e and 7 more"."""
+    names = [*filter(None, names)]
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
 
 

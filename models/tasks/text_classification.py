@@ -126,7 +126,7 @@ class LabelledTextTask(TextTask):
                             Exit.NO_INPUT)
         columns = Columns(tuple(described["text_columns"]), ())
         for path in paths:
-            require_columns(path, columns)
+            require_columns(path, columns.texts, "give a table with the columns of training")
 
         # model
         model, tokenizer, max_tokens = load_classifier(folder), load_tokenizer(str(folder)), described["max_tokens"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows
+from data.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows, require_columns
 from data.table_files import SUFFIXES, find_tables
 from utils.errors import Exit, UserError
 
@@ -364,8 +364,59 @@ def test_a_quote_in_tsv_is_an_ordinary_character_and_a_line_a_row(write):
     assert texts(path) == [('"a',), ('b" "c""',), ('"d"',)]
 
 
-def test_a_tsv_line_of_tabs_is_a_row_of_empty_fields(write):
-    assert texts(write("t.tsv", "a\ttext\n\t\n\n1\t2\n"), PLAIN) == [("",), ("2",)]
+BLANK = {  # rows that hold nothing, before the rows of SMALL or behind them
+    "t.csv": ["", ",", " , ", '"",', "   ", ",,,"], "t.tsv": ["", "\t", " \t ", "   ", "\t\t\t"],
+    "t.jsonl": ["", "{}", '{"text": null, "label": null}', '{"text": " ", "label": ""}']}
+
+
+@pytest.mark.parametrize("name", BLANK)
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_rows_that_hold_nothing_are_no_rows_of_any_format(write, name, place):
+    """Before the header, after it, between rows and at the end."""
+    for blank in BLANK[name]:
+        lines = SMALL[name].splitlines()
+        path = write(name, "\n".join(lines[:place] + [blank] * 2 + lines[place:]))
+        columns = choose_columns(path, TEXTS, "auto", ["label"])
+        assert [row[:2] for row in read_rows(path, columns)] == [(("ein Wort",), ("x",)), (("ü",), ("y",))]
+
+
+@pytest.mark.parametrize("name, blank", [
+    ("t.csv", ","), ("t.csv", "  "), ("t.tsv", "\t"), ("t.jsonl", '{"text": null, "label": null}')])
+def test_rows_that_hold_nothing_can_be_kept(write, name, blank):
+    """What is predicted has a row for each."""
+    path = write(name, SMALL[name].replace("x\n", f"x\n{blank}\n").replace("}\n{", f"}}\n{blank}\n{{"))
+    assert [row.texts[0].strip() for row in read_rows(path, PLAIN, keep_blank=True)] == ["ein Wort", "", "ü"]
+
+
+@pytest.mark.parametrize("header, text", [("text,label,,", "text"), ("review,label,,", "review"), (",a,label", "a"),
+                                          ("label,", ""), ("label,,text,", "text")])
+def test_columns_without_a_name_are_no_error(write, header, text):
+    """What stands in them is not read, unless there is no other text."""
+    fields = [name or "z" for name in header.split(",")]
+    path = write("t.csv", f"{header}\n{','.join(fields)}\n")
+    columns = choose_columns(path, TEXTS, "auto", ["label"])
+    assert list(read_rows(path, columns)) == [Row((text or "z",), ("label",), 2)]
+    assert refusal(choose_columns, path, TEXTS, "auto", ["no"])[1].count(", ,") == 0
+
+
+@pytest.mark.parametrize("name, mark, word, way_out", [
+    ("t.csv", ";", "semicolons", "save it with commas, as t.csv"), ("t.csv", "\t", "tabs", "rename it to t.tsv"),
+    ("t.csv", "|", "vertical bars", "save it with commas, as t.csv"), ("t.tsv", ",", "commas", "rename it to t.csv"),
+    ("t.tsv", ";", "semicolons", "save it with commas, as t.csv")])
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_another_separator_is_named_with_a_way_out(write, name, mark, word, way_out, quote):
+    """Whatever is wrong first: the columns, a row's fields, or the quotes of the header."""
+    header = mark.join(quote + column + quote for column in ("text", "label"))
+    path = write(name, f"{header}\na, b\tc{mark}x\n")
+    messages = [refusal(choose_columns, path, TEXTS, "auto", ["label"])[1],
+                refusal(choose_columns, path, TEXTS, "text", [])[1],
+                refusal(require_columns, path, ["text"], "")[1], refusal(read_rows, path, Columns((header,), ()))[1]]
+    assert all(word in message and way_out in message for message in messages)
+
+
+def test_a_separator_is_not_blamed_where_it_is_right(write):
+    code, message = refusal(choose_columns, write("t.csv", "a;b,c\tc\n"), TEXTS, "auto", ["label"])
+    assert (code, "--label-column" in message, "separated" in message) == (Exit.BAD_DATA, True, False)
 
 
 @pytest.mark.parametrize("name, content", [("t.csv", "label,text\r\nx,a \r\n"), ("t.tsv", "label\ttext\r\nx\ta \r\n")])
@@ -435,7 +486,8 @@ def test_one_column_of_csv_may_hold_empty_texts(tmp_path_factory, rows):
     path = tmp_path_factory.getbasetemp() / "written.csv"
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\r\n").writerows([("text",), *([row] for row in rows)])
-    assert texts(path, PLAIN) == [(row,) for row in rows]
+    assert [row.texts for row in read_rows(path, PLAIN, keep_blank=True)] == [(row,) for row in rows]
+    assert texts(path, PLAIN) == [(row,) for row in rows if row.strip()]
 
 
 @given(st.lists(st.tuples(TEXT, TEXT, st.sampled_from(["x", "y"]))), st.booleans())
@@ -482,9 +534,8 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
     ("t.jsonl", '{"text": "a", "label": "x"} {"text": "b", "label": "y"}\n', 1, "is not JSON: "),
     ("t.jsonl", '{"text": "a",\n"label": "x"}\n', 1, "is not JSON: "),
     ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "Label": "y"}\n', 2, "has no label; it has text, Label"),
-    ("t.jsonl", '{"text": "a", "label": "x"}\n{}\n', 2, "has no text, label; it has nothing"),
+    ("t.jsonl", '{"text": "a", "label": "x"}\n{"more": 1}\n', 2, "has no text, label; it has more"),
     ("t.jsonl", '{"text": 3, "label": "x"}\n', 1, "text must be a text, not 3"),
-    ("t.jsonl", '{"text": null, "label": "x"}\n', 1, "text must be a text, not null"),
     ("t.jsonl", '{"text": ["a"], "label": "x"}\n', 1, 'text must be a text, not ["a"]'),
     ("t.jsonl", '{"text": "a", "label": {}}\n', 1, "label must be a word or a number, not {}"),
     ("t.jsonl", '{"text": "a", "label": [1]}\n', 1, "label must be a word or a number, not [1]"),
@@ -571,5 +622,6 @@ def test_a_file_that_cannot_be_read_is_74(tmp_path, name):
 
 
 def test_labels_of_jsonl_may_be_lists_of_words_and_null_is_empty(write):
-    path = write("t.jsonl", '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": null}\n')
-    assert [row.labels for row in read_rows(path, LABELLED)] == [("x|y",), ("",)]
+    path = write("t.jsonl", '{"text": "a", "label": ["x", "y"]}\n{"text": "b", "label": null}\n'
+                            '{"text": null, "label": "x"}')
+    assert [row[:2] for row in read_rows(path, LABELLED)] == [(("a",), ("x|y",)), (("b",), ("",)), (("",), ("x",))]

@@ -4,6 +4,7 @@ The token ids on disk are those of the tokenizer, each text's whole, and appear 
 """
 
 import csv
+import json
 import os
 import random
 import time
@@ -300,6 +301,30 @@ def test_bad_rows_that_are_skipped_are_as_if_they_were_not_there(write, opened):
     assert bad.notes == (f"left out 3 samples, for example {folder}/bad/train.csv line 2: text is empty",)
     assert (bad.classes, bad.fingerprint) == (good.classes, good.fingerprint) and good.fingerprint != mended.fingerprint
     assert [samples(table) for table in bad.splits.values()] == [samples(table) for table in good.splits.values()]
+
+
+def test_a_null_in_jsonl_is_skipped_as_an_empty_cell_is(write, opened):
+    rows = [*SMALL, ("", "x"), ("so", ""), ("", "")]
+    for name in ("train", "val"):
+        table = write(f"{name}.csv", rows, root="csv")
+        objects = write(f"{name}.jsonl", [json.dumps({"text": text or None, "label": label or None})
+                                          for text, label in rows], root="jsonl")
+    of_cells, of_nulls = opened(table, skip_bad=True), opened(objects, skip_bad=True)
+    assert of_nulls.fingerprint == of_cells.fingerprint
+    assert of_nulls.notes == (f"left out 4 samples, for example {objects}/train.jsonl line {len(rows) - 2}: text is"
+                              " empty",)
+    assert refusal(opened, objects) == (Exit.BAD_DATA, (
+        f"{objects}/train.jsonl line {len(rows) - 2}: text is empty; correct or remove the row, or pass --bad-samples"
+        " skip"))
+
+
+def test_a_column_without_a_name_may_stand_in_several_files(write, opened):
+    """pandas writes its index so."""
+    for name in ("train", "val"):
+        write(f"{name}.csv", SMALL, root="plain")
+        write(f"{name}.csv", [(number, *row) for number, row in enumerate(SMALL)], ("", "text", "label"), root="index")
+    plain, index = (opened(write("README", [], root=root)) for root in ("plain", "index"))
+    assert index.fingerprint == plain.fingerprint
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
