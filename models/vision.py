@@ -150,8 +150,11 @@ def build_model(
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
         if num_images > 1:
             weights = with_more_channels(model, weights)
-        known = described.get("classes")
-        outputs = outputs_for(known or classes, classes)
+        # Folders are sorted as words, and may be named by the outputs of published weights (ImageNetV2's are).
+        known, numbers = described.get("classes"), [*map(str, range(len(classes)))]
+        is_numbered = set(classes) == set(numbers) and (is_library or len(classes) == 1000)
+        names = known or (numbers if is_numbered else classes)
+        outputs = outputs_for(names, classes)
         new_head = load_backbone(model, weights, outputs)
         last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
         found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"
@@ -164,7 +167,7 @@ def build_model(
             notes.append(f"new weights in the head: {some(new_head)}; those that were loaded are for {found}")
         elif not known:
             notes.append(f"the head is kept: it has {counted(len(classes), 'output')} without names, which are taken"
-                         f" for {some(classes)}, in this order")
+                         f" for {some(names)}, in this order")
         elif outputs != sorted(outputs):
             notes.append("the head is kept: it has the same classes in another order, and its outputs are reordered")
     return model.to(memory_format=torch.channels_last), described["architecture"], notes

@@ -243,6 +243,21 @@ def library(tmp_path, monkeypatch):
     return publish
 
 
+@pytest.mark.parametrize("own_head", [False, True])
+@pytest.mark.parametrize("num_classes, is_file, is_by_number", [
+    (12, False, True), (1000, True, True), (12, True, False)])
+def test_classes_named_by_numbers_are_these_outputs(num_classes, is_file, is_by_number, own_head, library, world):
+    """Folders are sorted as words, as the trainers of other files may have done it; published weights count."""
+    weights = weights_of("squeezenet1_1", num_classes)
+    published, _ = library(weights)
+    classes = tuple(sorted(map(str, range(num_classes))))
+    options = {"weights": str(published)} if is_file else {"pretrained": True}
+    model, _, notes = built_with_notes(world, classes, own_head, model="squeezenet1_1", **options)
+    order = [*map(int, classes)] if is_by_number else [*range(num_classes)]
+    assert torch.equal(model.state_dict()["classifier.1.weight"], weights["classifier.1.weight"][order])
+    assert any(("0, 1, 2, 3" if is_by_number else "0, 1, 10, 11, 2") in note for note in notes)
+
+
 def test_pretrained_is_downloaded_once_and_then_read_from_the_cache(library, world):
     weights = weights_of("squeezenet1_1", 1000)
     published, cached = library(weights)
