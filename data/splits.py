@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -117,6 +118,7 @@ def hint_at(name: str, others: Iterable[str]) -> str:
     return "" if twin is None else f"; {name!r} and {twin!r} differ only in {_VARIANTS}"
 
 
+@lru_cache(2**16)  # every class is asked about for each row whose label is unknown
 def _look(name: str) -> str | Decimal:
     """What is the same for names that look alike: 0 and 0.0, cat and Cat."""
     visible = "".join(char for char in unicodedata.normalize("NFKC", name) if unicodedata.category(char) != "Cf")
