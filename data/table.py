@@ -124,8 +124,10 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: 
     # a table
     wanted = [*columns.texts, *columns.labels, *filter(None, (columns.group, columns.split))]
     for number, values in _objects(path):
-        if not keep_blank and _is_blank(values.values()):
-            continue
+        if _is_blank(values.values()):
+            if not keep_blank:
+                continue
+            values = dict.fromkeys(wanted) | values
         if missing := [name for name in wanted if name not in values]:
             raise _wrong(path, number, f"has no {some(missing)}; it has {some(values)}")
         if unwanted and unwanted in values:

@@ -381,7 +381,7 @@ def test_rows_that_hold_nothing_are_no_rows_of_any_format(write, name, place):
 
 
 @pytest.mark.parametrize("name, blank", [
-    ("t.csv", ","), ("t.csv", "  "), ("t.tsv", "\t"), ("t.jsonl", '{"text": null, "label": null}')])
+    ("t.csv", ","), ("t.csv", "  "), ("t.tsv", "\t"), ("t.jsonl", '{"text": null, "label": null}'), ("t.jsonl", "{}")])
 def test_rows_that_hold_nothing_can_be_kept(write, name, blank):
     """What is predicted has a row for each."""
     path = write(name, SMALL[name].replace("x\n", f"x\n{blank}\n").replace("}\n{", f"}}\n{blank}\n{{"))
