@@ -53,6 +53,11 @@ class ImageIndex:
         """That of the first of them."""
         return self.paths(index)[0]
 
+    def relabelled(self, own: Iterable[str], classes: Iterable[str]) -> "ImageIndex":
+        """The same samples, with labels that count `classes` and not `own`, which are among them."""
+        label_of = {name: label for label, name in enumerate(classes)}
+        return replace(self, labels=np.array([label_of[name] for name in own], np.int32)[self.labels])
+
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex:
@@ -66,8 +71,7 @@ class FolderIndex:
 
     def labelled(self, classes: Sequence[str]) -> "FolderIndex":
         """The same samples, with labels that count `classes`, among which are all of its own."""
-        place = np.array([classes.index(name) for name in self.classes], np.int32)
-        splits = {name: replace(split, labels=place[split.labels]) for name, split in self.splits.items()}
+        splits = {name: split.relabelled(self.classes, classes) for name, split in self.splits.items()}
         return replace(self, classes=tuple(classes), splits=splits)
 
 
@@ -177,7 +181,6 @@ class _Scan:
                         "put all images of a class into one folder")
 
         # the labels of the other splits
-        label_of = {name: label for label, name in enumerate(classes)}
         for split in [split for split in splits if split != first]:
             if not class_names[split]:
                 self.notes.append(f"{folders[split]}/ has no images in class folders and is not used")
@@ -186,8 +189,7 @@ class _Scan:
             if extra := sorted(set(class_names[split]) - set(classes)):
                 raise UserError(f"--data {self.root}: {folders[split]}/ has {some(extra)}, which train/ lacks"
                                 f"{hint_at(extra[0], classes)}; move, rename or remove some", Exit.BAD_DATA)
-            labels = np.array([label_of[name] for name in class_names[split]], dtype=np.int32)[splits[split].labels]
-            splits[split] = replace(splits[split], labels=labels)
+            splits[split] = splits[split].relabelled(class_names[split], classes)
 
         # notes, fingerprint
         self.notes += self._names.notes
