@@ -1,14 +1,13 @@
 """Which evaluation of a run is the best one: by the metric that --best names."""
 
-import difflib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.log import EMA
+from engine.log import EMA, records
 from engine.start import Start
 from utils.errors import Exit, UserError
+from utils.settings.spelling import suggestion
 
 if TYPE_CHECKING:
     from engine.training import Training
@@ -21,9 +20,8 @@ def best_metric(start: Start) -> tuple[str, bool]:
         names |= metric.names
     name = task.best if start.config.record.best == "auto" else start.config.record.best
     if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        meant = f" (did you mean {close[0]}?)" if close else ""
-        raise UserError(f"--best {name}: this task and data have no such metric{meant}; choose from {', '.join(names)}")
+        raise UserError(f"--best {name}: this task and data have no such metric{suggestion(name, names)};"
+                        f" choose from {', '.join(names)}")
     return name, names[name]
 
 
@@ -74,6 +72,5 @@ def _is_better(value: float, other: float, is_high: bool, min_delta: float = 0.0
 
 def recorded(run_dir: Path, step: int, name: str) -> float | None:
     """A value of the evaluation at `step` by RUN/metrics.jsonl; None if it is not there (in runs of older versions)."""
-    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    found = [record.get(name) for record in records if (record["split"], record["step"]) == ("val", step)]
+    found = [record.get(name) for record in records(run_dir, "val") if record["step"] == step]
     return found[-1] if found else None

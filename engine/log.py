@@ -67,25 +67,18 @@ def figure(task: Task, name: str, value: float | None) -> str:
     return f"{100 * value:.2f} %" if is_percentage and value is not None else rounded(value)
 
 
-def last_record(run_dir: Path, split: str) -> dict[str, Any]:
-    """The last record of "train" or "val" in RUN/metrics.jsonl."""
-    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [record for record in records if record["split"] == split][-1]
+def records(run_dir: Path, *splits: str) -> list[dict[str, Any]]:
+    """The records of these splits in RUN/metrics.jsonl: "train", "val", "epoch"."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["split"] in splits]
 
 
 class SilentLog:
     """The log of the other ranks: the methods of Log, doing nothing."""
 
-    def note(self, text: str) -> None: pass
-    def explain(self, start: Start, total_steps: int, is_even: bool) -> None: pass
-    def train(self, record: Mapping[str, Any]) -> None: pass
-    def evaluation(self, record: Mapping[str, Any]) -> None: pass
-    def epoch(self, record: Mapping[str, Any]) -> None: pass
-    def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None: pass
-    def advance(self, step: int) -> None: pass
-    def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None: pass
-    def flush(self) -> None: pass
-    def close(self) -> None: pass
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        getattr(Log, name)  # raises AttributeError
+        return lambda *args, **named: None
 
 
 class Log:
@@ -109,7 +102,7 @@ class Log:
         is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, pictures
         first = done.step if is_repeated else done.step + 1
         self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
-        for record in map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines()):
+        for record in records(run_dir, *_TAGS):
             if record["step"] >= first:
                 self._chart(record["split"], {name: record[name] for name in record if name not in ("split", "time")})
 
@@ -126,9 +119,7 @@ class Log:
 
         is_even: whether all ranks have equally many micro-batches.
         """
-        records = map(json.loads, (start.run.path / "metrics.jsonl").read_text().splitlines())
-        explained = (record for record in records if record["split"] != "epoch")
-        self._notes, first = notes_of(start, total_steps, is_even, explained)
+        self._notes, first = notes_of(start, total_steps, is_even, records(start.run.path, "train", "val"))
         for text in first:
             self.note(text)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.batch import GlobalBatch
-from engine.log import figure, last_record
+from engine.log import figure, records
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
 from utils.errors import Exit, counted, rounded
@@ -103,7 +103,7 @@ def position(progress: Progress, num_samples: int) -> dict[str, float]:
 def close_run(t: "Training") -> None:
     """The end of a finished run, on rank 0: RUN/summary.json, and what to do next."""
     best = t.state.best
-    summary = last_record(t.run.path, "val") | {"best": best}
+    summary = records(t.run.path, "val")[-1] | {"best": best}
     t.run.write_json("summary.json", summary)
     metric, usual = best["metric"], t.task.best
     shown = partial(figure, t.task, metric)

@@ -3,7 +3,6 @@
 A name on the hub is fetched once per node, at one commit for the whole run; then only local folders are read.
 """
 
-import difflib
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -20,6 +19,7 @@ from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run, require_shared
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig
+from utils.settings.spelling import suggestion
 
 # who owns the models that are also known without an owner; bert-base, a size, is none of them
 OWNERS = {"google-bert": r"bert-(base|large)-", "distilbert": "distilbert-base-", "albert": "albert-",
@@ -148,8 +148,7 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
                         f" out: copy a hub cache that has this commit to {cache}; or start over with --fresh",
                         Exit.NO_INPUT)
     owner = next((owner for owner, begin in OWNERS.items() if re.match(begin, name)), None)
-    close = difflib.get_close_matches(name, SIZES, n=1)
-    meant = f" (did you mean {close[0]}? It is trained from scratch)" if close and not owner else ""
+    meant = "" if owner else suggestion(name, SIZES, " It is trained from scratch")
     full = f"{owner}/{name}" if owner else name
     raise UserError(
         f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and"

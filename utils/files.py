@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, say
 
 # What systems keep beside a user's files, in lower case: file servers, Windows, macOS, Linux. The names of Jupyter's,
 # Dropbox's and other programs' begin with a dot.
@@ -42,12 +43,12 @@ def ask_server(path: Path) -> None:
             pass
 
 
-def wait_to_see(is_seen: Callable[[], bool], path: Path, waits: Callable[[], None] = lambda: None) -> bool:
+def wait_to_see(is_seen: Callable[[], bool], path: Path) -> bool:
     """Whether is_seen() within CACHED_S. `path`: what another node may just have written, renamed or removed.
 
-    is_seen may raise OSError, which means no. waits: called once, after QUIET_S.
+    is_seen may raise OSError, which means no. After QUIET_S the first rank of a node says that it waits.
     """
-    began, is_quiet = time.monotonic(), True
+    began, is_quiet = time.monotonic(), os.environ.get("LOCAL_RANK", "0") == "0"
     while True:
         with suppress(OSError):
             if is_seen():
@@ -57,7 +58,8 @@ def wait_to_see(is_seen: Callable[[], bool], path: Path, waits: Callable[[], Non
             return False
         if waited_s > QUIET_S and is_quiet:
             is_quiet = False
-            waits()
+            say(f"{socket.gethostname()} does not see {path.absolute()} as another node wrote it; looking again for up"
+                f" to {CACHED_S} s: a network file system may remember what was there before")
         ask_server(path)
         time.sleep(0.1)
 

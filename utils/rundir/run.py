@@ -26,8 +26,8 @@ import yaml
 
 import utils
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, explain, say
-from utils.files import CACHED_S, read_json, sync, wait_to_see, write_atomically
+from utils.errors import Exit, UserError, explain
+from utils.files import read_json, sync, wait_to_see, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
 from utils.rundir.lock import RunLock
@@ -62,12 +62,11 @@ class Run:
         """The value of a setting that may be `auto`: resolved at the first start, kept from then on."""
         kept = self.kept.get(name)
         if given == "auto":
-            self.kept[name] = derive() if kept is None else kept
-        else:
-            if kept is not None and kept != given:
-                self.note(f"{name} was {kept} in this run and is now {given}; the run is not bit-exact from here on")
-            self.kept[name] = given
-        return self.kept[name]
+            given = derive() if kept is None else kept
+        elif kept not in (None, given):
+            self.note(f"{name} was {kept} in this run and is now {given}; the run is not bit-exact from here on")
+        self.kept[name] = given
+        return given
 
     def require_same(self, name: str, value: str, what: str) -> None:
         """Raise UserError (78) if the run was created with another value."""
@@ -204,13 +203,8 @@ def require_shared(path: Path, read: Callable[[], str], world: World) -> str:
     """
     written = world.on_rank_zero(read)  # Collective.
 
-    def waits() -> None:
-        if world.local_rank == 0:
-            say(f"{socket.gethostname()} does not see {path.absolute()} as rank 0 wrote it; looking again for up to"
-                f" {CACHED_S} s: a network file system may remember what was there before")
-
     def look() -> None:
-        if not wait_to_see(lambda: read() == written, path, waits):
+        if not wait_to_see(lambda: read() == written, path):
             raise UserError(f"this node does not see {path.absolute()} as rank 0 wrote it: on several nodes the run"
                             " directory must be shared; give a --run-dir on a disk that all nodes mount", Exit.IO)
 

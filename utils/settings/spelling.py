@@ -69,10 +69,10 @@ def what_is_wrong(words: Sequence[str], task: str) -> str:
     return f"{stray}: this belongs to no setting; {way_out}"
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """" (did you mean ...?)", or nothing."""
+def suggestion(word: str, known: Iterable[str], about: str = "") -> str:
+    """" (did you mean ...?)", or nothing. about: more words, about what may be meant."""
     match = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {match[0]}?)" if match else ""
+    return f" (did you mean {match[0]}?{about})" if match else ""
 
 
 def _spelled(word: str) -> str:

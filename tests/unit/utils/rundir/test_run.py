@@ -101,7 +101,7 @@ def test_a_node_looks_again_until_it_sees_what_rank_0_wrote(world, monkeypatch, 
 
 
 def test_a_run_directory_that_is_not_shared_is_74_and_leaves_nothing(world, monkeypatch):
-    monkeypatch.setattr(run_module, "wait_to_see", lambda is_seen, path, waits: False)
+    monkeypatch.setattr(run_module, "wait_to_see", lambda is_seen, path: False)
     error = refusal(world, "--run-dir=run")
     assert (error.code, "run directory must be shared" in str(error), os.listdir()) == (Exit.IO, True, [])
 
