@@ -128,10 +128,10 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
 
 
 def weight_notes(config: LossOptions, classes: tuple[str, ...]) -> list[str]:
-    """For the user: the weights that --class-weights gives, by name. Raises UserError (64)."""
+    """For the user: the weights that --class-weights gives, by name, with all their digits. Raises UserError (64)."""
     words = getattr(config, "class_weights", "none")
     if words in ("none", "balanced"):
         return []
-    weights = class_weights(words, classes, np.zeros(0, np.int32)).tolist()
-    pairs = (f"{name}={weight:g}" for name, weight in zip(classes, weights, strict=True))
+    weights = map(partial(np.format_float_positional, trim="-"), class_weights(words, classes, np.zeros(0)).numpy())
+    pairs = (f"{name}={weight}" for name, weight in zip(classes, weights, strict=True))
     return [f"the weights of the classes: --class-weights {shlex.quote(','.join(pairs))}"]

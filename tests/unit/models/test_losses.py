@@ -102,7 +102,8 @@ def test_wrong_weights_by_name_are_refused(words, found):
 @pytest.mark.parametrize("words, notes", [
     ("none", []), ("balanced", []),
     ("1,2.5,3,4", ["the weights of the classes: --class-weights 0=1,1=2.5,10=3,2=4"]),
-    ("2=4,10=3,1=2.5,0=1", ["the weights of the classes: --class-weights 0=1,1=2.5,10=3,2=4"])])
+    ("2=4,10=3,1=2.5,0=1", ["the weights of the classes: --class-weights 0=1,1=2.5,10=3,2=4"]),
+    ("0.1234567,1e6,3,1e-9", ["the weights of the classes: --class-weights 0=0.1234567,1=1000000,10=3,2=0.000000001"])])
 def test_the_weights_that_are_given_are_shown_by_name(words, notes):
     assert weight_notes(ClassLossOptions(class_weights=words), ("0", "1", "10", "2")) == notes
 
