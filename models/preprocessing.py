@@ -19,7 +19,7 @@ from data.augment import CentreCrop, usual_resize_size
 from data.image_decode import WHITES, EncodedImage, UnreadableImage
 from data.image_index import ImageIndex
 from models.timm_models import crop_note, is_timm, timm_preprocessing
-from utils.distributed.world import World
+from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
 from utils.settings.config import flag
@@ -162,6 +162,12 @@ def read_description(folder: Path) -> dict[str, Any]:
         raise UserError(
             f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): it needs a config.json"
             " with an architecture, as RUN/model has", Exit.NO_INPUT) from None
+
+
+def description_of(model: str, world: World) -> dict[str, Any]:
+    """read_description() of --model, the same on all nodes; empty if it names no folder. Collective."""
+    is_there = is_folder(model, world)  # Collective.
+    return world.everywhere(lambda: read_description(Path(model))) if is_there else {}  # Collective.
 
 
 def _plain(value: Any) -> Any:

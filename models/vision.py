@@ -27,10 +27,10 @@ from data.image_index import ImageIndex
 from data.labels import outputs_for
 from models.dropout import set_drop_path, set_dropout
 from models.objectives import values_of
-from models.preprocessing import read_description
+from models.preprocessing import description_of, read_description
 from models.timm_models import build_timm, is_timm, timm_version
 from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_more_channels
-from utils.distributed.world import World, is_folder
+from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores
 from utils.settings.image_options import ModelOptions
@@ -125,10 +125,9 @@ def build_model(
     or weights that do not fit, 65 if their classes are others and own_head, 66 for missing or unreachable files.
     """
     # the model
-    folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
-    described = {"architecture": config.model}
-    if folder:
-        described = world.everywhere(lambda: read_description(folder))  # Collective.
+    described = description_of(config.model, world)  # Collective.
+    folder = Path(config.model) if described else None
+    described = described or {"architecture": config.model}
     if is_timm(described["architecture"]):
         world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
     model = build_classifier(

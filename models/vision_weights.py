@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.blocks import in_head
-from models.preprocessing import read_description
 from models.timm_models import converted, is_timm, timm_weights, wordnet_ids
-from utils.distributed.world import World, is_folder
+from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line, say, some
 from utils.settings.image_options import ModelOptions
 
@@ -106,14 +105,12 @@ def initial_weights_of(
     return converted(architecture, weights, image_size) if is_timm(architecture) else weights, notes
 
 
-def classes_of_weights(config: ModelOptions, classes: Sequence[str], world: World) -> Sequence[str]:
+def classes_of_weights(config: ModelOptions, described: dict, classes: Sequence[str], world: World) -> Sequence[str]:
     """The names of the outputs of the weights that are evaluated, where these have names, `classes` and others.
 
-    Those of another run; or, where `classes` are WordNet ids, ImageNet's: they are in the order of these ids in all
-    published weights. Else `classes` itself. Collective.
+    described: of --model, see description_of. Its classes; or, where `classes` are WordNet ids, ImageNet's: they are
+    in the order of these ids in all published weights. Else `classes` itself. Collective.
     """
-    folder = Path(config.model) if is_folder(config.model, world) else None  # Collective.
-    described = world.everywhere(lambda: read_description(folder)) if folder else {}  # Collective.
     names = described.get("classes", [])
     if not names and all(re.fullmatch(r"n\d{8}", name) for name in classes):
         sizes = {1000}

@@ -30,12 +30,12 @@ from data.table import IMAGES
 from data.table_source import TableSource
 from models.losses import weight_notes
 from models.objectives import build_objective, kind_of, label_columns_of
-from models.preprocessing import read_description, resolve_preprocessing
+from models.preprocessing import description_of, resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
 from models.timm_models import is_timm
 from models.vision import build_model, classify_images, load_model_folder, require_known, save_model_folder
 from models.vision_weights import classes_of_weights
-from utils.distributed.world import World, is_folder
+from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.files import cache_path
 from utils.rundir.run import Run
@@ -67,13 +67,14 @@ class ImageTask:
         world.on_rank_zero(lambda: len(build().classes), per_node=True)  # Collective.
         index = world.everywhere(build, takes_long=True)  # Collective.
         require_split(config.run.split, index.splits, self._root)
+        described = description_of(config.model.model, world)  # Collective.
         if as_they_are and index.splits["train"].labels.ndim == 1:
-            index = index.labelled(classes_of_weights(config.model, index.classes, world))  # Collective.
+            index = index.labelled(classes_of_weights(config.model, described, index.classes, world))  # Collective.
         self.classes, self.fingerprint = index.classes, index.fingerprint
         self._num_images, self._columns = index.splits["train"].num_images, index.columns
 
         # preprocessing, and what suits the weights
-        if not is_timm(config.model.model) and not is_folder(config.model.model, world):  # Collective.
+        if not described and not is_timm(config.model.model):
             require_known(config.model.model)
         self._prepared, notes = resolve_preprocessing(  # Collective.
             config.images, config.model, index.splits["train"], run, world)
@@ -87,12 +88,10 @@ class ImageTask:
         train, evaluated = index.splits["train"], index.splits[config.run.split]
         train_transform, eval_transform = build_transforms(
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
-        model = None
-        if as_they_are and is_folder(config.model.model, world):  # Collective.
-            model = world.everywhere(lambda: read_description(Path(config.model.model)))  # Collective.
-        self.objective = build_objective(config, self.classes, train.labels, evaluated.labels, model)
-        lacks = lacking(self.classes, evaluated.labels, config.run.split)
-        self.notes += (*lacks, *weight_notes(config.loss, self.classes))
+        self.objective = build_objective(
+            config, self.classes, train.labels, evaluated.labels, described if described and as_they_are else None)
+        self.notes += (*lacking(self.classes, evaluated.labels, config.run.split),
+                       *weight_notes(config.loss, self.classes))
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best = self.objective.best
         self._mix = build_mixing(config.augment, self._prepared.image_size)

@@ -16,7 +16,7 @@ from timm.optim import param_groups_layer_decay
 
 from benchmarks.pretrained import write_lite0
 from models.blocks import blocks_of, freeze, lr_factors
-from models.preprocessing import preprocessing_of_weights
+from models.preprocessing import description_of, preprocessing_of_weights
 from models.timm_models import crop_note, timm_preprocessing
 from models.vision import build_classifier, build_model, classify_images, load_model_folder, save_model_folder
 from models.vision_weights import classes_of_weights
@@ -123,11 +123,12 @@ def test_names_of_the_weights_outputs_are_found_or_left(world, model_folder_of, 
     for options, classes, expected in (
             (file, ids[7:9], ids), (file, ["cat", "dog"], ["cat", "dog"]), (file, ["n00000001"], ["n00000001"]),
             (run, ["a", "b"], ["b", "a", "c"]), (run, ["a", "d"], ["a", "d"])):
-        assert classes_of_weights(ModelOptions(**options), classes, world) == expected
+        described = description_of(options["model"], world)
+        assert classes_of_weights(ModelOptions(**options), described, classes, world) == expected
     ten = {"head.fc.weight": torch.zeros(10, 8), "head.fc.bias": torch.zeros(10)}
     torch.save(ten, real_weights.with_name("ten.pth"))
     few = ModelOptions(model=TINY, weights=str(real_weights.with_name("ten.pth")))
-    assert classes_of_weights(few, ids[:10], world) == ids[:10]
+    assert classes_of_weights(few, {}, ids[:10], world) == ids[:10]
 
 
 @pytest.fixture
