@@ -115,7 +115,8 @@ def lacking(names: Sequence[str], labels: np.ndarray, split: str) -> list[str]:
     found = [name for name, count in zip(names, counts, strict=True) if not count]
     if not found or labels.dtype.kind == "f":
         return []
-    return [f"{split} has no sample of {some(found)}, so its figures do not cover {counted(len(found), 'class')}"]
+    many = counted(len(found), "class" if labels.ndim == 1 else "label")
+    return [f"{split} has no sample of {some(found)}, so its figures say nothing about {many}"]
 
 
 def label_at(labels: np.ndarray, index: int) -> int | np.ndarray:

@@ -64,9 +64,10 @@ def test_labels_of_another_kind_are_refused(kind, rows, words):
 def test_classes_without_a_sample_in_a_split_are_noted():
     """Of regression there is nothing to say."""
     names = ("a", "b", "c")
-    for labels in (np.array([2, 0, 2], np.int32), np.array([[1, 0, 0], [0, 0, 1]], np.uint8)):
+    for labels, what in (
+            (np.array([2, 0, 2], np.int32), "class"), (np.array([[1, 0, 0], [0, 0, 1]], np.uint8), "label")):
         [note] = lacking(names, labels, "test")
-        assert "test has no sample of b," in note
+        assert "test has no sample of b," in note and note.endswith(f" 1 {what}")
     assert lacking(names, np.array([2, 0, 1], np.int32), "val") == []
     assert lacking(names, np.zeros((4, 3)), "val") == []
 
