@@ -59,8 +59,10 @@ class TextTask:
             config, self._encoder, lambda: read_texts(source), run, world)
         self._source = source = replace(source, tokenizer=digest)
 
-        # width of batches; a run that an earlier version began keeps its own
+        # width and padding of batches; a run that an earlier version began keeps its own
         self._pad_to = run.kept.setdefault("pad_to", width_multiple(world.device.type) if is_new else TILE)
+        if not is_new:
+            run.kept.setdefault("padding_side", "right")  # else see LabelledTextTask
 
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:

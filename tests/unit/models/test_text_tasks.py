@@ -301,6 +301,14 @@ def test_a_text_has_the_outputs_that_transformers_gives_it_alone(
     assert ("token_type_ids" in batch.inputs) == (ALONE[family][0] == 1)
 
 
+@pytest.mark.parametrize(("kept", "side"), [({}, "left"), ({"data": "of an earlier version's run"}, "right")])
+def test_a_run_that_an_earlier_version_began_keeps_its_padding(kept, side, build, folders, tmp_path):
+    folder, _ = padded_model(build, folders, tmp_path, "xlnet")
+    task = build("text-classification", "--model", folder, kept=kept)
+    task.build_model(initial_weights=not kept)
+    assert task._run.kept["padding_side"] == side
+
+
 def test_an_encoder_that_reads_padding_is_noted_once(build, folders, tmp_path, capsys):
     """FNet has no mask. What was found is kept."""
     folder = tmp_path / "fnet"
