@@ -143,17 +143,16 @@ class Log:
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures."""
-        metrics = {name: value for name, value in record.items() if name not in _POSITION}
-        figures = {name: value for name, value in metrics.items() if not isinstance(value, Tensor)}
         new = self._write("val", record)
-        for name in [name for name, value in metrics.items() if name not in figures and not value.is_floating_point()]:
-            from engine.confusion_picture import confusion_picture
-            title = f"step {record['step']}, shade = share of the true class"
-            picture = confusion_picture(metrics[name], self._task.classes, title)
-            self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
-        quiet = {"evaluated"}.union(*(metric.quiet for metric in self._task.metrics))
-        shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in figures.items()
-                         if name not in quiet)
+        for name, value in record.items():
+            if isinstance(value, Tensor) and not value.is_floating_point():
+                from engine.confusion_picture import confusion_picture
+                title = f"step {record['step']}, shade = share of the true class"
+                picture = confusion_picture(value, self._task.classes, title)
+                self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
+        quiet = {"evaluated", *_POSITION}.union(*(metric.quiet for metric in self._task.metrics))
+        shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in record.items()
+                         if name not in quiet and not isinstance(value, Tensor))
         self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
         for text in new:
             self.note(text)

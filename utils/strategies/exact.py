@@ -12,7 +12,7 @@ Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (E
 It sends twice the bytes of DDP.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,9 +20,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from utils.distributed.world import World
-from utils.settings.run_options import DeviceOptions
-from utils.strategies.base import DEFAULTS, BlocksOf, no_blocks
 from utils.strategies.replicated import Replicated
 
 GRID = 2.0**50  # grid units per 1.0
@@ -38,11 +35,8 @@ class Exact(Replicated):
     bytes_per_param = 8  # its int64 sum
     not_finite = "is not finite, or is larger than 2^12 / micro-batches (--strategy exact)"
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
-                 config: DeviceOptions = DEFAULTS):
-        super().__init__(module, world, blocks_of, config)
-        self._buckets: list[_Bucket] = []
-        self._hooks: list[RemovableHandle] = []
+    _buckets: "Sequence[_Bucket]" = ()
+    _hooks: Sequence[RemovableHandle] = ()
 
     def setup(self, num_micro_batches: int) -> None:
         """Send rank 0's parameters to all ranks, and hook every trainable one. Collective."""

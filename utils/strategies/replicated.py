@@ -2,24 +2,22 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from utils.distributed.world import World
-from utils.settings.run_options import DeviceOptions
-from utils.strategies.base import DEFAULTS, AnyMicroBatch, BlocksOf, Item, Strategy, no_blocks
+from utils.strategies.base import AnyMicroBatch, Item, Strategy
 from utils.strategies.buffers import Buffers
 
 
 class Replicated(Strategy):
     """All of a Strategy except setup and the sum over ranks, which a subclass adds in grad_sync and finish."""
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
-                 config: DeviceOptions = DEFAULTS):
-        super().__init__(module, world, blocks_of, config)
-        self._buffers = Buffers(module)
+    @cached_property
+    def _buffers(self) -> Buffers:
+        return Buffers(self.module)
 
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
         """The context of one micro-batch's forward and backward; the sum over ranks may start in a rank's last one."""
