@@ -86,11 +86,8 @@ class Precision(Generic[Position]):
 
         With fp16, such steps are how the scale finds its level: they count only after the scale has fallen below 1.
         """
-        if self._last is None:
-            return None
-        position, is_usual = self._last
-        self._last = None
-        return None if bool(is_usual.wait()[0]) else position
+        last, self._last = self._last, None
+        return None if last is None or bool(last[1].wait()[0]) else last[0]
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:
