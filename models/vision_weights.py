@@ -183,8 +183,7 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequenc
     has_new_head = outputs is None or any(map(is_in_head, set().union(*wrong.values())))
     new_head = [name for name in own if has_new_head and is_in_head(name)]
     wrong = {what: sorted(name for name in names if not is_in_head(name)) for what, names in wrong.items()}
-    if any(wrong.values()):
-        found = "; ".join(f"{what}: {some(names)}" for what, names in wrong.items() if names)
+    if found := "; ".join(f"{what}: {some(names)}" for what, names in wrong.items() if names):
         raise UserError(f"the weights do not fit --model: {found}; use weights of the same architecture")
 
     # load them
