@@ -6,6 +6,7 @@ Torch is not imported, so a finished run answers at once.
 import json
 import os
 import re
+import shlex
 import socket
 import sys
 from collections.abc import Collection, Mapping
@@ -67,8 +68,8 @@ def words_if_finished(config: Config) -> str | None:
     except (UserError, OSError, yaml.YAMLError):
         return None  # open_run reports it on all ranks
     figures = ", ".join(f"{name} {rounded(value)}" for name, value in summary.items() if isinstance(value, float))
-    return (f"{path} is finished: step {summary.get('step')}, {figures}\n"
-            f"--fresh starts over; to train longer, start a new run from it: --model {path / 'model'}")
+    return (f"{path} is finished: step {summary.get('step')}, {figures}\n--fresh starts over; to train longer, start a"
+            f" new run from it: --model {shlex.quote(str(path / 'model'))}")
 
 
 def keep_ending(state: str, code: int, message: str) -> None:

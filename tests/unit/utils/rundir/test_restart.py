@@ -97,6 +97,11 @@ def test_a_finished_run_says_so_and_exits_with_0(finished, capsys):
     assert (left.value.code, "step 12, top1 0.9700" in text, "--fresh" in text) == (0, True, True)
 
 
+def test_what_a_finished_run_says_can_be_pasted(finished):
+    os.rename("run", "my run")
+    assert words_if_finished(config_of("--run-dir=my run")).endswith("--model 'my run/model'")
+
+
 def test_on_several_nodes_rank_0_decides_whether_the_run_is_finished(finished, monkeypatch):
     """The others may not see it yet: one would end, and another wait for it."""
     config = config_of("--run-dir=run")
