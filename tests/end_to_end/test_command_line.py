@@ -77,9 +77,9 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
 
 @pytest.mark.parametrize(("case", "code", "parts"), [
     ("missing folder", Exit.NO_INPUT, ["nowhere", "no such folder"]),
-    ("empty folder", Exit.BAD_DATA, ["empty", "holds no class folders: it is empty"]),
+    ("empty folder", Exit.BAD_DATA, ["empty", "holds no class folders with images: it is empty"]),
     ("empty class", Exit.BAD_DATA, ["train/nothing holds no images", ".png"]),
-    ("train without classes", Exit.BAD_DATA, ["train/ holds no class folders: it is empty"]),
+    ("train without classes", Exit.BAD_DATA, ["train/ holds no class folders with images: it is empty"]),
     ("one sample under BatchNorm", Exit.USAGE,
      ["57 training samples", "BatchNorm needs two", "--micro-batch-size 3"]),
     ("one sample to mix", Exit.USAGE, ["--mixup 0.2", "every micro-batch of this run has one sample",
