@@ -15,10 +15,10 @@ Legend: N images, H, W height and width in pixels.
 import errno
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -32,7 +32,7 @@ from data.augment import RESERVE, resized
 from data.image_decode import LONGEST, WHITES, EncodedImage, PackedImage, UnreadableImage
 from data.image_index import FolderIndex
 from utils.array_folder import describe, digest_of, open_arrays
-from utils.distributed.signals import end_with_parent
+from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.files import cache_path, locked, see_listed, sync
@@ -252,7 +252,7 @@ def _packed(paths: Sequence[str], spec: CacheSpec, workers: int) -> Iterator[lis
     """Chunks in the order of `paths`, from as many processes."""
     yield from DataLoader(
         _Chunks(paths, spec), batch_size=None, sampler=range(-(-len(paths) // CHUNK)), num_workers=workers,
-        multiprocessing_context="fork", worker_init_fn=lambda worker: end_with_parent(signal.SIGKILL))
+        multiprocessing_context="fork", worker_init_fn=partial(end_worker_with, os.getpid()))
 
 
 class _Chunks:

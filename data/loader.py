@@ -1,13 +1,14 @@
 """Loading: one item is one micro-batch, so that memory and waits do not grow with the global batch."""
 
 import mmap
+import os
 import resource
 import shutil
-import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from data.batch import Batch, SampleSet
 from data.sampler import MicroBatchRequest
-from utils.distributed.signals import end_with_parent
+from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
 from utils.rundir.room import SHARED_MEMORY
@@ -75,7 +76,7 @@ def build_loader(
         # Forked workers share the index without a copy. Explicit, because Python 3.14 changed the default.
         multiprocessing_context="fork" if workers else None,
         # torch's workers check on their parent every 5 s, and not while a read hangs.
-        worker_init_fn=lambda worker: end_with_parent(signal.SIGKILL),
+        worker_init_fn=partial(end_worker_with, os.getpid()),
         generator=torch.Generator(),  # its own: else making an iterator would draw from torch's default one
         pin_memory=world.device.type != "cpu")
 

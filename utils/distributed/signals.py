@@ -88,3 +88,13 @@ def end_with_parent(number: int) -> None:
     Linux only.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def end_worker_with(parent: int, worker: int) -> None:
+    """End this data loading process with its parent, which may have ended already. For a DataLoader's worker_init_fn.
+
+    parent: a process id. worker: the number of this process.
+    """
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

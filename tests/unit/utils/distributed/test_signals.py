@@ -1,6 +1,8 @@
 """utils/distributed/signals.py: what each signal means. (That they arrive: test_watchdog.py.)"""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -70,3 +72,22 @@ def test_stop_after_is_a_reason_once_its_time_is_over(clock):
         clock.now += seconds
         found.append((signals.wants_to_stop(), signals.reason))
     assert found == [(False, None), (True, "--stop-after")]
+
+
+_ORPHAN = """
+import os, signal, time
+from utils.distributed.signals import end_worker_with
+parent = os.getpid()
+if os.fork():
+    os.kill(parent, signal.SIGKILL)
+while os.getppid() == parent:
+    time.sleep(0.001)
+end_worker_with(parent, 0)
+print("alive", flush=True)
+"""
+
+
+def test_a_process_whose_parent_has_ended_already_ends_too():
+    """A data loading process is forked, and its rank killed before the kernel knows that they end together."""
+    done = subprocess.run([sys.executable, "-c", _ORPHAN], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
