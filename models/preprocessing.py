@@ -77,7 +77,7 @@ def resolve_preprocessing(
     # An earlier version took 65535. Weights that are evaluated as they are keep what they were trained with.
     white = run.resolve("white_value", "auto", lambda: (
         WHITES[-1] if not is_new else (run.is_read_only and (known or {}).get("white_value"))
-        or world.on_rank_zero(lambda: white_for(index), takes_long=True)))  # Collective.
+        or world.on_rank_zero(lambda: white_for(index))))  # Collective.
     found = Preprocessing(size, resize_size, **values, white_value=white)
     known, evaluated = (each and each | {"white_value": white} for each in (known, evaluated))
 
@@ -141,12 +141,13 @@ def size_for(index: ImageIndex) -> int:
 def white_for(index: ImageIndex) -> int:
     """What is white in files with 16 bits: the smallest of WHITES that holds what some of them have.
 
-    65535 if none has 16 bits.
+    65535 if none has 16 bits. JPEGs have 8.
     """
     whites = []
     for position in range(0, len(index), -(-len(index) // DECODED)):
         with suppress(UnreadableImage):  # the training says so when it reads it
-            whites += [EncodedImage(path).white or 0 for path in index.paths(position)]
+            whites += [EncodedImage(path).white or 0 for path in index.paths(position)
+                       if not path.lower().endswith((".jpg", ".jpeg"))]
     return max(whites, default=0) or WHITES[-1]
 
 

@@ -149,12 +149,15 @@ def sample_of(rank: int, step: int, place: int = 0) -> int:
 
 
 class HeldImage:
-    """An image in whose place stands a FIFO: who reads it waits until it is given, and the test knows that he does."""
+    """An image in whose place stands a FIFO: who reads it waits until it is given, and the test knows that he does.
+
+    It has a JPEG's name: other files are read at the start of a run, to see how many bits they have.
+    """
 
     def __init__(self, image: Path):
-        self.image, self._data, self._end = image, image.read_bytes(), None
+        self.image, self._data, self._end = image.with_suffix(".jpg"), image.read_bytes(), None
         image.unlink()
-        os.mkfifo(image)
+        os.mkfifo(self.image)
 
     def is_wanted(self) -> bool:
         """Whether a process waits for it; from then on that process alone gets it."""

@@ -131,5 +131,6 @@ def flag(name: str) -> str:
 
 
 def groups(config: Config) -> list[Any]:
-    """The pages of settings, in ORDER."""
-    return [getattr(config, name) for name in ORDER if hasattr(config, name)]
+    """The pages of settings, in ORDER; others come last."""
+    names = [item.name for item in fields(config)]
+    return [getattr(config, name) for name in sorted(names, key=(*ORDER, *names).index)]

@@ -103,7 +103,7 @@ class OptimOptions:
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1, rare=True)
     betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1, rare=True)
     weight_decay: float = option(
-        0.05, "weight decay; none on biases, norms, and what image models exempt", at_least=0, of_model=True)
+        0.05, "weight decay; none on biases, norms, positions, scales", at_least=0, of_model=True)
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
     step_epochs: int = option(
         30, "--schedule step: epochs between two changes of the learning rate", at_least=1, rare=True)

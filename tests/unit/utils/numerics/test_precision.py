@@ -211,6 +211,7 @@ def test_a_forward_computes_in_the_given_precision(name, dtype):
 
 @pytest.fixture
 def _torch_settings():
+    torch.set_float32_matmul_precision("highest")  # on the CPU, too, where another test may have changed it
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     products, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     attention = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
