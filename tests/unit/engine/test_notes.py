@@ -179,7 +179,7 @@ def test_few_steps_are_noted_with_a_batch_that_makes_more(num, words, total, fou
 
 
 @pytest.mark.parametrize("num_eval, is_said", [(10**4, False), (10**4 + 1, True)])
-def test_a_best_metric_that_is_too_large_is_named_with_what_takes_its_place(world, num_eval, is_said):
+def test_a_best_metric_that_is_too_large_is_named_with_what_replaces_it(world, num_eval, is_said):
     objective = object.__new__(Labels)
     objective.names, objective.best = tuple(map(str, range(1000))), "micro_f1"
     task = SimpleNamespace(objective=objective, train_set=range(10**4), eval_set=range(num_eval))
