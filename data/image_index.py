@@ -10,21 +10,21 @@ Legend: N images.
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from data.splits import SPLIT_NAMES, VAL_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes, require_split
-from utils.array_folder import digest_of, kept_arrays, open_arrays
+from utils.array_folder import Kept, digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-CACHE_VERSION = 3
+CACHE_VERSION = 4
 ARRAYS = ("names", "spans", "labels")
 
 
@@ -67,7 +67,7 @@ class FolderIndex:
     splits: dict[str, ImageIndex]
     fingerprint: str  # sha256 over the relative paths in all splits' folders; held-out images do not change it
     notes: tuple[str, ...]  # for the user, a line each
-    columns: tuple[str, ...] = ("image",)  # of tables: those with the images
+    columns: tuple[str, ...]  # of tables: those with the images; else "image"
 
     def labelled(self, classes: Sequence[str]) -> "FolderIndex":
         """The same samples, with labels that count `classes`, among which are all of its own."""
@@ -76,58 +76,59 @@ class FolderIndex:
 
 
 def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False) -> FolderIndex:
-    """The index of a data folder, from the cache if no directory in it has changed since.
-
-    as_written: see data.splits.ClassNames.
-    One process per node should come first, so that the others find its cache; any number at once is safe.
-    Raises UserError (64, 65, 66, 74).
-    """
-    # the index of what is there
+    """The index of a data folder. as_written: see data.splits.ClassNames. See kept_index()."""
     root = os.path.abspath(root)
     # The time differs between nodes with local data, not between nodes that share it (inodes may differ then, on FUSE).
     time = os.stat(root).st_mtime_ns if os.path.exists(root) else 0
     file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time, as_written, val.only)}.json"
-    found = _load(file, root)
-    if found is None:
+    return kept_index(file, _Scan(root, as_written, val.only).read, val, root)
+
+
+def kept_index(file: Path, read: Callable[[], Kept], val: ValSplit, data: str) -> FolderIndex:
+    """What read() finds, from the cache if no directory has changed since; val is held out of train if there is none.
+
+    One process per node should come first, so that the others find its cache; any number at once is safe.
+    file: of the cache; its name holds all else that decides what is found. It names the folder with the arrays, whose
+    own name is that of its content: copies of the data share it, and who has mapped an older one keeps it.
+    read: gives the fields of FolderIndex (of splits, their names), the root of its paths, and {directory: st_mtime_ns};
+    and the arrays of each split ("train.spans"), and maybe the groups of train.
+    data: the value of --data, for messages. Raises UserError (64, 65, 66, 74).
+    """
+    # the index of what is there
+    if (found := _opened(file)) is None:
         with one_at_a_time(file):
-            found = _load(file, root) or _scan(file, _Scan(root, as_written, val.only))
+            found = _opened(file) or _kept(file, *read())
+    about, arrays = found
+    splits = {split: ImageIndex(about["root"], *(arrays[f"{split}.{name}"] for name in ARRAYS),
+                                num_images=len(about["columns"])) for split in about["splits"]}
+    index = FolderIndex(tuple(about["classes"]), splits, about["fingerprint"], tuple(about["notes"]),
+                        tuple(about["columns"]))
 
     # val
-    if {"val", val.only} & found.splits.keys():  # what alone is evaluated stands for train, too
-        return replace(found, splits={"train": next(iter(found.splits.values()))} | found.splits)
-    folder = val.folder(file.with_name(_name(found.classes, found.splits, found.fingerprint)))
-    splits, note = hold_out(found.splits, val, root, folder)
-    return replace(found, splits=splits, notes=(*found.notes, note))
+    if {"val", val.only} & splits.keys():  # what alone is evaluated stands for train, too
+        return replace(index, splits={"train": next(iter(splits.values()))} | splits)
+    splits, note = hold_out(splits, val, data, val.folder(file.with_name(about["folder"])), arrays.get("groups"))
+    return replace(index, splits=splits, notes=(*index.notes, note))
 
 
-def _scan(file: Path, scan: "_Scan") -> FolderIndex:
-    """The index of a tree that is read anew. `file` names its arrays, and is valid until a directory changes."""
-    found = scan.read()
-    arrays = kept_arrays(file.with_name(_name(found.classes, found.splits, found.fingerprint)), lambda: {
-        f"{split}.{name}": getattr(index, name) for split, index in found.splits.items() for name in ARRAYS})
-    with suppress(OSError):  # without a cache every process scans for itself
-        write_checked(file, [found.classes, list(found.splits), found.fingerprint, found.notes, scan.directories])
-        sync(file.parent)
-    return replace(found, splits=_splits(scan.root, found.splits, arrays))
-
-
-def _load(file: Path, root: str) -> FolderIndex | None:
-    """The cached index; None if there is none, it is damaged, or a directory has changed."""
+def _opened(file: Path) -> Kept | None:
+    """What is kept; None if there is none, it is damaged, or a directory has changed."""
     with suppress(OSError, ValueError):
-        classes, splits, fingerprint, notes, directories = read_checked(file)
-        found = open_arrays(file.with_name(_name(classes, splits, fingerprint)))
-        if found and all(os.stat(path).st_mtime_ns == time for path, time in directories.items()):
-            return FolderIndex(tuple(classes), _splits(root, splits, found[1]), fingerprint, tuple(notes))
+        about = read_checked(file)
+        found = open_arrays(file.with_name(about["folder"]))
+        if found and all(os.stat(path).st_mtime_ns == time for path, time in about["directories"].items()):
+            return about, found[1]
     return None
 
 
-def _name(classes: Iterable[str], splits: Iterable[str], fingerprint: str) -> str:
-    """The name of the folder with the arrays; the same for these images anywhere, so copies of the data share it."""
-    return f"images-{digest_of(CACHE_VERSION, list(classes), list(splits), fingerprint)}"
-
-
-def _splits(root: str, splits: Iterable[str], arrays: Mapping[str, np.ndarray]) -> dict[str, ImageIndex]:
-    return {split: ImageIndex(root, *(arrays[f"{split}.{name}"] for name in ARRAYS)) for split in splits}
+def _kept(file: Path, about: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Kept:
+    content = {name: hashlib.sha256(array).hexdigest() for name, array in arrays.items()}
+    about["folder"] = f"images-{digest_of(CACHE_VERSION, content)}"
+    arrays = kept_arrays(file.with_name(about["folder"]), lambda: arrays)
+    with suppress(OSError):  # without a cache every process reads for itself
+        write_checked(file, about)
+        sync(file.parent)
+    return about, arrays
 
 
 def images_in(root: str) -> list[str]:
@@ -150,8 +151,8 @@ class _Scan:
         self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails
         self.notes: list[str] = []
 
-    def read(self) -> FolderIndex:
-        """Index of all splits. Raises UserError."""
+    def read(self) -> Kept:
+        """For kept_index(). Raises UserError."""
         root = self.root
         if not os.path.exists(root):
             raise UserError(f"--data {root}: there is no such folder", Exit.NO_INPUT)
@@ -164,7 +165,7 @@ class _Scan:
         except OSError as error:
             raise UserError(f"--data {root}: cannot list {error.filename}: {error.strerror}", Exit.IO) from None
 
-    def _read(self) -> FolderIndex:
+    def _read(self) -> Kept:
         # read every split, with labels of its own
         folders = self._folders_of_splits()
         first = next(iter(folders))
@@ -203,7 +204,9 @@ class _Scan:
         for split in sorted(splits):
             digest.update(splits[split].names)
             digest.update(np.ascontiguousarray(splits[split].spans[:, 1]))
-        return FolderIndex(tuple(classes), splits, digest.hexdigest(), tuple(self.notes))
+        return {"root": self.root, "classes": classes, "splits": list(splits), "fingerprint": digest.hexdigest(),
+                "notes": self.notes, "columns": ["image"], "directories": self.directories}, {
+            f"{split}.{name}": getattr(index, name) for split, index in splits.items() for name in ARRAYS}
 
     def _folders_of_splits(self) -> dict[str, str]:
         """{split: its folder, relative to the root}. Raises UserError."""

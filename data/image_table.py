@@ -9,21 +9,20 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from data.image_index import FolderIndex, ImageIndex
+from data.image_index import FolderIndex, kept_index
 from data.labels import require_several
-from data.splits import ValSplit, hold_out
+from data.splits import ValSplit
 from data.table import Row
 from data.table_source import Groups, RowReader, TableSource
-from utils.array_folder import kept
+from utils.array_folder import Kept
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 BETWEEN = b"\0"  # paths of one sample, which cannot hold it
 TABLES = (".csv", ".tsv", ".jsonl")
 
@@ -35,28 +34,13 @@ def is_table(root: str) -> bool:
 
 
 def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> FolderIndex:
-    """The index of the images in `source`, from the cache if its files have not changed since.
-
-    One process per node should come first, so that the others find its cache; any number at once is safe.
-    Raises UserError (64, 65, 66, 74).
-    """
-    # what the tables hold
-    folder = cache / f"image-table-{source.digest(CACHE_VERSION)}"
-    about, arrays = kept(folder, lambda: _read(source), is_current=_is_current)
-    splits = {split: ImageIndex(about["root"], *(arrays[f"{split}.{name}"] for name in ("names", "spans", "labels")),
-                                num_images=len(source.columns.texts)) for split in about["splits"]}
-    found = FolderIndex(tuple(about["names"]), splits, about["fingerprint"], tuple(about["notes"]),
-                        source.columns.texts)
-
-    # val
-    if "val" in splits:
-        return found
-    splits, note = hold_out(splits, val, source.root, val.folder(folder), arrays.get("groups"))
-    return replace(found, splits=splits, notes=(*found.notes, note))
+    """The index of the images in `source`. See kept_index(): here, val is held out whatever is evaluated."""
+    file = cache / f"image-table-{source.digest(CACHE_VERSION)}.json"
+    return kept_index(file, lambda: _read(source), replace(val, only=""), source.root)
 
 
-def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]]:
-    """What is kept: facts, and arrays. Raises UserError."""
+def _read(source: TableSource) -> Kept:
+    """For kept_index(). Raises UserError."""
     # rows
     root = Path(source.root).resolve()
     root = str(root.parent if root.is_file() else root)
@@ -89,27 +73,18 @@ def _read(source: TableSource) -> tuple[dict[str, Any], Mapping[str, np.ndarray]
         notes += groups.notes(source.columns.group)
         arrays["groups"] = groups.array
         digest.update(groups.array)  # they decide what is held out
-    return {"root": root, "names": names, "splits": source.splits, "fingerprint": digest.hexdigest(),
-            "notes": notes, "folders": files.times()}, arrays
-
-
-def _is_current(about: Mapping[str, Any]) -> bool:
-    """Whether the folders with the images are as they were."""
-    return all(os.path.isdir(folder) and os.stat(folder).st_mtime_ns == time
-               for folder, time in about["folders"].items())
+    return {"root": root, "classes": names, "splits": source.splits, "fingerprint": digest.hexdigest(),
+            "notes": notes, "columns": source.columns.texts, "directories": files.times}, arrays
 
 
 class _Files:
     """Which files there are: a directory is listed once, as asking for each file is slow on network file systems."""
 
     def __init__(self) -> None:
+        self.times: dict[str, int] = {}  # {directory: st_mtime_ns} of those that are there
         self._names: dict[str, frozenset[str]] = {}
         self._roots: dict[Path, str] = {}  # of tables
         self.paths: list[str] = []  # absolute ones of the row that was asked about last
-
-    def times(self) -> dict[str, int]:
-        """{folder: st_mtime_ns} of those that are there."""
-        return {folder: os.stat(folder).st_mtime_ns for folder in self._names if os.path.isdir(folder)}
 
     def problem(self, table: Path, row: Row) -> str:
         """Which file of a row of a table is missing; "" if none is."""
@@ -119,10 +94,10 @@ class _Files:
         for path in self.paths:
             folder, name = os.path.split(path)
             if folder not in self._names:
-                try:
+                self._names[folder] = frozenset()
+                with suppress(OSError):
+                    self.times[folder] = os.stat(folder).st_mtime_ns  # before listing: a later change outdates it
                     self._names[folder] = frozenset(os.listdir(folder))
-                except OSError:
-                    self._names[folder] = frozenset()
             if name not in self._names[folder]:
                 return f"there is no file {path} (paths are relative to the folder of the table)"
         return ""

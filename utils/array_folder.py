@@ -31,32 +31,17 @@ Kept = tuple[dict[str, Any], Mapping[str, np.ndarray]]  # JSON values about the 
 
 
 def kept_arrays(folder: Path, make: Callable[[], Mapping[str, np.ndarray]]) -> Mapping[str, np.ndarray]:
-    """See kept(); there is nothing to say about the arrays."""
-    return kept(folder, lambda: ({}, make()))[1]
-
-
-def kept(
-    folder: Path, make: Callable[[], Kept], is_current: Callable[[dict[str, Any]], bool] = lambda about: True
-) -> Kept:
-    """The arrays of `folder`, where the first process writes make(). Kept in memory if that is impossible.
-
-    is_current: of the JSON values; what is not is made anew.
-    """
-
+    """The arrays of `folder`, where the first process writes make(). Kept in memory if that is impossible."""
     def write(partial: Path) -> None:
-        about, arrays = make()
+        arrays = make()
         for name, array in arrays.items():
             (partial / name).write_bytes(np.ascontiguousarray(array))
-        describe(partial, about, {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
-
-    def opened(folder: Path) -> Kept | None:
-        found = open_arrays(folder)
-        return found if found and is_current(found[0]) else None
+        describe(partial, {}, {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()})
 
     with suppress(OSError):
-        make_folder(folder, write, opened)
-    found = opened(folder)
-    return make() if found is None else found
+        make_folder(folder, write, open_arrays)
+    found = open_arrays(folder)
+    return make() if found is None else found[1]
 
 
 def describe(folder: Path, about: Mapping[str, Any], layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> None:
@@ -66,7 +51,7 @@ def describe(folder: Path, about: Mapping[str, Any], layout: Mapping[str, tuple[
     write_checked(folder / ABOUT, {**about, "arrays": arrays})
 
 
-def open_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+def open_arrays(folder: Path) -> Kept | None:
     """`about` and the read-only arrays of a folder; None if there is none, or a file has the wrong size."""
     try:
         about, arrays = read_checked(folder / ABOUT), {}

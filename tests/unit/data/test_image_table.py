@@ -182,7 +182,10 @@ def test_an_image_that_appears_later_is_found_and_one_that_goes_is_missed(table)
     path = table("image,label", *lines_of(range(12)), "img/late.png,a")
     assert "left out 1 sample" in "".join(index_of(path, skip_bad=True).notes)
     Image.new("RGB", (8, 8)).save(path.parent / "img" / "late.png")
-    assert "left out" not in "".join(index_of(path, skip_bad=True).notes)
+    found = index_of(path, skip_bad=True)
+    assert "left out" not in "".join(found.notes)
+    assert sorted(each.path(i) for each in found.splits.values() for i in range(len(each))) == sorted(
+        map(str, (path.parent / "img").iterdir()))  # also where the held-out samples of the old index are kept
     (path.parent / "img" / "3.png").unlink()
     assert "3.png" in refusal(path)[1]
 
