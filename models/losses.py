@@ -5,7 +5,7 @@ Legend: B samples or predicted tokens, C classes, N training samples.
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,23 +30,23 @@ class ClassificationLoss:
         """labels: [N] int32, of the training set. Raises UserError (64) for weights that do not suit `classes`."""
         self._config, self._labels = config, labels
         self.probabilities = partial(probabilities, config.loss)
-        self._weights = class_weights(config.class_weights, classes, labels)  # [C] float32 on the CPU, or None
-        self._weights_there = self._weights  # on the logits' device: copied once, as the host would wait for it
+        self.weights = class_weights(config.class_weights, classes, labels)  # [C] float32 on the CPU, or None
+        self._weights_there = self.weights  # on the logits' device: copied once, as the host would wait for it
 
     def normalizer(self, indices: Tensor) -> float:
         """The number of samples of a global batch, or the sum of their class weights; a skipped bad one counts, too.
 
         indices: [N] int64 into the training set, those of all ranks.
         """
-        if self._weights is None:
+        if self.weights is None:
             return float(len(indices))
         labels = torch.from_numpy(self._labels[indices.numpy()]).long()
-        return float(self._weights.double()[labels].sum())
+        return float(self.weights.double()[labels].sum())
 
     def __call__(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """[B] losses in the dtype of logits [B, C], each times the weight of its class. labels: [B] int64."""
         loss = binary_cross_entropies if self._config.loss == "bce" else cross_entropies
-        if self._weights is None or not is_training:
+        if self.weights is None or not is_training:
             return loss(logits, labels, self._config, is_training)
         self._weights_there = self._weights_there.to(logits)
         return loss(logits, labels, self._config, is_training, self._weights_there)
@@ -127,11 +127,10 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
     return weights
 
 
-def weight_notes(config: LossOptions, classes: tuple[str, ...]) -> list[str]:
-    """For the user: the weights that --class-weights gives, by name, with all their digits. Raises UserError (64)."""
-    words = getattr(config, "class_weights", "none")
-    if words in ("none", "balanced"):
+def weight_notes(words: str, classes: Sequence[str], weights: Tensor | None) -> list[str]:
+    """For the user: the `weights` that --class-weights gives in `words`, by name, with all their digits."""
+    if weights is None or words == "balanced":
         return []
-    weights = map(partial(np.format_float_positional, trim="-"), class_weights(words, classes, np.zeros(0)).numpy())
-    pairs = (f"{name}={weight}" for name, weight in zip(classes, weights, strict=True))
+    pairs = (f"{name}={np.format_float_positional(weight, trim='-')}"
+             for name, weight in zip(classes, weights.numpy(), strict=True))
     return [f"the weights of the classes: --class-weights {shlex.quote(','.join(pairs))}"]

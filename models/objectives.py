@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, outputs_for
+from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, lacking, outputs_for
 from models.label_metrics import COLUMNS as LABEL_COLUMNS
 from models.label_metrics import multi_label_metrics
-from models.losses import ClassificationLoss, class_weights, loss_of, probabilities
+from models.losses import ClassificationLoss, class_weights, loss_of, probabilities, weight_notes
 from models.metrics import Metric, classification_metrics
 from models.target_metrics import COLUMNS as TARGET_COLUMNS
 from models.target_metrics import regression_metrics
@@ -34,12 +34,14 @@ class Objective(Protocol):
     figures: str  # the metric that is a table with a row for each name: "classes" or "targets" ...
     columns: tuple[str, ...]  # ... and what its columns are; the last one may be missing
     given: tuple[str, ...]  # what sample() takes from the data alone
+    notes: tuple[str, ...] = ()  # for the user, a line each
 
     def encode(self, labels: Sequence[Any]) -> Tensor:
         """The labels of B samples, as in the index of the data."""
 
     def normalizer(self, indices: Tensor) -> float:
-        """Of a global batch. indices: [N] int64 into the training set."""
+        """Of a global batch: the number of its samples, where these have no weights. indices: [N] int64, of train."""
+        return float(len(indices))
 
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """[B] of logits [B, C] and encoded labels."""
@@ -94,7 +96,10 @@ def build_objective(
     loss = config.loss
     if model is not None and loss.loss == "auto" and loss_of(model) == "bce":
         loss = replace(loss, loss="bce")
-    return {CLASSES: Classes, LABELS: Labels}[kind](loss, names, train, evaluated)
+    objective = {CLASSES: Classes, LABELS: Labels}[kind](loss, names, train, evaluated)
+    objective.notes = (*lacking(names, evaluated, config.run.split),
+                       *weight_notes(loss.class_weights, names, objective.weights))
+    return objective
 
 
 DESCRIBED = ("multi_label", "target_mean", "target_std")  # what described() may give, besides the loss
@@ -110,7 +115,7 @@ def _kind_of_model(description: Mapping[str, Any]) -> str:
     return CLASSES if str(description.get("task")).endswith("-classification") else ""
 
 
-class Classes:
+class Classes(Objective):
     """One class of each sample."""
 
     best, figures, given = "top1", "classes", ("label",)
@@ -121,7 +126,7 @@ class Classes:
         self.class_counts, self.eval_counts = (
             np.bincount(labels, minlength=len(names)) for labels in (train, evaluated))  # [C] each
         self._config, self.losses = config, ClassificationLoss(config, names, train)
-        self.normalizer = self.losses.normalizer
+        self.normalizer, self.weights = self.losses.normalizer, self.losses.weights
         self.metrics = classification_metrics(len(names), evaluated, self.losses)
 
     def encode(self, labels: Sequence[int]) -> Tensor:
@@ -148,7 +153,7 @@ class Classes:
                 "probability": f"{probability:.6f}", "loss": f"{loss:.6f}"}
 
 
-class Labels:
+class Labels(Objective):
     """Any number of labels of each sample, each yes or no."""
 
     figures, columns, given = "classes", LABEL_COLUMNS, ("label",)
@@ -158,7 +163,7 @@ class Labels:
             raise UserError("--loss cross-entropy does not fit --multi-label: it takes one class of each sample; leave"
                             " it out, or use --loss bce")
         self.names, self._config, self._evaluated = names, config, evaluated
-        self._weights = _positive_weights(config.class_weights, names, train)  # [C], or None
+        self.weights = _positive_weights(config.class_weights, names, train)  # [C], or None
         self.metrics = multi_label_metrics(evaluated, self.losses)
         self.best = "map" if "map" in self.metrics[-1].names else "micro_f1"
 
@@ -166,18 +171,14 @@ class Labels:
         """[B, C] float32, 1 where a sample has the label."""
         return torch.from_numpy(np.stack(labels)).float()
 
-    def normalizer(self, indices: Tensor) -> float:
-        """The number of samples."""
-        return float(len(indices))
-
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """Binary cross-entropy, the mean over the labels; smoothed towards 1/2 and weighted in training alone."""
         if is_training:
             smoothing = self._config.label_smoothing
             labels = labels * (1 - smoothing) + smoothing / 2
-            if self._weights is not None:
-                self._weights = self._weights.to(logits)  # once: the host would wait for each copy
-        weights = self._weights if is_training else None
+            if self.weights is not None:
+                self.weights = self.weights.to(logits)  # once: the host would wait for each copy
+        weights = self.weights if is_training else None
         return F.binary_cross_entropy_with_logits(
             logits, labels.to(logits), pos_weight=weights, reduction="none").mean(dim=1)
 
@@ -205,7 +206,7 @@ class Labels:
                 "loss": f"{loss:.6f}"}
 
 
-class Numbers:
+class Numbers(Objective):
     """One or several numbers of each sample; the model predicts them less the mean of train, in standard deviations."""
 
     best, figures, columns = "loss", "targets", TARGET_COLUMNS
@@ -234,10 +235,6 @@ class Numbers:
     def encode(self, labels: Sequence[np.ndarray]) -> Tensor:
         """[B, T] float32, as the model predicts them."""
         return torch.from_numpy((np.stack(labels) - self._mean) / self._std).float()
-
-    def normalizer(self, indices: Tensor) -> float:
-        """The number of samples."""
-        return float(len(indices))
 
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """The mean over the targets; the same in training and evaluation."""

@@ -23,12 +23,11 @@ from data.image_decode import EncodedImage
 from data.image_folder import ImageFolder, Sample, list_images
 from data.image_index import FolderIndex, build_index
 from data.image_table import build_table_index, is_table
-from data.labels import CLASSES, NUMBERS, label_at, lacking
+from data.labels import CLASSES, NUMBERS, label_at
 from data.mixing import build_mixing
 from data.splits import ValSplit, require_split
 from data.table import IMAGES
 from data.table_source import TableSource
-from models.losses import weight_notes
 from models.objectives import build_objective, kind_of, label_columns_of
 from models.preprocessing import description_of, resolve_preprocessing
 from models.tasks.base import Output, Prediction, widened
@@ -90,8 +89,7 @@ class ImageTask:
             config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
         self.objective = build_objective(
             config, self.classes, train.labels, evaluated.labels, described if described and as_they_are else None)
-        self.notes += (*lacking(self.classes, evaluated.labels, config.run.split),
-                       *weight_notes(config.loss, self.classes))
+        self.notes += self.objective.notes
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best = self.objective.best
         self._mix = build_mixing(config.augment, self._prepared.image_size)

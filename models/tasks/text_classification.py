@@ -17,14 +17,12 @@ from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
 from data.demo_text import linear_baseline
-from data.labels import lacking
 from data.table import Columns, Row, read_rows, require_columns
 from data.table_files import table_at
 from data.text import TextSample, TextSet
 from data.text_index import sample_texts
 from data.tokenizer import load_tokenizer
 from models.bert import load_classifier, read_config
-from models.losses import weight_notes
 from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
 from models.padding import find_padding_side, outputs_for_texts
 from models.tasks.base import Output, Prediction, widened
@@ -49,8 +47,7 @@ class LabelledTextTask(TextTask):
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
         self.objective = build_objective(config, self.classes, self._train.labels, self._eval.labels, model)
-        lacks = lacking(self.classes, self._eval.labels, config.run.split)
-        self.notes += (*lacks, *weight_notes(config.loss, self.classes))
+        self.notes += self.objective.notes
         self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
         self.best = self.objective.best
         self._inputs: list[tuple[int, str]] | None = None  # once they are needed

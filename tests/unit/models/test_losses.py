@@ -105,7 +105,8 @@ def test_wrong_weights_by_name_are_refused(words, found):
     ("2=4,10=3,1=2.5,0=1", ["the weights of the classes: --class-weights 0=1,1=2.5,10=3,2=4"]),
     ("0.1234567,1e6,3,1e-9", ["the weights of the classes: --class-weights 0=0.1234567,1=1000000,10=3,2=0.000000001"])])
 def test_the_weights_that_are_given_are_shown_by_name(words, notes):
-    assert weight_notes(ClassLossOptions(class_weights=words), ("0", "1", "10", "2")) == notes
+    classes = ("0", "1", "10", "2")
+    assert weight_notes(words, classes, class_weights(words, classes, LABELS)) == notes
 
 
 def test_balanced_needs_a_sample_of_every_class():
