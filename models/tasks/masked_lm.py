@@ -101,21 +101,13 @@ class MaskedLM(TextTask):
         """
         model = super().build_model(initial_weights)
         SparsePrediction.add_to(model)
-        self._find_first_position(model)  # Collective.
-        return model
-
-    def _find_first_position(self, model: nn.Module) -> None:
-        """Whether `model` reads packed texts; kept. Collective."""
-        kept = self._run.kept
-        if "first_position" not in kept:
-            ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), self._config.text.max_length)
-            kept["first_position"] = self._world.on_rank_zero(  # Collective.
-                lambda: find_first_position(model, ids, self._tokenizer.pad_token_id), takes_long=True)
-            if not self._packs and not self._run.is_read_only:
-                self._run.note(f"{self._config.model.model} cannot read several texts in a row: batches hold texts of"
-                               " similar lengths")
+        ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), self._config.text.max_length)
+        self._tried(  # Collective.
+            "first_position", lambda: find_first_position(model, ids, self._tokenizer.pad_token_id),
+            "cannot read several texts in a row: batches hold texts of similar lengths")
         if self._packs:
             self.lengths = replace(self.lengths, window=1)
+        return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Cross-entropy of the predicted tokens, in float32."""

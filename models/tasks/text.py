@@ -1,7 +1,7 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,6 +87,14 @@ class TextTask:
         model.config.architectures = [type(model).__name__]
         self._encoder_config = model.config
         return model
+
+    def _tried(self, name: str, find: Callable[[], Any], words: str) -> Any:
+        """What find() says of the model on rank 0, kept. words: for a note on the model if that is None. Collective."""
+        if name not in self._run.kept:
+            self._run.kept[name] = self._world.on_rank_zero(find, takes_long=True)  # Collective.
+            if self._run.kept[name] is None and not self._run.is_read_only:
+                self._run.note(f"{self._config.model.model} {words}")
+        return self._run.kept[name]
 
     def _report(self, text: str, is_head_new: bool) -> None:
         self._run.note(text)

@@ -60,25 +60,17 @@ class LabelledTextTask(TextTask):
     def build_model(self, initial_weights: bool) -> nn.Module:
         """See TextTask. Collective."""
         model = super().build_model(initial_weights)  # Collective.
-        self._find_padding_side(model)  # Collective.
+        side = self._tried(  # Collective.
+            "padding_side", lambda: find_padding_side(model, self._tokenizer),
+            "reads padding, too: what it predicts for a text depends on the lengths of the texts beside it")
+        self._tokenizer.padding_side = side or self._tokenizer.padding_side
+        self._tokenizer.init_kwargs["padding_side"] = self._tokenizer.padding_side  # these are saved
         described = self.objective.described()
         if described.get("loss") == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
             model.config.problem_type = "multi_label_classification"
         if "target_mean" in described:  # it gives the outputs as they are
             model.config.problem_type = "regression"
         return model
-
-    def _find_padding_side(self, model: nn.Module) -> None:
-        """Kept, and saved with the tokenizer. Collective."""
-        kept = self._run.kept
-        if "padding_side" not in kept:
-            kept["padding_side"] = self._world.on_rank_zero(  # Collective.
-                lambda: find_padding_side(model, self._tokenizer), takes_long=True)
-            if kept["padding_side"] is None and not self._run.is_read_only:
-                self._run.note(f"{self._config.model.model} reads padding, too: what it predicts for a text depends on"
-                               " the lengths of the texts beside it")
-        self._tokenizer.padding_side = kept["padding_side"] or self._tokenizer.padding_side
-        self._tokenizer.init_kwargs["padding_side"] = self._tokenizer.padding_side  # these are saved
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """The loss in float32."""
