@@ -18,15 +18,7 @@ import transformers
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import (
-    MODEL_MAPPING,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.labels import outputs_for
@@ -38,6 +30,8 @@ from utils.errors import Exit, UserError, counted, explain, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
 MAX_PADDING = 1024  # tokens: vocabularies of models are rounded up for speed
+_LOADING = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False,
+            "output_loading_info": True}
 
 transformers.logging.set_verbosity_error()  # the messages about missing weights are those below
 transformers.logging.disable_progress_bar()
@@ -65,7 +59,10 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
     if config.pretrained and folder is None:
         raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a"
                         " transformers name")
-    described = _describe(config.model, folder, spec)
+    described = config_of(config.model, folder)
+    if folder is None:
+        described.update({"vocab_size": len(is_special(spec.tokenizer)), "pad_token_id": spec.tokenizer.pad_token_id,
+                          "max_position_embeddings": max(512, spec.max_length)})
     described.return_dict = True
     if config.dropout is not None:
         _set_dropout(described, config)
@@ -122,32 +119,23 @@ def _max_tokens(model: nn.Module) -> float:
     return min(table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1) for table in tables)
 
 
-def takes_types(folder: str | None) -> bool:
-    """Whether the encoder in `folder` (of resolve_encoder) distinguishes the two texts of a pair by token types."""
-    described = None if folder is None else read_config(folder)
-    num_types = getattr(described, "type_vocab_size", None)
-    if described is None or num_types is not None:
-        return described is None or num_types > 1
+def takes_types(described: PreTrainedConfig) -> bool:
+    """Whether an encoder with this config distinguishes the two texts of a pair by token types."""
+    if (num_types := getattr(described, "type_vocab_size", None)) is not None:
+        return num_types > 1
     # XLNet's config has no number of types
-    kind = MODEL_MAPPING.get(type(described), nn.Module)
+    kind = transformers.MODEL_MAPPING.get(type(described), nn.Module)
     kind = kind[0] if isinstance(kind, tuple) else kind  # Funnel has two
     return "token_type_ids" in inspect.signature(kind.forward).parameters
 
 
-def _describe(name: str, folder: str | None, spec: EncoderSpec) -> PreTrainedConfig:
-    """The transformers config of --model."""
+def config_of(name: str, folder: str | None) -> PreTrainedConfig:
+    """The config of the encoder in `folder` (of resolve_encoder), or of one of SIZES. Raises UserError (66)."""
     if folder is not None:
         return read_config(folder)
     layers, width = SIZES[name]
-    return BertConfig(
-        vocab_size=len(is_special(spec.tokenizer)), hidden_size=width, num_hidden_layers=layers,
-        num_attention_heads=width // 64, intermediate_size=4 * width,
-        max_position_embeddings=max(512, spec.max_length), pad_token_id=spec.tokenizer.pad_token_id)
-
-
-def width_of(name: str, folder: str | None) -> int:
-    """The hidden size of the encoder in `folder` (of resolve_encoder), or of one of SIZES. Raises UserError (66)."""
-    return SIZES[name][1] if folder is None else getattr(read_config(folder), "hidden_size", None) or 768
+    return transformers.BertConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width)
 
 
 def _set_dropout(described: PreTrainedConfig, config: TextModelOptions) -> None:
@@ -163,7 +151,7 @@ def _set_dropout(described: PreTrainedConfig, config: TextModelOptions) -> None:
 def read_config(folder: str) -> PreTrainedConfig:
     """The config in a model folder. Raises UserError (66)."""
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # whatever the library raises about values
         raise UserError(f"--model {folder} is not a model folder of a text encoder ({first_line(error)}): it needs a"
                         " config.json with a model_type, as RUN/model of a text run has", Exit.NO_INPUT) from None
@@ -193,9 +181,7 @@ def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str
     """The model with the weights in `folder`, and the names of those that it lacks, all of the head. name: --model."""
     # load
     try:
-        model, found = spec.head.from_pretrained(
-            folder, config=described, dtype=torch.float32, use_safetensors=True, local_files_only=True,
-            trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True)
+        model, found = spec.head.from_pretrained(folder, config=described, ignore_mismatched_sizes=True, **_LOADING)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--model {name} has no weights that can be read ({first_line(error)}); it needs"
                         " model.safetensors (transformers' save_pretrained converts other formats)",
@@ -261,7 +247,7 @@ def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., 
 
 
 for _name, _make_mask in {"sdpa": sdpa_mask, "eager": eager_mask}.items():
-    AttentionMaskInterface.register(_name, _without_question(_make_mask))
+    transformers.AttentionMaskInterface.register(_name, _without_question(_make_mask))
 
 
 def save_model_folder(
@@ -282,9 +268,7 @@ def save_model_folder(
 def load_classifier(folder: Path) -> nn.Module:
     """What save_model_folder wrote, in evaluation mode, on the CPU. Raises UserError (65)."""
     try:
-        model, found = AutoModelForSequenceClassification.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,
-            output_loading_info=True)
+        model, found = transformers.AutoModelForSequenceClassification.from_pretrained(folder, **_LOADING)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder} cannot be read ({first_line(error)})", Exit.BAD_DATA) from None
     if found["missing_keys"]:

@@ -14,7 +14,7 @@ import huggingface_hub
 from transformers import PreTrainedTokenizerBase
 
 from data.tokenizer import folder_digest, load_tokenizer, train_tokenizer
-from models.bert import SIZES, read_config, takes_types
+from models.bert import SIZES, config_of, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run, require_shared
@@ -88,7 +88,7 @@ def resolve_tokenizer(
         if given != "auto" and source is None:
             raise UserError(f"--tokenizer {given} is a size of --model and has no tokenizer; leave it out, and one is"
                             " trained")
-    has_types = world.everywhere(lambda: takes_types(encoder))  # Collective.
+    has_types = world.everywhere(lambda: takes_types(config_of(config.model.model, encoder)))  # Collective.
 
     def write(folder: Path) -> None:
         tokenizer = load_tokenizer(source) if source else train_tokenizer(texts(), config.text.vocab_size)

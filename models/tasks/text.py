@@ -16,7 +16,7 @@ from data.splits import ValSplit, hold_out, require_split, select
 from data.table import TEXTS
 from data.text import TextSample, TokenTable, padded
 from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
-from models.bert import EncoderSpec, build_encoder, save_model_folder, width_of
+from models.bert import EncoderSpec, build_encoder, config_of, save_model_folder
 from models.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
 from utils.files import cache_path
@@ -52,9 +52,9 @@ class TextTask:
 
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
-        self.base_lr = self.pretrained_lr if config.model.pretrained else {
-            "sgd": self.scratch_lr["sgd"],
-            "adamw": self.scratch_lr["adamw"] * min(1, SCRATCH_WIDTH / width_of(config.model.model, self._encoder))}
+        width = getattr(config_of(config.model.model, self._encoder), "hidden_size", None) or 768
+        self.base_lr = self.pretrained_lr if config.model.pretrained else self.scratch_lr | {
+            "adamw": self.scratch_lr["adamw"] * min(1, SCRATCH_WIDTH / width)}
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
             config, self._encoder, lambda: read_texts(source), run, world)
         self._source = source = replace(source, tokenizer=digest)

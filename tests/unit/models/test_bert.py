@@ -24,6 +24,7 @@ from models.bert import (
     SIZES,
     EncoderSpec,
     build_encoder,
+    config_of,
     outputs_of,
     save_model_folder,
     takes_types,
@@ -505,4 +506,4 @@ def test_labels_are_matched_as_words_or_by_their_order(labels, classes, outputs)
 def test_whether_an_encoder_takes_token_types_is_known_of_every_kind(name, expected, tmp_path):
     """Funnel's config belongs to two models."""
     transformers.AutoConfig.for_model(name).save_pretrained(tmp_path)
-    assert takes_types(str(tmp_path)) == expected
+    assert takes_types(config_of(name, str(tmp_path))) == expected
