@@ -15,14 +15,13 @@ Legend: N images, H, W height and width in pixels.
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import BinaryIO
-from uuid import uuid4
 
 import numpy as np
 import simplejpeg
@@ -35,7 +34,7 @@ from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.files import cache_path, locked, see_listed, sync
+from utils.files import cache_path, locked, make_folder, see_listed, sync
 from utils.hardware.cores import available_cores
 
 VERSION = 2
@@ -126,32 +125,29 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
     """
     if open_arrays(folder):
         return
-    partial = folder.with_name(f".{folder.name}.partial")
+    begun = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         waits = f"--cache {spec.encoding}: waiting for another process, which packs into {folder.parent}"
         with locked(folder.with_name(f".{folder.name}.lock"), lambda: note(waits)) as is_alone:
+            if not is_alone:  # this file system has no locks: what is begun is not gone on with
+                make_folder(folder, lambda partial: _write(partial, paths, spec, workers, note), open_arrays)
+                return
             see_listed(folder)
             if open_arrays(folder):  # another process packed them meanwhile
                 return
-            if not is_alone:  # this file system has no locks: what is begun is not gone on with
-                partial = partial.with_suffix(f".{uuid4().hex}")
-            try:
-                partial.mkdir(exist_ok=True)
-                _write(partial, paths, spec, workers, note)
-                if not open_arrays(folder):  # else another was first, without locks: it may be mapped already
-                    shutil.rmtree(folder, ignore_errors=True)  # damaged
-                    partial.rename(folder)
-                    sync(folder.parent)
-            finally:
-                if not is_alone:
-                    shutil.rmtree(partial, ignore_errors=True)
+            begun.mkdir(exist_ok=True)
+            _write(begun, paths, spec, workers, note)
+            if not open_arrays(folder):  # else another was first, without locks: it may be mapped already
+                shutil.rmtree(folder, ignore_errors=True)  # damaged
+                begun.rename(folder)
+                sync(folder.parent)
     except OSError as error:
         if open_arrays(folder):  # as above, a moment later
             return
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and partial.exists()
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and begun.exists()
         more = "; with more room the same command goes on from there" if is_full else ""
-        raise UserError(f"--cache {spec.encoding}: cannot write {partial}: {error.strerror or error}{more};"
+        raise UserError(f"--cache {spec.encoding}: cannot write {begun}: {error.strerror or error}{more};"
                         " $LOCKSTEP_CACHE names another folder", Exit.IO) from None
 
 
@@ -171,17 +167,26 @@ def _write(partial: Path, paths: Sequence[str], spec: CacheSpec, workers: int, n
         sync(partial / name)
 
 
-def _fill(partial: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec, workers: int,
+def _fill(folder: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec, workers: int,
           note: Callable[[str], None]) -> None:
-    with (partial / "index").open("ab") as index, (partial / "images").open("ab") as images:
-        done = _begun(index, images)
+    with (folder / "index").open("ab") as index, (folder / "images").open("ab") as images:
+        # what an earlier start has packed; what follows is cut off
+        done = Path(index.name).stat().st_size // (8 * COLUMNS)
+        end = int(np.fromfile(index.name, np.int64, done * COLUMNS)[1::COLUMNS].max(initial=0))
+        index.truncate(8 * COLUMNS * done)
+        images.truncate(end)
         if done >= len(paths):  # more only if two wrote at once, which _write refuses
             return
-        _require_room(partial, paths[done:], spec)
-        note(f"--cache {spec.encoding}: packing {counted(len(paths) - done, 'image')} into {partial.parent}, once"
+
+        # the rest
+        _require_room(folder, paths[done:], spec)
+        note(f"--cache {spec.encoding}: packing {counted(len(paths) - done, 'image')} into {folder.parent}, once"
              + (f"; {done} are done" if done else ""))
-        end, told = images.tell(), 10 * done // len(paths)
-        for chunk in _packed(paths[done:], spec, workers):
+        told = 10 * done // len(paths)
+        for chunk in DataLoader(
+                paths[done:], CHUNK, collate_fn=lambda chunk: [_packed_or_nothing(path, spec) for path in chunk],
+                num_workers=workers, multiprocessing_context="fork",
+                worker_init_fn=partial(end_worker_with, os.getpid())):
             ends = end + np.cumsum([0, *(len(data) for data, _ in chunk)])
             rows = np.column_stack([ends[:-1], ends[1:], [sizes for _, sizes in chunk], keys[done:done + len(chunk)]])
             _append(images, b"".join(data for data, _ in chunk))  # it reaches the disk before its rows
@@ -190,17 +195,6 @@ def _fill(partial: Path, paths: Sequence[str], keys: np.ndarray, spec: CacheSpec
             if 10 * done // len(paths) > told:
                 told = 10 * done // len(paths)
                 note(f"--cache {spec.encoding}: {done} of {len(paths)} images, {end / GB:.3g} GB")
-
-
-def _begun(index: BinaryIO, images: BinaryIO) -> int:
-    """How many images an earlier start has packed; what follows them is cut off."""
-    done = Path(index.name).stat().st_size // (8 * COLUMNS)
-    rows = np.fromfile(index.name, np.int64, done * COLUMNS).reshape(-1, COLUMNS)
-    index.truncate(done * 8 * COLUMNS)
-    images.truncate(int(rows[-1, 1]) if done else 0)
-    for file in (index, images):
-        file.seek(0, os.SEEK_END)
-    return done
 
 
 def _append(file: BinaryIO, data: bytes) -> None:
@@ -246,21 +240,6 @@ def _packed_or_nothing(path: str, spec: CacheSpec) -> Packed:
         return pack(path, spec)
     except UnreadableImage:
         return NOTHING
-
-
-def _packed(paths: Sequence[str], spec: CacheSpec, workers: int) -> Iterator[list[Packed]]:
-    """Chunks in the order of `paths`, from as many processes."""
-    yield from DataLoader(
-        _Chunks(paths, spec), batch_size=None, sampler=range(-(-len(paths) // CHUNK)), num_workers=workers,
-        multiprocessing_context="fork", worker_init_fn=partial(end_worker_with, os.getpid()))
-
-
-class _Chunks:
-    def __init__(self, paths: Sequence[str], spec: CacheSpec):
-        self._paths, self._spec = paths, spec
-
-    def __getitem__(self, number: int) -> list[Packed]:
-        return [_packed_or_nothing(path, self._spec) for path in self._paths[number * CHUNK:(number + 1) * CHUNK]]
 
 
 def _digest(paths: Sequence[str]) -> str:
