@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from utils.distributed.world import World
 
+_TEXTS = {"model": "bert-tiny", "vocab_size": 4096, "max_length": 64, "epochs": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
     "image-classification": {
         "image_size": 32,
@@ -32,22 +33,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "lr": 0.05,
         "weight_decay": 5e-4,
     },
-    "text-classification": {
-        "model": "bert-tiny",
-        "vocab_size": 4096,
-        "max_length": 64,
-        "global_batch_size": 32,
-        "epochs": 8,
-        "lr": 1e-3,
-    },
-    "masked-lm": {
-        "model": "bert-tiny",
-        "vocab_size": 4096,
-        "max_length": 64,
-        "global_batch_size": 64,
-        "epochs": 8,
-        "lr": 2e-3,
-    },
+    "text-classification": _TEXTS | {"global_batch_size": 32, "lr": 1e-3},
+    "masked-lm": _TEXTS | {"global_batch_size": 64, "lr": 2e-3},
 }
 SHEET, LABELS = Path(__file__).with_name("digits.png"), Path(__file__).with_name("digits.txt")
 SIDE = 8  # px of one digit

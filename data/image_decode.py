@@ -165,7 +165,8 @@ def _size_of_plain_jpeg(data: bytes) -> tuple[int, int] | None:
 
     Pillow takes 40 us for a header, longer than a small image's pixels; libjpeg 1 (AMD EPYC, Pillow 13, n = 3,000).
     """
-    if not data.startswith(b"\xff\xd8") or _may_be_turned(data):
+    markers = [marker for marker, _ in _segments(data)]  # 0xE1 is APP1, where EXIF and XMP are
+    if not data.startswith(b"\xff\xd8") or 0xE1 in markers or markers[-1:] != [0xDA]:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -193,15 +194,6 @@ def _decode_top(data: bytes, rows: int, divisor: int, pixels: np.ndarray) -> boo
     except ValueError as error:
         return _REST.fullmatch(str(error)) is not None
     return True
-
-
-def _may_be_turned(data: bytes) -> bool:
-    """Whether a JPEG's header has a segment APP1, where EXIF and XMP are, or something unusual."""
-    last = None
-    for last, _ in _segments(data):
-        if last == 0xE1:
-            return True
-    return last != 0xDA
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int]]:

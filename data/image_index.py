@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from data.splits import SPLIT_NAMES, VAL_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes, require_split
+from data.splits import SPLIT_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes, require_split, splits_in
 from utils.array_folder import Kept, digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
@@ -212,8 +212,8 @@ class _Scan:
         """{split: its folder, relative to the root}. Raises UserError."""
         folders, _ = self._list(self.root)
         if "train" not in folders:
-            wanted = VAL_NAMES if self._only == "val" else (self._only,)
-            if found := next((name for name in wanted if name in folders), None):
+            found = splits_in(folders).get("val") if self._only == "val" else self._only
+            if found in folders:
                 self.notes.append(f"there is no train/: the images of {found}/ are evaluated")
                 return {self._only: found}
             if similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
@@ -224,12 +224,9 @@ class _Scan:
                 whole = ": all of their images are evaluated, and none is held out" if self._only else ""
                 self.notes.append(f"there is no train/, so the classes are the folders directly in --data{whole}")
             return {self._only or "train": ""}
-        found = {"train": "train"}
-        if val := next((name for name in VAL_NAMES if name in folders), None):
-            found["val"] = val
-            self.notes += [f"there is no val/, so {val}/ is used for validation"] if val != "val" else []
-        if "test" in folders and val != "test":
-            found["test"] = "test"
+        found = splits_in(folders)
+        if (val := found.get("val", "val")) != "val":
+            self.notes.append(f"there is no val/, so {val}/ is used for validation")
         return found
 
     def _read_split(self, split: str, folder: str) -> tuple[list[str], ImageIndex]:

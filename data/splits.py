@@ -6,7 +6,7 @@ Legend: N samples, C classes.
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -25,6 +25,13 @@ SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
 FEW_CLASSES = 10  # up to here numbers are taken for classes
 SURELY_CLASSES = 1000  # up to here labels are taken for classes, however few samples each has
 MAX_SINGLE = 0.9  # above: the share of the classes that may have one sample
+
+
+def splits_in(names: Collection[str]) -> dict[str, str]:
+    """{split: what the data call it} of data with these names: train and, if they are there, val and test."""
+    val = next((name for name in VAL_NAMES if name in names), None)
+    return {"train": "train"} | ({"val": val} if val else {}) | (
+        {"test": "test"} if "test" in names and val != "test" else {})
 
 
 class Table(Protocol):

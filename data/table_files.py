@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from data.splits import SPLIT_NAMES, VAL_NAMES
+from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
 from data.table import column_names
 from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users
@@ -32,19 +32,16 @@ def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[P
         return {"train": [table_at(root)]}, []
 
     # a folder with splits
-    if train := _files_of(top, "train"):
-        files, notes = {"train": train}, []
-        val = next((name for name in VAL_NAMES if _files_of(top, name)), None)
-        test = _files_of(top, "test")
-        if val == "test" and (lacking := [name for name in labels if name not in (column_names(test[0]) or labels)]):
-            val = None
-            notes += [f"{test[0].name} has no column {some(lacking)}, so it is not used for validation"]
-        if val:
-            files["val"] = _files_of(top, val)
-            notes += [f"there is no val, so {val} is used for validation"] if val != "val" else []
-        if test and val != "test":
-            files["test"] = test
-        return files, notes
+    files = {name: found for name in ("train", *VAL_NAMES) if (found := _files_of(top, name))}
+    if "train" in files:
+        named, notes = splits_in(files), []
+        if named.get("val") == "test" and (lacking := [
+                name for name in labels if name not in (column_names(files["test"][0]) or labels)]):
+            named = {"train": "train", "test": "test"}
+            notes.append(f"{files['test'][0].name} has no column {some(lacking)}, so it is not used for validation")
+        if (val := named.get("val", "val")) != "val":
+            notes.append(f"there is no val, so {val} is used for validation")
+        return {split: files[name] for split, name in named.items()}, notes
 
     # a folder without splits
     names = sorted(path.name for path in top.iterdir() if is_users(path.name))

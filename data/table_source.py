@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from data.labels import CLASSES, LabelReader, require_labels
-from data.splits import VAL_NAMES
+from data.splits import VAL_NAMES, splits_in
 from data.table import SPLIT, Columns, Inputs, Row, choose_columns, read_rows
 from data.table_files import find_tables
 from utils.array_folder import digest_of
@@ -59,9 +59,7 @@ class TableSource:
         if "train" not in found:
             raise UserError(f"--data {self.root}: the column {SPLIT} has {some(sorted(found))}, but no train",
                             Exit.BAD_DATA)
-        val = next((name for name in VAL_NAMES if name in found), None)
-        return {"train": "train"} | ({"val": val} if val else {}) | (
-            {"test": "test"} if "test" in found and val != "test" else {})
+        return splits_in(found)
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
