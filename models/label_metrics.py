@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
-from models.metrics import HIGHER, LOSS, MAX_SCORES, Losses, Metric, OutputRows, by_class
+from models.metrics import HIGHER, LOSS, MAX_SCORES, Losses, Metric, by_class, output_rows
 from models.tasks.base import Output
 
 COLUMNS = ("precision", "recall", "f1", "support", "average_precision")
@@ -20,9 +20,9 @@ COLUMNS = ("precision", "recall", "f1", "support", "average_precision")
 def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...]:
     """loss; micro_f1, macro_f1; map, the mean average precision; tensors for files.
 
-    labels: [N, C] of the evaluation set, in its order. losses: see OutputRows. As scikit-learn with zero_division=0:
+    labels: [N, C] of the evaluation set, in its order. losses: see output_rows. As scikit-learn with zero_division=0:
     macro_f1 is the mean over all labels, map over those that a sample has. classes: [C, 4] float64, the first of
-    COLUMNS; class_average_precision: [C] float64, the last; rows: see OutputRows. These two and map are left out where
+    COLUMNS; class_average_precision: [C] float64, the last; rows: see output_rows. These two and map are left out where
     samples x labels are more than MAX_SCORES.
     """
     sums = Metric(_label_sums, _label_values, is_count=True, names=dict.fromkeys(("micro_f1", "macro_f1"), HIGHER))
@@ -30,7 +30,7 @@ def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...
         return LOSS, sums
     values = partial(_sample_values, labels=labels)
     names = {"map": HIGHER} if labels.any() else {}
-    return LOSS, sums, Metric(OutputRows(losses), values, is_count=False, names=names, is_per_sample=True)
+    return LOSS, sums, Metric(partial(output_rows, losses), values, is_count=False, names=names, is_per_sample=True)
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> Tensor:

@@ -89,13 +89,17 @@ _PAIR = re.compile(r"(.+?)=([^,=]+)(?:,|$)")  # A=1
 
 
 def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> Tensor | None:
-    """The value of --class-weights as [C] float32; None if it is none. labels: [N], of the training set.
+    """The value of --class-weights as [C] float32; None if it is none. labels: of the training set.
 
+    labels: [N], or [N, C] that are yes or no: then a weight is that of a yes against a no.
     A=1,B=2 in any order, or 1,2 in label order. A name may hold commas and equals signs. Raises UserError (64).
     """
     # none, balanced (the formula of scikit-learn's compute_class_weight)
     if words == "none":
         return None
+    if words == "balanced" and labels.ndim == 2:
+        counts = labels.sum(axis=0, dtype=np.int64)
+        return torch.from_numpy((len(labels) - counts).clip(1) / counts.clip(1)).float()
     if words == "balanced":
         counts = np.bincount(labels, minlength=len(classes))
         if missing := [name for name, count in zip(classes, counts, strict=True) if not count]:

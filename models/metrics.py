@@ -100,15 +100,10 @@ class Totals:
 Losses = Callable[[Tensor, Tensor, bool], Tensor]  # logits [B, C], labels, is_training -> [B]
 
 
-@dataclass(frozen=True)
-class OutputRows:
-    """The sums of a metric per sample: [B, 1 + C + 1] float32, whether it counts, its outputs, its loss."""
-
-    losses: Losses
-
-    def __call__(self, output: Output, batch: Batch) -> Tensor:
-        counts, losses = batch.sample_weight > 0, self.losses(output.logits, batch.labels, False)
-        return torch.cat([counts[:, None], output.logits, losses[:, None]], dim=1).float()
+def output_rows(losses: Losses, output: Output, batch: Batch) -> Tensor:
+    """[B, 1 + C + 1] float32 for a metric per sample: whether it counts, its outputs, its loss."""
+    counts, found = batch.sample_weight > 0, losses(output.logits, batch.labels, False)
+    return torch.cat([counts[:, None], output.logits, found[:, None]], dim=1).float()
 
 
 def _loss_sums(output: Output, batch: Batch) -> Tensor:

@@ -163,7 +163,7 @@ class Labels(Objective):
             raise UserError("--loss cross-entropy does not fit --multi-label: it takes one class of each sample; leave"
                             " it out, or use --loss bce")
         self.names, self._config, self._evaluated = names, config, evaluated
-        self.weights = _positive_weights(config.class_weights, names, train)  # [C], or None
+        self.weights = class_weights(config.class_weights, names, train)  # [C], or None
         self.metrics = multi_label_metrics(evaluated, self.losses)
         self.best = "map" if "map" in self.metrics[-1].names else "micro_f1"
 
@@ -261,14 +261,6 @@ class Numbers(Objective):
                 self.names, self._evaluated[index], values_of(self.described(), torch.tensor(outputs)), strict=True):
             values |= {name: f"{target:.9g}", f"{name}_prediction": f"{value:.7g}"}
         return values | {"loss": f"{loss:.6f}"}
-
-
-def _positive_weights(words: str, names: tuple[str, ...], train: np.ndarray) -> Tensor | None:
-    """--class-weights of labels that are yes or no, [C] float32: the weight of a yes against a no. Raises UserError."""
-    if words != "balanced":
-        return class_weights(words, names, np.zeros(0, np.int32))
-    counts = train.sum(axis=0, dtype=np.int64)
-    return torch.from_numpy((len(train) - counts).clip(1) / counts.clip(1)).float()
 
 
 def values_of(description: Mapping[str, Any], logits: Tensor) -> np.ndarray:

@@ -18,7 +18,7 @@ from PIL import Image
 from data.augment import CentreCrop, usual_resize_size
 from data.image_decode import WHITES, EncodedImage, UnreadableImage
 from data.image_index import ImageIndex
-from models.timm_models import crop_note, is_timm, timm_preprocessing
+from models.timm_models import data_config, is_timm, timm_preprocessing
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
@@ -91,8 +91,12 @@ def resolve_preprocessing(
         notes.append(f"the weights of --model {model.model} were evaluated with"
                      f" {words or 'another crop: the shorter side had ' + str(evaluated['resize_size']) + ' px'}"
                      f"{', and are fine-tuned as timm trained them' if known == given else ''}")
+    mode = "center"
     if known and is_timm(model.model):
-        notes += filter(None, [world.on_rank_zero(lambda: crop_note(model.model))])  # Collective.
+        mode = world.on_rank_zero(lambda: data_config(model.model, for_test=True)["crop_mode"])  # Collective.
+    if mode != "center":
+        notes.append(f"the weights of --model {model.model} were evaluated on whole images (timm's crop mode `{mode}`);"
+                     " here the centre is cut out")
     if white != WHITES[-1]:
         notes.append(f"files with 16 bits are read as {white.bit_length()} bits: 0 is black, {white} and above white")
     return found, notes

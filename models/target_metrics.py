@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.metrics import HIGHER, LOSS, LOWER, Losses, Metric, OutputRows
+from models.metrics import HIGHER, LOSS, LOWER, Losses, Metric, output_rows
 
 COLUMNS = ("mae", "rmse", "r2", "pearson", "spearman")
 
@@ -21,14 +21,14 @@ def regression_metrics(
     """loss; mae, rmse, r2, pearson and spearman, means over the targets; tensors for files.
 
     targets: [N, T] float64 of the evaluation set, in its order. mean, std: [T] float64; a model predicts
-    (target - mean) / std. losses, and rows of the values: see OutputRows. targets of the values: [T, 5] float64, see
+    (target - mean) / std. losses, and rows of the values: see output_rows. targets of the values: [T, 5] float64, see
     COLUMNS. r2 and the correlations are left out where a target is the same in all samples.
     """
     values = partial(_sample_values, targets=targets, mean=mean, std=std)
     names = {"mae": LOWER, "rmse": LOWER}
     if np.ptp(targets, axis=0).all():
         names |= {"r2": HIGHER, "pearson": HIGHER, "spearman": HIGHER}
-    return LOSS, Metric(OutputRows(losses), values, is_count=False, names=names, is_per_sample=True)
+    return LOSS, Metric(partial(output_rows, losses), values, is_count=False, names=names, is_per_sample=True)
 
 
 def figures_of(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:

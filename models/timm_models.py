@@ -60,24 +60,21 @@ def build_timm(
         raise
 
 
+def data_config(model: str, for_test: bool) -> dict[str, Any]:
+    """timm's own description of how images are prepared, see timm_preprocessing. Raises UserError (64)."""
+    return _library().data.resolve_data_config(pretrained_cfg=_description(model), use_test_size=for_test)
+
+
 def timm_preprocessing(model: str, for_test: bool) -> dict[str, Any]:
     """What timm prepares images with, as fields of Preprocessing. Raises UserError (64).
 
     for_test: as the weights were evaluated; False: to train them. A sixth of timm's weights have another size or crop
     there.
     """
-    config = _data_config(model, for_test)
+    config = data_config(model, for_test)
     size = config["input_size"][-1]
     return {"image_size": size, "resize_size": math.floor(size / config["crop_pct"]),
             "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"])}
-
-
-def crop_note(model: str) -> str:
-    """A note if the weights were evaluated with more of an image than its centre; "" if not."""
-    mode = _data_config(model, for_test=True)["crop_mode"]
-    return "" if mode == "center" else (
-        f"the weights of --model {model} were evaluated on whole images (timm's crop mode `{mode}`); here the centre is"
-        " cut out")
 
 
 def timm_weights(model: str, image_size: int, world: World) -> dict[str, Tensor]:
@@ -125,6 +122,11 @@ def classifiers_of(description: dict[str, Any]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
+def num_outputs(model: str) -> int:
+    """How many outputs timm's own weights have. Raises UserError (64)."""
+    return _description(model)["num_classes"]
+
+
 def wordnet_ids(sizes: Collection[int]) -> list[str]:
     """Those of the outputs of a head for ImageNet, or a larger part of it, with one of these numbers of outputs.
 
@@ -168,13 +170,6 @@ def _description(model: str) -> dict[str, Any]:
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or ["resnet50"]
     raise UserError(f"--model {model}: timm {timm.__version__} has no such classifier; did you mean"
                     f" {', '.join(PREFIX + each for each in close)}?")
-
-
-def _data_config(model: str, for_test: bool) -> dict[str, Any]:
-    description = _description(model)
-    from timm.data import resolve_data_config
-
-    return resolve_data_config(pretrained_cfg=description, use_test_size=for_test)
 
 
 def _create(model: str, description: dict[str, Any], image_size: int, **options: Any) -> nn.Module:

@@ -28,8 +28,9 @@ from data.labels import outputs_for
 from models.dropout import set_drop_path, set_dropout
 from models.objectives import values_of
 from models.preprocessing import description_of, read_description
+from models.tasks.base import Prediction
 from models.timm_models import build_timm, is_timm, timm_version
-from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_more_channels
+from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_channels, with_more_channels
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores
@@ -109,9 +110,8 @@ def widen_input(model: nn.Module, num_images: int) -> None:
         if first is None:
             raise UserError(f"--image-column names {num_images} images, and --model begins with no convolution that"
                             " could take them; use another model, such as resnet50")
-        more = first.weight.new_zeros(len(first.weight), 3 * (num_images - 1), *first.kernel_size)
-        first.weight = nn.Parameter(torch.cat([first.weight.detach(), more], dim=1))        # [O, 3 * I, k, k]
         first.in_channels = 3 * num_images
+        first.weight = nn.Parameter(with_channels(first.weight.detach(), first.in_channels))      # [O, 3 * I, k, k]
 
 
 def build_model(
@@ -201,11 +201,8 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
 
 def classify_images(
     model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int
-) -> Iterator[list[tuple[str, np.ndarray, str | None]]]:
-    """Batches of (path, values [C] float64, "path: reason" if it cannot be read), in the order of `paths`.
-
-    paths: of an image, or of several with commas between them. values: see values_of.
-    """
+) -> Iterator[list[Prediction]]:
+    """Batches of predictions, in the order of `paths`: of an image each, or of several with commas between them."""
     # preprocessing
     model.to(device)
     num_images = description.get("num_images", 1)
@@ -232,4 +229,5 @@ def classify_images(
         for index, (images, bad) in enumerate(loader):                            # uint8 [B, H, W, 3 * I]
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
             batch = paths[batch_size * index:batch_size * (index + 1)]
-            yield list(zip(batch, values_of(description, logits), bad, strict=True))
+            yield [Prediction(path, None if reason else values, reason or "")
+                   for path, values, reason in zip(batch, values_of(description, logits), bad, strict=True)]

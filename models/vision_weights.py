@@ -13,9 +13,10 @@ import torch
 import torchvision
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from models.blocks import in_head
-from models.timm_models import converted, is_timm, timm_weights, wordnet_ids
+from models.timm_models import converted, is_timm, num_outputs, timm_weights, wordnet_ids
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line, say, some
 from utils.settings.image_options import ModelOptions
@@ -90,16 +91,13 @@ def initial_weights_of(
 
     model: what they are for. Returns notes for the user, too.
     """
-    if config.weights:
-        file, source = Path(config.weights), "--weights"
-    elif config.pretrained and folder:
-        file, source = folder / "model.safetensors", "--model"
-    elif not config.pretrained:
+    if not (config.weights or config.pretrained):
         return None, []
-    else:
+    if not (config.weights or folder):
         if is_timm(architecture):
             return timm_weights(architecture, image_size, world), []  # Collective.
         return _library_weights(architecture, world), []  # Collective.
+    file, source = (Path(config.weights), "--weights") if config.weights else (folder / "model.safetensors", "--model")
     weights = world.everywhere(lambda: read_weights(file, source))  # Collective.
     weights, notes = unwrapped(weights, model.state_dict())
     return converted(architecture, weights, image_size) if is_timm(architecture) else weights, notes
@@ -108,12 +106,12 @@ def initial_weights_of(
 def classes_of_weights(config: ModelOptions, described: dict, classes: Sequence[str], world: World) -> Sequence[str]:
     """The names of the outputs of the weights that are evaluated, where these have names, `classes` and others.
 
-    described: of --model, see description_of. Its classes; or, where `classes` are WordNet ids, ImageNet's: they are
-    in the order of these ids in all published weights. Else `classes` itself. Collective.
+    described: of --model, see description_of. Its classes; or, where `classes` are WordNet ids, those of ImageNet or a
+    larger part of it, in the order of these ids in published weights. Else `classes` itself. Collective.
     """
     names = described.get("classes", [])
     if not names and all(re.fullmatch(r"n\d{8}", name) for name in classes):
-        sizes = {1000}
+        sizes = {num_outputs(config.model) if is_timm(config.model) else 1000}
         if config.weights:
             weights = world.everywhere(lambda: read_weights(Path(config.weights), "--weights"))  # Collective.
             sizes = {len(param) for param in weights.values() if param.ndim == 1}  # one is that of the head's bias
@@ -155,12 +153,16 @@ def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
 
 def with_more_channels(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """`weights` of a model that takes one image, for a `model` that takes several: see widen_input."""
-    name = next((name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)), "") + ".weight"
+    name = next(f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Conv2d))
     own, given = model.get_parameter(name), weights.get(name)
     if given is None or given.ndim != 4 or own.shape[1] <= given.shape[1]:
         return weights
-    more = given.new_zeros(len(given), own.shape[1] - given.shape[1], *given.shape[2:])
-    return weights | {name: torch.cat([given, more], dim=1)}
+    return weights | {name: with_channels(given, own.shape[1])}
+
+
+def with_channels(kernels: Tensor, num_channels: int) -> Tensor:
+    """`kernels` [O, less, k, k] of a convolution with zeros for further channels: [O, num_channels, k, k]."""
+    return F.pad(kernels, (0, 0, 0, 0, 0, num_channels - kernels.shape[1]))
 
 
 def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequence[int] | None) -> list[str]:

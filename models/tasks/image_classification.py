@@ -194,9 +194,7 @@ class ImageTask:
         """
         model, description = load_model_folder(folder)
         paths = list_images(inputs, description.get("num_images", 1), description.get("image_columns", ["image"]))
-        batches = classify_images(model, description, paths, device, batch_size)
-        return description, (
-            [Prediction(path, None if bad else row, bad or "") for path, row, bad in batch] for batch in batches)
+        return description, classify_images(model, description, paths, device, batch_size)
 
 
 def _index_of(

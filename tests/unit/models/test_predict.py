@@ -148,7 +148,7 @@ def test_the_work_for_a_batch_does_not_grow_with_the_batches_after_it(run, tmp_p
     paths = Counted(write_image(tmp_path / f"{seed}.png", seed) for seed in range(9))
     model, description = load_model_folder(run / "model")
     batches = list(classify_images(model, description, paths, torch.device("cpu"), batch_size=2))
-    assert [path for batch in batches for path, *_ in batch] == list(paths) and paths.copied <= len(paths)
+    assert [one.input for batch in batches for one in batch] == list(paths) and paths.copied <= len(paths)
 
 
 def test_out_of_memory_names_the_flag_of_predict(run, tmp_path, capsys, monkeypatch):

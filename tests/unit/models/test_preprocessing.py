@@ -93,6 +93,12 @@ def test_timms_weights_as_they_are_have_their_test_size(is_there, size, words, r
     assert found.image_size == size and words in notes[-1]
 
 
+@pytest.mark.parametrize("name, has_note", [("resnet50.a1_in1k", False), ("convnext_small.in12k_ft_in1k_384", True)])
+def test_a_crop_that_is_not_done_here_gets_a_note(name, has_note, resolved):
+    _, notes = resolved(model=ModelOptions(model=f"timm/{name}", pretrained=True))
+    assert ("`squash`" in notes[-1]) == has_note
+
+
 def test_a_folder_of_another_run_is_prepared_as_in_that_run(resolved, model_folder):
     found, _ = resolved(model=ModelOptions(model=str(model_folder), pretrained=True))
     assert vars(found) == OWN | GREY

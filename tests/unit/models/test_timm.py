@@ -17,7 +17,7 @@ from timm.optim import param_groups_layer_decay
 from benchmarks.pretrained import write_lite0
 from models.blocks import blocks_of, freeze, lr_factors
 from models.preprocessing import description_of, preprocessing_of_weights
-from models.timm_models import crop_note, timm_preprocessing
+from models.timm_models import timm_preprocessing
 from models.vision import build_classifier, build_model, classify_images, load_model_folder, save_model_folder
 from models.vision_weights import classes_of_weights
 from tests.unit.models.test_vision import equal_names
@@ -62,7 +62,7 @@ def test_predictions_of_real_weights_are_timms_own(world, real_weights, pictures
     model = built(world, IMAGENET, 224, **options).eval()
     description = preprocessing_of_weights(ModelOptions(**options)) | {"white_value": 65535}
     [rows] = classify_images(model, description, pictures, torch.device("cpu"), batch_size=64)
-    found = np.stack([row for _, row, _ in rows])
+    found = np.stack([row.values for row in rows])
 
     # timm's
     theirs = timm.create_model("tf_efficientnet_lite0", checkpoint_path=str(real_weights)).eval()
@@ -116,11 +116,14 @@ def test_photos_by_wordnet_id_are_evaluated_as_timm_does(real_weights, pictures,
 
 
 def test_names_of_the_weights_outputs_are_found_or_left(world, model_folder_of, real_weights):
-    """Those of a run; ImageNet's WordNet ids, if the head has as many; else the classes are the data's, in order."""
+    """Those of a run; the WordNet ids of as much of ImageNet as the head has outputs; else the data's."""
     ids = timm.data.ImageNetInfo().label_names()
     file = {"model": LITE0, "weights": str(real_weights)}
     run = {"model": str(model_folder_of(["b", "a", "c"])), "pretrained": True}
+    more = timm.data.ImageNetInfo("imagenet-21k-miil").label_names()
+    of_more = {"model": "timm/mobilenetv3_large_100.miil_in21k", "pretrained": True}
     for options, classes, expected in (
+            (of_more, more[7:9], more),
             (file, ids[7:9], ids), (file, ["cat", "dog"], ["cat", "dog"]), (file, ["n00000001"], ["n00000001"]),
             (run, ["a", "b"], ["b", "a", "c"]), (run, ["a", "d"], ["a", "d"])):
         described = description_of(options["model"], world)
@@ -146,11 +149,6 @@ def test_the_crop_is_that_of_timms_data_config():
     assert [(each["image_size"], each["resize_size"], each["interpolation"], each["mean"]) for each in found.values()
             ] == [(224, 256, "bicubic", [0.5] * 3), (380, 413, "bilinear", [0.5] * 3),
                   (224, 235, "bicubic", [0.485, 0.456, 0.406])]
-
-
-def test_a_crop_that_is_not_done_here_gets_a_note():
-    assert crop_note("timm/resnet50.a1_in1k") == ""
-    assert "`squash`" in crop_note("timm/convnext_small.in12k_ft_in1k_384")
 
 
 @pytest.mark.parametrize("version", [None, "0.9.2"])
