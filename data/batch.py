@@ -42,17 +42,11 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`. Copies from pinned memory wait for nothing, and the host waits for none."""
-        return self._of(copied_beside(self._tensors, device))
+        return self._of(copied_beside(self.tensors, device))
 
     def pin_memory(self) -> Batch:
         """The same batch in pinned memory (the DataLoader calls this)."""
-        return self._of([tensor.pin_memory() for tensor in self._tensors])
-
-    def share_memory(self) -> Batch:
-        """The same batch in shared memory. Raises RuntimeError if there is too little."""
-        for tensor in self._tensors:
-            tensor.share_memory_()
-        return self
+        return self._of([tensor.pin_memory() for tensor in self.tensors])
 
     def stand_in(self) -> Batch:
         """The same samples with sample weight 0, for a rank that must compute when it has nothing to compute."""
@@ -67,10 +61,11 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
-        return sum(tensor.nbytes for tensor in self._tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
-    def _tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
         return [*self.inputs.values(), self.labels, self.sample_weight]
 
     def _of(self, tensors: list[Tensor]) -> Batch:

@@ -79,16 +79,12 @@ def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[st
             paths += [",".join(os.path.join(os.path.dirname(name), file.strip()) for file in row.texts)
                       for row in read_rows(Path(name), read, keep_blank=True)]
             continue
-        if num_images > 1:
-            files = name.split(",")
-            if len(files) != num_images:
-                raise UserError(f"{name}: the model takes {num_images} images of each sample; give their paths with"
-                                " commas between them and no spaces, or a table")
-            if missing := [file for file in files if not os.path.isfile(file)]:
-                raise UserError(f"there is no file {missing[0]}", Exit.NO_INPUT)
-            paths.append(name)
-            continue
-        if not os.path.exists(name):
-            raise UserError(f"there is no file or folder {name}", Exit.NO_INPUT)
+        files = name.split(",") if num_images > 1 else [name]
+        if len(files) != num_images:
+            raise UserError(f"{name}: the model takes {num_images} images of each sample; give their paths with"
+                            " commas between them and no spaces, or a table")
+        is_there, wanted = (os.path.isfile, "file") if num_images > 1 else (os.path.exists, "file or folder")
+        if missing := [file for file in files if not is_there(file)]:
+            raise UserError(f"there is no {wanted} {missing[0]}", Exit.NO_INPUT)
         paths += images_in(name) if os.path.isdir(name) else [name]
     return paths

@@ -34,7 +34,8 @@ class MicroBatchDataset(Dataset):
     def __getitem__(self, wanted: MicroBatchRequest) -> Batch:
         batch = self.collated(wanted.epoch, wanted.indices)
         if get_worker_info():  # torch would do it in a thread whose errors reach nobody: the batch would never come
-            batch.share_memory()
+            for tensor in batch.tensors:
+                tensor.share_memory_()  # raises RuntimeError if there is too little
         if wanted.is_stand_in:  # if its sample is bad, the micro-batch that really has it reports that
             batch.sample_weight.zero_()
             return replace(batch, index=wanted.index, bad=())

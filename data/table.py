@@ -280,13 +280,11 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
 
 
 def _label(path: Path, number: int, column: str, value: Any) -> str:
-    if value is None:
-        return ""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         value = "|".join(value)  # several labels
     if isinstance(value, list | dict):
         raise _wrong(path, number, f"{column} must be a word or a number, not {json.dumps(value)[:40]}")
-    return _text(path, number, column, value).strip() if isinstance(value, str) else json.dumps(value)
+    return _text(path, number, column, value).strip() if isinstance(value, str | None) else json.dumps(value)
 
 
 def _wrong(path: Path, number: int, rule: str) -> UserError:
