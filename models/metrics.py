@@ -52,13 +52,12 @@ class Totals:
 
     def __init__(self, metrics: Sequence[Metric], num_batches: int, num_in_set: int = 0):
         self._metrics, self._num_batches, self._num_in_set = metrics, num_batches, num_in_set
-        self._num_samples: Tensor | None = None
+        self._num_samples: Tensor | int = 0  # an int before the first batch
         self._sums: list[Tensor | None] = [None] * len(metrics)
 
     def add(self, index: int, output: Output, batch: Batch) -> None:
         """Add batch `index`, which one rank owns; a surplus one (index >= num_batches) adds nothing."""
-        num_samples = (batch.sample_weight > 0).sum()
-        self._num_samples = num_samples if self._num_samples is None else self._num_samples + num_samples
+        self._num_samples = self._num_samples + (batch.sample_weight > 0).sum()
         for i, metric in enumerate(self._metrics):
             sums = metric.sums(output, batch)
             if self._sums[i] is None:
@@ -113,13 +112,11 @@ def _loss_sums(output: Output, batch: Batch) -> Tensor:
 LOSS = Metric(_loss_sums, lambda sums: {"loss": _ratio(sums[0], sums[1])}, is_count=False, names={"loss": LOWER})
 
 
-def classification_metrics(
-    num_classes: int, labels: np.ndarray | None = None, losses: ClassificationLoss | None = None
-) -> tuple[Metric, ...]:
+def classification_metrics(num_classes: int, labels: np.ndarray, losses: ClassificationLoss) -> tuple[Metric, ...]:
     """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files and pictures.
 
-    labels: [N] integers, those of the evaluation set, in its order; losses: of the task. Without them there is nothing
-    that needs every sample (auroc, rows).
+    labels: [N] integers, those of the evaluation set, in its order. losses: of the task. The last metric alone needs
+    every sample (auroc, rows).
 
     macro_... and weighted_precision, _recall and _f1 are those of scikit-learn with zero_division=0: means over the
     classes that occur or are predicted, plain or weighted by how often a class occurs. classes: [C, 4] float64, their
@@ -163,12 +160,10 @@ def classification_metrics(
     if num_classes <= MAX_CONFUSION:
         metrics.append(Metric(
             confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
-    if labels is not None:
-        has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
-        rows, values = partial(_sample_rows, losses, has_auroc), partial(_sample_values, losses)
-        metrics.append(Metric(
-            rows, values, is_count=False, names={"auroc": HIGHER} if has_auroc else {}, is_per_sample=True))
-    return tuple(metrics)
+    has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
+    rows, values = partial(_sample_rows, losses, has_auroc), partial(_sample_values, losses)
+    names = {"auroc": HIGHER} if has_auroc else {}
+    return (*metrics, Metric(rows, values, is_count=False, names=names, is_per_sample=True))
 
 
 def by_class(right: Tensor, true: Tensor, predicted: Tensor) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -15,7 +16,8 @@ from utils.numerics.averages import Averages
 from utils.rundir.checkpoint import Progress
 from utils.settings.run_options import RecordOptions, RunOptions
 
-HIGH, LOW = (SimpleNamespace(best=name, metrics=classification_metrics(3)) for name in ("top1", "loss"))
+METRICS = classification_metrics(3, np.arange(3), None)
+HIGH, LOW = (SimpleNamespace(best=name, metrics=METRICS) for name in ("top1", "loss"))
 
 
 def training(task=HIGH, patience=2, min_delta=0.0, progress=Progress(), total_steps=100):  # noqa: B008
