@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import nn
 
+from engine.memory import Attempts
 from engine.start import Start
 from utils.distributed.world import World
 from utils.errors import UserError, first_line, is_out_of_memory, some
@@ -18,7 +18,7 @@ from utils.numerics.seed import seeded
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
 from utils.strategies import load_strategy, require_possible
-from utils.strategies.buffers import Buffers
+from utils.strategies.base import Strategy
 
 
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
@@ -54,17 +54,19 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     return Precision(precision, world.device)
 
 
-def with_possible_precision(start: Start, model: nn.Module, is_new: bool) -> Start:
+def with_possible_precision(start: Start, strategy: Strategy, optimizer: torch.optim.Optimizer | None,
+                            is_new: bool) -> Start:
     """`start`, in fp32 if `--precision auto` chose what the model cannot compute in. Collective.
 
-    is_new: the weights are initial ones; a run that has begun keeps its precision. Some models write numbers or types
-    into their arithmetic that bf16 does not have. Raises UserError (64) for a precision that was given.
+    optimizer: None = nothing is trained. is_new: the weights are initial ones; a run that has begun keeps its
+    precision. Some models write numbers or types into their arithmetic that bf16 does not have. Where a forward is
+    collective, nothing is tried: a rank that fails alone would keep the others waiting. Raises UserError (64) for a
+    precision that was given.
     """
     config, run, world, name = start.config.device, start.run, start.world, start.precision.name
-    is_here = next(model.parameters()).device.type == world.device.type  # else sharded: no device holds all of it
-    if name == "fp32" or not is_here or not (is_new or config.precision != "auto"):
+    if name == "fp32" or strategy.is_sharded or not (is_new or config.precision != "auto"):
         return start
-    found = world.everywhere(partial(_reason_against, start, model), takes_long=True)  # Collective.
+    found = world.everywhere(partial(_reason_against, start, strategy, optimizer), takes_long=True)  # Collective.
     reason = next(filter(None, world.gather(found)), "")  # Collective.
     if not reason:
         return start
@@ -78,30 +80,22 @@ def with_possible_precision(start: Start, model: nn.Module, is_new: bool) -> Sta
     return replace(start, precision=Precision("fp32", world.device))
 
 
-def _reason_against(start: Start, model: nn.Module) -> str:
-    """Why `model` cannot compute in the precision, by trying; "" if it can, or if that cannot be tried here."""
-    device, buffers = next(model.parameters()).device, Buffers(model)
+def _reason_against(start: Start, strategy: Strategy, optimizer: torch.optim.Optimizer | None) -> str:
+    """Why the model cannot compute in the precision, by trying; "" if it can, or if memory is too small to try."""
 
-    def compute(precision: Precision) -> None:
-        for is_training in (True, False):
-            model.train(is_training)
-            with torch.set_grad_enabled(is_training), precision.autocast():
-                output = start.task.forward(model, start.task.example(2).to(device))  # BatchNorm needs two samples
-            if is_training:
-                output.loss_sum.backward()
+    def attempt(precision: Precision) -> None:
+        attempts = Attempts(replace(start, precision=precision), strategy, optimizer)
+        attempts.train(2)  # BatchNorm needs two samples
+        attempts.evaluate(2)
 
-    buffers.begin()
     try:
         with seeded(0):
-            compute(start.precision)
+            attempt(start.precision)
     except Exception as error:  # whatever a model raises
         if is_out_of_memory(error):
             return ""
-        compute(Precision("fp32", device))  # raises what is wrong in any precision
+        attempt(Precision("fp32", start.world.device))  # raises what is wrong in any precision
         return first_line(error)
-    finally:
-        buffers.restore()
-        model.zero_grad(set_to_none=True)
     return ""
 
 

@@ -13,11 +13,13 @@ from engine.log import json_line
 from engine.plan import FORMER_EVAL_BATCH
 from engine.records import position
 from engine.start import Start
-from models.blocks import blocks_of
+from models.activations import checkpoint_activations
+from models.blocks import blocks_of, freeze
 from models.metrics import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
 from utils.hardware.compiling import compile_model
+from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, Progress
 from utils.rundir.coverage import Coverage
 from utils.strategies import load_strategy
@@ -61,17 +63,26 @@ class Evaluation:
         return None if is_stopped else totals.values(world) | {"evaluated": covered.count(world)}  # Collective.
 
 
+def build_strategy(start: Start, initial_weights: bool) -> Strategy:
+    """The strategy with the model that a start trains or evaluates: some blocks may be frozen. Collective."""
+    config, world = start.config, start.world
+    with seeded(derive_seed(config.run.seed, "initial weights")):
+        model = start.task.build_model(initial_weights)  # Collective.
+    kind = load_strategy(config.device.strategy)
+    model = model if kind.is_split else model.to(world.device)
+    freeze(model, config.optim.freeze)
+    checkpoint_activations(model, config.device)
+    return kind(model, world, blocks_of, config.device)  # may shard it
+
+
 def evaluate_only(start: Start) -> Exit:
     """--eval-only: one JSON line with the figures on standard output; writes nothing but --output. Collective."""
     # the weights
     config, world, run, task = start.config, start.world, start.run, start.task
-    model = task.build_model(initial_weights=not run.is_there)  # Collective.
-    kind = load_strategy(config.device.strategy)
-    model = model if kind.is_split else model.to(world.device)
-    start = with_possible_precision(start, model, is_new=not run.is_there)  # Collective.
+    strategy = build_strategy(start, initial_weights=not run.is_there)  # Collective.
+    start = with_possible_precision(start, strategy, None, is_new=not run.is_there)  # Collective.
     if config.device.compile:
-        compile_model(model)
-    strategy = kind(model, world, blocks_of, config.device)
+        compile_model(strategy.module)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"
     if run.is_there:
         progress, is_average = Checkpoints(run, world, config.record).load_best(strategy)  # Collective.

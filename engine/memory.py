@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from utils.distributed.world import World
 from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory, memory_words
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 class Attempts:
     """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
 
-    def __init__(self, start: "Start", strategy: Strategy, optimizer: torch.optim.Optimizer):
+    def __init__(self, start: "Start", strategy: Strategy, optimizer: torch.optim.Optimizer | None):
+        """optimizer: None = nothing is trained, and train() does nothing."""
         self._task, self._precision, self._device = start.task, start.precision, start.world.device
         self._model, self._optimizer = strategy.module, optimizer
         self.bytes_per_param, self.are_possible = strategy.bytes_per_param, not strategy.is_sharded
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
+        if self._optimizer is None:
+            return
+
         # what a run keeps
         self._model.train(size > 1)  # BatchNorm would refuse one sample
         params = [param for param in self._model.parameters() if param.requires_grad]
@@ -44,9 +48,7 @@ class Attempts:
         # two steps that change nothing
         try:
             for _ in range(2):  # the first makes the optimizer allocate its state
-                with self._precision.autocast():
-                    loss = self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum
-                grads = torch.autograd.grad(loss, params, allow_unused=True)  # no hook sees it
+                grads = torch.autograd.grad(self.loss(size), params, allow_unused=True)  # no hook sees it
                 for param, grad in zip(params, grads, strict=True):
                     param.grad = grad
                 self._precision.void_step(self._optimizer)
@@ -61,8 +63,12 @@ class Attempts:
     def evaluate(self, size: int) -> None:
         """An evaluation batch of `size`."""
         self._model.eval()
+        self.loss(size)
+
+    def loss(self, size: int) -> Tensor:
+        """The loss of a batch of `size`, summed, in the mode that the model is in: scalar."""
         with self._precision.autocast():
-            self._task.forward(self._model, self._task.example(size).to(self._device))
+            return self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum
 
 
 def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:

@@ -13,29 +13,26 @@ from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
 from engine.arithmetic import with_possible_precision
 from engine.best import best_metric
-from engine.evaluation import Evaluation
+from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed
 from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
 from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.profile import Profile
 from engine.start import Start
-from models.activations import checkpoint_activations
-from models.blocks import blocks_of, freeze, lr_factors, undecayed
+from models.blocks import lr_factors, undecayed
 from utils.distributed.agreement import Agreement
 from utils.distributed.world import World
 from utils.errors import UserError, counted
 from utils.hardware.compiling import compile_model
 from utils.numerics.averages import Averages
 from utils.numerics.optimizers import build_optimizer, build_schedule
-from utils.numerics.seed import derive_seed, seeded
 from utils.rundir.checkpoint import Checkpoints, TrainState
 from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
 from utils.rundir.room import warn_of_room
 from utils.settings.option import Interval
 from utils.settings.run_options import OptimOptions
-from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
 
@@ -69,10 +66,11 @@ def build_training(start: Start) -> Training:
     best_metric(start)  # raises UserError
     checkpoints = Checkpoints(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
-    start, strategy = _build_strategy(start, is_new)  # Collective.
+    strategy = build_strategy(start, is_new)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model, run.kept["undecayed_tables"]))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
+    start = with_possible_precision(start, strategy, optimizer, is_new)  # Collective.
 
     # micro-batches that fit into memory
     attempts = Attempts(start, strategy, optimizer)
@@ -113,8 +111,7 @@ def build_training(start: Start) -> Training:
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
-             f" {_rates(optim)};"
-             f" {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
+             f" {_rates(optim)}; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
     log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
     return Training(
         **vars(start), log=log, strategy=strategy, state=state,
@@ -135,19 +132,6 @@ def _rates(optim: OptimOptions) -> str:
     """The learning rate, in words."""
     of_head = f" (head {optim.lr * optim.head_lr_factor:g})" if optim.head_lr_factor != 1 else ""
     return f"{optim.lr:g}{of_head}"
-
-
-def _build_strategy(start: Start, initial_weights: bool) -> tuple[Start, Strategy]:
-    """`start` in a precision of its model, and the strategy with that: some blocks may be frozen. Collective."""
-    config, world = start.config, start.world
-    with seeded(derive_seed(config.run.seed, "initial weights")):
-        model = start.task.build_model(initial_weights)  # Collective.
-    kind = load_strategy(config.device.strategy)
-    model = model if kind.is_split else model.to(world.device)
-    start = with_possible_precision(start, model, initial_weights)  # Collective.
-    freeze(model, config.optim.freeze)
-    checkpoint_activations(model, config.device)
-    return start, kind(model, world, blocks_of, config.device)  # may shard it
 
 
 def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:

@@ -61,9 +61,8 @@ def warm_up(t: "Training") -> None:
 
 def names_unused(t: "Training", without: dict[str, nn.Parameter]) -> list[str]:
     """Of parameters without a gradient in training mode, those without one in evaluation mode, which skips no layer."""
-    with t.precision.autocast():
-        output = t.task.forward(t.strategy.module, t.task.example(t.feed.plan.sizes[1]).to(t.world.device))
-    gradients = torch.autograd.grad(output.loss_sum, list(without.values()), allow_unused=True)
+    loss = t.attempts.loss(t.feed.plan.sizes[1])
+    gradients = torch.autograd.grad(loss, list(without.values()), allow_unused=True)
     return [name for name, gradient in zip(without, gradients, strict=True) if gradient is None]
 
 

@@ -14,6 +14,7 @@ from utils.errors import Exit, UserError
 from utils.numerics.precision import Precision
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
+from utils.strategies.ddp import DDP
 
 
 class Model(nn.Module):
@@ -32,9 +33,9 @@ class Model(nn.Module):
 
 @pytest.fixture
 def decide(world, tmp_path):
-    """decide(model, given, name, is_new): the start, the notes, and what the run keeps."""
+    """decide(model, given, name, is_new, trains): the start, the notes, and what the run keeps."""
 
-    def decided(model, given="auto", name="bf16", is_new=True):
+    def decided(model, given="auto", name="bf16", is_new=True, trains=True):
         notes = []
         run = Run(tmp_path, {"precision": name}, {"start": 1, "cores_per_process": 1}, notes.append, RunLock())
         config = SimpleNamespace(device=SimpleNamespace(precision=given, tf32="auto"),
@@ -43,7 +44,10 @@ def decide(world, tmp_path):
             example=lambda size: Batch({"inputs": torch.ones(size, 3)}, torch.zeros(size), torch.ones(size)),
             forward=lambda model, batch: Output(model(**batch.inputs).sum(), None))
         start = Start(config, world, run, task, Precision(name, torch.device("cpu")), None)
-        return with_possible_precision(start, model, is_new), notes, run.kept
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, fused=True) if trains else None
+        start = with_possible_precision(start, DDP(model, world), optimizer, is_new)
+        assert optimizer is None or not optimizer.state
+        return start, notes, run.kept
 
     return decided
 
@@ -54,6 +58,12 @@ def test_auto_is_fp32_where_the_model_cannot_compute_in_bf16(is_training, decide
     start, [note], kept = decide(Model({(torch.bfloat16, is_training)}))
     assert start.precision.name == kept["precision"] == "fp32"
     assert "--precision auto is fp32: --model org/name cannot compute in bf16 (does not compute)" in note
+
+
+@pytest.mark.parametrize("fails, precision", [((torch.bfloat16, True), "bf16"), ((torch.bfloat16, False), "fp32")])
+def test_an_evaluation_alone_tries_no_training(fails, precision, decide):
+    start, _, kept = decide(Model({fails}), trains=False)
+    assert start.precision.name == kept["precision"] == precision
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
