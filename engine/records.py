@@ -38,27 +38,17 @@ def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm:
     """
     step = t.state.progress.step
     t.clock.step(batch.num_samples, batch.num_tokens)
-    _profile_step(t)  # Collective after the last step that --profile records.
-    t.log.advance(step)
-    t.state.coverage.add((sample for each in batch.taken for sample in each.counted), batch.epoch)
-    if t.config.record.ledger:
-        _record_samples(t, batch)  # Collective.
-    if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
-        _record_step(t, losses, grad_norm)  # Collective.
-
-
-def _profile_step(t: "Training") -> None:
-    """--profile: the step is done; after the last one that it records, write. Collective then."""
     if t.profile.is_due():
         t.watchdog.enter("writing the profile", t.config.faults.section_timeout)
     with t.clock.on("logging"):  # no part of the next step
-        t.profile.step()  # Collective, if it writes.
-
-
-def _record_samples(t: "Training", batch: GlobalBatch) -> None:
-    """--ledger: the samples that the step was computed from. Collective."""
-    rows = [row for rank in t.world.gather(batch.taken) for row in rank]  # Collective.
-    t.log.consumed(t.state.progress.step, batch.epoch, [indices for _, indices, _ in sorted(rows)])
+        t.profile.step()  # Collective after the last step that --profile records.
+    t.log.advance(step)
+    t.state.coverage.add((sample for each in batch.taken for sample in each.counted), batch.epoch)
+    if t.config.record.ledger:
+        rows = [row for rank in t.world.gather(batch.taken) for row in rank]  # Collective.
+        t.log.consumed(step, batch.epoch, [indices for _, indices, _ in sorted(rows)])
+    if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
+        _record_step(t, losses, grad_norm)  # Collective.
 
 
 def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -> None:

@@ -79,8 +79,16 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def bounded(work: Callable[[], None]) -> None:
-    """Do last work, but only wait LAST_WORDS_S for it: a disk that hangs must not keep the process from ending."""
-    last = threading.Thread(target=work, daemon=True)
+    """Do last work, but only wait LAST_WORDS_S for it: a disk that hangs must not keep the process from ending.
+
+    An OSError of `work` is ignored.
+    """
+
+    def quietly() -> None:
+        with suppress(OSError):
+            work()
+
+    last = threading.Thread(target=quietly, daemon=True)
     last.start()
     last.join(LAST_WORDS_S)
 
@@ -210,16 +218,11 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
     if error is not None and is_shown_here(error):
         text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"train.py: {message}"
         bounded(lambda: say(text))
-    bounded(_flush)
+    bounded(sys.stdout.flush)
     # Not sys.exit: while the interpreter shuts down, gloo's threads abort the process now and then (torch 2.15:
     # "terminate called without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait
     # for peers that are gone.
     os._exit(int(code))
-
-
-def _flush() -> None:
-    with suppress(OSError):
-        sys.stdout.flush()
 
 
 def record_exit(code: int) -> None:

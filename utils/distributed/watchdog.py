@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from utils.distributed import peers
@@ -115,23 +115,13 @@ class Watchdog:
         if ending.prints:
             bounded(lambda: say(f"train.py: {ending.message}"))
         state = "stopped" if ending.code == Exit.STOPPED else "failed"
-
-        def write_status() -> None:
-            with suppress(OSError):
-                self._write_status(state, ending.code, ending.message)
-
-        bounded(write_status)
+        bounded(lambda: self._write_status(state, ending.code, ending.message))
         os._exit(ending.code)
 
     def _flight_record(self) -> str:
         """Write it while there is time, before the process leaves with 76; words for the message."""
         found: list[str] = []
-
-        def write() -> None:
-            with suppress(OSError):
-                found.append(self._write_flight_record())
-
-        bounded(write)
+        bounded(lambda: found.append(self._write_flight_record()))
         return "".join(f"; NCCL's flight record: {path}" for path in found if path)
 
     def _state(self) -> str:

@@ -30,17 +30,16 @@ def build_optimizer(
         alike.setdefault(key, []).append((name, param))
     groups = [{"params": params, "weight_decay": 0.0 if has_no_decay else config.weight_decay, "lr_factor": factor}
               for (has_no_decay, factor), params in sorted(alike.items())]
-    is_turned = any(map(_Turned.has_view, model.parameters()))
+    seen_by = _Turned if any(map(_Turned.has_view, model.parameters())) else None
     if config.optimizer == "sgd":
         is_sharded = any(hasattr(param, "to_local") for param in model.parameters())  # a DTensor
-        optimizer = (_ShardedSGD if is_sharded else _TurnedSGD if is_turned else torch.optim.SGD)(
+        optimizer = _seen_by(_Sharded if is_sharded else seen_by, torch.optim.SGD)(
             groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
         for param in (param for param in model.parameters() if config.momentum and param.requires_grad):
             # torch 2.15 would leave uninitialised memory here if the first step is skipped; zeros are the same start.
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
     else:
-        kinds = {"adamw": (torch.optim.AdamW, _TurnedAdamW), "adam": (torch.optim.Adam, _TurnedAdam)}
-        kind = kinds[config.optimizer][is_turned]
+        kind = _seen_by(seen_by, torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam)
         optimizer = kind(groups, lr=config.lr, betas=config.betas, fused=True)
     require_skippable(optimizer)
     return optimizer
@@ -107,20 +106,8 @@ class _Turned(_OnViews):
         return tensor.permute(0, 3, 1, 2) if tensor.ndim == 4 else tensor
 
 
-class _TurnedAdamW(_Turned, torch.optim.AdamW):
-    pass
-
-
-class _TurnedAdam(_Turned, torch.optim.Adam):
-    pass
-
-
-class _TurnedSGD(_Turned, torch.optim.SGD):
-    pass
-
-
-class _ShardedSGD(_OnViews, torch.optim.SGD):
-    """SGD on this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
+class _Sharded(_OnViews):
+    """Sees this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
 
     @staticmethod
     def has_view(param: Tensor) -> bool:
@@ -131,6 +118,11 @@ class _ShardedSGD(_OnViews, torch.optim.SGD):
     def view(tensor: Tensor) -> Tensor:
         """This rank's part."""
         return tensor.to_local()
+
+
+def _seen_by(views: type[_OnViews] | None, kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimizer `kind`, on views if there are any."""
+    return type(kind.__name__, (views, kind), {}) if views else kind
 
 
 def require_skippable(optimizer: torch.optim.Optimizer) -> None:

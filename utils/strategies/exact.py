@@ -58,16 +58,16 @@ class Exact(Replicated):
 
     def require_all_grads(self) -> None:
         """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""
-        for bucket in self._buckets:
-            bucket.require_all_grads()
+        for group in (group for bucket in self._buckets for group in bucket.groups):
+            group.used = set(range(len(group.params)))
 
     @contextmanager
     def grad_sync(self, is_last: bool, scale: Tensor) -> Iterator[None]:
         """Add the micro-batch's gradients to the sums, group by group, while its backward pass still runs."""
         self._is_last, self._scale = is_last, scale
         yield
-        for bucket in self._buckets:
-            bucket.add_rest(scale)
+        for group in (group for bucket in self._buckets for group in bucket.groups):
+            group.add(scale)  # those some of whose parameters got no gradient from this micro-batch
 
     def finish(self, scale: Tensor) -> None:
         """Wait for the sums and convert them to gradients. Collective."""
@@ -105,22 +105,12 @@ class _Bucket:
             parts, self._sums.split([size + 1 for size in sizes]), grads.split(sizes), strict=True)]
         self.num_missing, self.work = len(self.groups), None  # groups without the last micro-batch's gradients; a sum
 
-    def require_all_grads(self) -> None:
-        """See Exact."""
-        for group in self.groups:
-            group.used = set(range(len(group.params)))
-
     def add_if_complete(self, group: "_Group", scale: Tensor, is_last: bool) -> None:
         """A parameter of `group` has got its gradient: add those of the group if all of them are there."""
         group.num_missing -= 1
         if group.num_missing == 0:
             group.add(scale)
             self.num_missing -= is_last
-
-    def add_rest(self, scale: Tensor) -> None:
-        """Add the gradients of groups some of whose parameters got none from this micro-batch."""
-        for group in self.groups:
-            group.add(scale)
 
     def send(self) -> None:
         """Start to sum over ranks. Collective."""

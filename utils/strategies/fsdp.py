@@ -91,15 +91,9 @@ class FSDP(Replicated):
             param.grad = grad
         return bool(torch.isfinite(loss)) and all(map(bool, found))
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """The norm of all parts together. Collective."""
-        params = [param for param in self.module.parameters() if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm([param.grad for param in params])
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        if max_norm:
-            torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
-        return norm
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The parts of all ranks together. Collective."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def model_state(self) -> dict[str, Tensor]:
         """Rank 0: full tensors in host memory, gathered one at a time; other ranks: nothing. Collective."""

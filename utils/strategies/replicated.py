@@ -55,12 +55,16 @@ class Replicated(Strategy):
             bool((grad.abs() <= self.largest).all()) for grad in grads if grad is not None)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Without communication: every rank has the whole gradient."""
+        """Without communication where every rank has the whole gradient."""
         params = [param for param in self.module.parameters() if param.grad is not None]
-        norm = torch.nn.utils.get_total_norm([param.grad for param in params])
+        norm = self.whole(torch.nn.utils.get_total_norm([param.grad for param in params]))
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
         return norm.to(self.world.device)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each rank may have a part. All ranks or none."""
+        return tensor
 
     def commit_buffers(self, is_finite: Tensor) -> None:
         """Send the buffers that the next forward reads; the others are sent before an evaluation. Collective."""
