@@ -27,8 +27,8 @@ from engine.arithmetic import resolve_arithmetic
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_size_that_fits
 from engine.nonfinite import judge_last_step
-from engine.pictures import show_first_batch
-from engine.records import close_run, log_step, watch_run
+from engine.records.pictures import show_first_batch
+from engine.records.steps import close_run, log_step, watch_run
 from engine.saving import save, wait_for_save
 from engine.training import Training, build_training
 from engine.warm_up import warm_up

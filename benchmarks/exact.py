@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.in_turn import in_turn, report
-from models.vision import build_classifier
+from models.vision.classifier import build_classifier
 from utils.distributed.world import World
 from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores

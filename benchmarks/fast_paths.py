@@ -19,7 +19,7 @@ from unittest.mock import patch
 from benchmarks.fine_tuning import compare, trained
 from benchmarks.pretrained import minilm_folder, write_lite0
 from benchmarks.recipes import FILMS, LARGE, LITE0, RUNS, SMALL, Base, lay_out
-from data.image_decode import MAX_PIXELS, EncodedImage
+from data.images.decode import MAX_PIXELS, EncodedImage
 
 MASKED = Base("masked tokens", "wikitext2", "--task masked-lm --model MINILM --epochs 1 --eval-every 1000")
 BASES = {base.data: base for base in (SMALL, FILMS, LARGE, MASKED)}
@@ -46,8 +46,8 @@ def train_plainly(words: list[str]) -> None:
     with (patch("engine.arithmetic.replace_kernels", lambda *_: None),
           patch("data.sampler.bucketed", lambda order, *others: order),
           patch("models.tasks.masked_lm.find_first_position", lambda *_: None),
-          patch("models.sparse_prediction.SparsePrediction._before_output", lambda *_: None),
-          patch("data.image_decode.EncodedImage._decode_jpeg", lambda image, *others: decode(image, 1.0, MAX_PIXELS)),
+          patch("models.text.sparse_prediction.SparsePrediction._before_output", lambda *_: None),
+          patch("data.images.decode.EncodedImage._decode_jpeg", lambda image, *others: decode(image, 1.0, MAX_PIXELS)),
           patch("sys.argv", ["train.py", *words])):
         runpy.run_path("train.py", run_name="__main__")
 

@@ -19,11 +19,11 @@ from torchvision import datasets, transforms
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks.peers import num_loaders
-from data.tokenizer import SPECIAL, load_tokenizer
-from models.bert import EncoderSpec, build_encoder
-from models.sparse_prediction import SparsePrediction
+from data.texts.tokenizer import SPECIAL, load_tokenizer
 from models.tasks import load_task
-from models.vision import build_classifier
+from models.text.bert import EncoderSpec, build_encoder
+from models.text.sparse_prediction import SparsePrediction
+from models.vision.classifier import build_classifier
 from utils.settings.text_options import TextModelOptions
 
 TASKS = {"text": "text-classification", "mlm": "masked-lm"}

@@ -23,9 +23,9 @@ from torchvision import transforms
 
 from benchmarks.in_turn import in_turn, report
 from benchmarks.made_images import photo
-from data.augment import PhotoTrain, decoded_for, random_box
-from data.image_cache import CacheSpec, ImageCache, make_cache
-from data.image_decode import EncodedImage
+from data.images.augment import PhotoTrain, decoded_for, random_box
+from data.images.cache import CacheSpec, ImageCache, make_cache
+from data.images.decode import EncodedImage
 from utils.numerics.seed import seeded
 
 SIDE = 224  # px

@@ -19,7 +19,7 @@ from benchmarks.in_turn import about, append
 from benchmarks.pretrained import minilm_folder
 from data.plan import cut
 from data.sampler import WINDOW, ElasticDistributedSampler, Lengths
-from data.text import first_fit
+from data.texts.text_set import first_fit
 from utils.hardware.vendor import TILE
 
 MICRO = 8  # samples

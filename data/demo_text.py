@@ -21,7 +21,7 @@ from utils.errors import Exit, UserError
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.text import TokenTable
+    from data.texts.text_set import TokenTable
 PACKAGES = ("asyncio", "email", "importlib", "logging", "unittest", "xml", "multiprocessing", "http")
 VERSION = f"1-python-{platform.python_version()}"  # of the layout; each version of Python has other texts
 SHORTEST = 20  # characters

@@ -3,10 +3,10 @@
 from typing import Any
 
 from engine.best import update_best
-from engine.log import EMA
 from engine.nonfinite import judge_last_step
-from engine.pictures import show_mistakes
-from engine.records import close_epoch, note_coverage, position
+from engine.records.log import EMA
+from engine.records.pictures import show_mistakes
+from engine.records.steps import close_epoch, note_coverage, position
 from engine.saving import save, wait_for_save
 from engine.training import Training
 

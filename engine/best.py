@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.log import EMA, records
+from engine.records.log import EMA, records
 from engine.start import Start
 from utils.errors import Exit, UserError
 from utils.settings.spelling import suggestion

@@ -8,14 +8,14 @@ import torch
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import EvaluationSampler
 from engine.arithmetic import with_possible_precision
-from engine.evaluation_files import require_writable, write_output
-from engine.log import json_line
 from engine.plan import FORMER_EVAL_BATCH
-from engine.records import position
+from engine.records.evaluation_files import require_writable, write_output
+from engine.records.log import json_line
+from engine.records.steps import position
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import blocks_of, freeze
-from models.metrics import Totals
+from models.metrics.metric import Totals
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit
 from utils.hardware.compiling import compile_model

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from engine.evaluation_files import write_evaluation
+from engine.records.evaluation_files import write_evaluation
 
 if TYPE_CHECKING:
     from engine.training import Training

@@ -15,10 +15,10 @@ from engine.arithmetic import with_possible_precision
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed
-from engine.log import Log, SilentLog, open_log
 from engine.memory import Attempts, resolve_size
 from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
-from engine.profile import Profile
+from engine.records.log import Log, SilentLog, open_log
+from engine.records.profile import Profile
 from engine.start import Start
 from models.blocks import lr_factors, undecayed
 from utils.distributed.agreement import Agreement

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 
 from torch import nn
 
-from models.timm_models import classifiers_of, groups_of
+from models.vision.timm_models import classifiers_of, groups_of
 from utils.errors import UserError
 from utils.settings.run_options import OptimOptions
 

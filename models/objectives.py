@@ -15,12 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, lacking, outputs_for
-from models.label_metrics import COLUMNS as LABEL_COLUMNS
-from models.label_metrics import multi_label_metrics
 from models.losses import ClassificationLoss, class_weights, loss_of, probabilities, weight_notes
-from models.metrics import Metric, classification_metrics
-from models.target_metrics import COLUMNS as TARGET_COLUMNS
-from models.target_metrics import regression_metrics
+from models.metrics.classes import classification_metrics
+from models.metrics.labels import COLUMNS as LABEL_COLUMNS
+from models.metrics.labels import multi_label_metrics
+from models.metrics.metric import Metric
+from models.metrics.targets import COLUMNS as TARGET_COLUMNS
+from models.metrics.targets import regression_metrics
 from utils.errors import Exit, UserError, some
 from utils.settings.run_options import ClassLossOptions, LabelOptions, TargetLossOptions, TargetOptions
 
@@ -147,7 +148,7 @@ class Classes(Objective):
         return rows[:, 1] != rows[:, 2]
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
-        """The row is that of models.metrics.SAMPLE_COLUMNS."""
+        """The row is that of models.metrics.classes.SAMPLE_COLUMNS."""
         _, label, predicted, probability, loss = row
         return {"label": self.names[int(label)], "prediction": self.names[int(predicted)],
                 "probability": f"{probability:.6f}", "loss": f"{loss:.6f}"}

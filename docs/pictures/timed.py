@@ -13,7 +13,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from engine import log, records
+from engine.records import log
+from engine.records import steps as records
 from utils.numerics import optimizers
 from utils.rundir import checkpoint, checkpoint_folder
 

@@ -1,16 +1,11 @@
 """What a task is: its data, its model, its loss and its metrics.
 
 It never wraps, moves, saves or reduces, and knows no strategy.
-
-Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,32 +13,9 @@ from torch import Tensor, nn
 
 from data.batch import Batch, SampleSet
 from data.sampler import Lengths
-
-if TYPE_CHECKING:
-    from models.metrics import Metric  # which imports Output
-    from models.objectives import Objective
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a forward gives: a sum, not a mean, so that micro-batches and ranks add."""
-
-    loss_sum: Tensor  # scalar float32: the losses of the samples times sample_weight, added
-    logits: Tensor  # [B, C] or [P, V] float32
-
-
-def widened(logits: Tensor) -> Tensor:
-    """In float32 or wider: no loss is computed in bf16 or fp16."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What models.predict writes for one input."""
-
-    input: str  # a path, or a text
-    values: np.ndarray | None  # [C] float64, see models.objectives.values_of; None if the input cannot be read
-    bad: str = ""  # the reason
+from models.metrics.metric import Metric
+from models.objectives import Objective
+from models.output import Output, Prediction
 
 
 class Task(Protocol):

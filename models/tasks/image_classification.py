@@ -16,24 +16,24 @@ import torch
 from torch import Tensor, nn
 
 from data import demo
-from data.augment import build_transforms
 from data.batch import Batch
-from data.image_cache import CacheSpec, open_cache
-from data.image_decode import EncodedImage
-from data.image_folder import ImageFolder, Sample, list_images
-from data.image_index import FolderIndex, build_index
-from data.image_table import build_table_index, is_table
+from data.images.augment import build_transforms
+from data.images.cache import CacheSpec, open_cache
+from data.images.decode import EncodedImage
+from data.images.folder import ImageFolder, Sample, list_images
+from data.images.index import FolderIndex, build_index
+from data.images.mixing import build_mixing
+from data.images.table import build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
-from data.mixing import build_mixing
 from data.splits import ValSplit, require_split
-from data.table import IMAGES
-from data.table_source import TableSource
+from data.tables.source import TableSource
+from data.tables.table import IMAGES
 from models.objectives import build_objective, kind_of, label_columns_of
-from models.preprocessing import description_of, resolve_preprocessing
-from models.tasks.base import Output, Prediction, widened
-from models.timm_models import is_timm
-from models.vision import build_model, classify_images, load_model_folder, require_known, save_model_folder
-from models.vision_weights import classes_of_weights
+from models.output import Output, Prediction, widened
+from models.vision.classifier import build_model, classify_images, load_model_folder, require_known, save_model_folder
+from models.vision.preprocessing import description_of, resolve_preprocessing
+from models.vision.timm_models import is_timm
+from models.vision.weights import classes_of_weights
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.files import cache_path

@@ -19,15 +19,15 @@ from transformers import AutoModelForMaskedLM
 
 from data.batch import Batch
 from data.labels import CLASSES
-from data.masking import MaskedSample, MaskedTextSet, num_predicted
-from data.text import packed
-from data.tokenizer import is_special
+from data.texts.masking import MaskedSample, MaskedTextSet, num_predicted
+from data.texts.text_set import packed
+from data.texts.tokenizer import is_special
 from models.losses import cross_entropies
-from models.metrics import LOWER, Metric
-from models.packing import find_first_position, with_mask
-from models.sparse_prediction import SparsePrediction
-from models.tasks.base import Output, Prediction, widened
+from models.metrics.metric import LOWER, Metric
+from models.output import Output, Prediction, widened
 from models.tasks.text import TextTask
+from models.text.packing import find_first_position, with_mask
+from models.text.sparse_prediction import SparsePrediction
 from utils.distributed.world import World
 from utils.errors import UserError
 from utils.rundir.run import Run

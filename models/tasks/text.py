@@ -13,11 +13,11 @@ from data import demo
 from data.batch import Batch
 from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
-from data.table import TEXTS
-from data.text import TextSample, TokenTable, padded
-from data.text_index import TextIndex, TextSource, open_texts, read_texts, tokenize
-from models.bert import EncoderSpec, build_encoder, config_of, save_model_folder
-from models.hub import find_folder, resolve_encoder, resolve_tokenizer
+from data.tables.table import TEXTS
+from data.texts.index import TextIndex, TextSource, open_texts, read_texts, tokenize
+from data.texts.text_set import TextSample, TokenTable, padded
+from models.text.bert import EncoderSpec, build_encoder, config_of, save_model_folder
+from models.text.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
 from utils.files import cache_path
 from utils.hardware.vendor import TILE, width_multiple
@@ -102,7 +102,7 @@ class TextTask:
             self.head_lr_factor = self.new_head_lr_factor
 
     def encoder_inputs(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
-        """As wide as the longest sample or a little wider; see data.text.padded."""
+        """As wide as the longest sample or a little wider; see data.texts.text_set.padded."""
         return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
                       self._run.kept.get("padding_side"))
 

@@ -17,16 +17,16 @@ from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
 from data.demo_text import linear_baseline
-from data.table import Columns, Row, read_rows, require_columns
-from data.table_files import table_at
-from data.text import TextSample, TextSet
-from data.text_index import sample_texts
-from data.tokenizer import load_tokenizer
-from models.bert import load_classifier, read_config
+from data.tables.files import table_at
+from data.tables.table import Columns, Row, read_rows, require_columns
+from data.texts.index import sample_texts
+from data.texts.text_set import TextSample, TextSet
+from data.texts.tokenizer import load_tokenizer
 from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
-from models.padding import find_padding_side, outputs_for_texts
-from models.tasks.base import Output, Prediction, widened
+from models.output import Output, Prediction, widened
 from models.tasks.text import TextTask
+from models.text.bert import load_classifier, read_config
+from models.text.padding import find_padding_side, outputs_for_texts
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
 from utils.rundir.run import Run

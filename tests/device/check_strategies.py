@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.blocks import blocks_of
-from models.vision import build_classifier
+from models.vision.classifier import build_classifier
 from utils.distributed.world import World
 from utils.numerics.averages import Averages
 from utils.strategies import load_strategy

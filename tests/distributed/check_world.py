@@ -30,10 +30,10 @@ from data.sampler import ElasticDistributedSampler
 from engine import arithmetic
 from engine.nonfinite import nonfinite_samples
 from engine.warm_up import warm_up
-from models.hub import find_folder
+from models.output import Output
 from models.tasks import load_task
-from models.tasks.base import Output
-from models.vision import build_classifier
+from models.text.hub import find_folder
+from models.vision.classifier import build_classifier
 from tests.harness.strategies import ACROSS
 from utils.distributed.agreement import Agreement
 from utils.distributed.world import World, is_folder

@@ -10,13 +10,13 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from data.augment import CentreCrop, SmallTrain
-from data.image_decode import EncodedImage
-from data.image_folder import ImageFolder
-from data.image_index import build_index
+from data.images.augment import CentreCrop, SmallTrain
+from data.images.decode import EncodedImage
+from data.images.folder import ImageFolder
+from data.images.index import build_index
 from data.sampler import epoch_order
 from data.splits import ValSplit
-from engine.pictures import MAX_MISTAKES
+from engine.records.pictures import MAX_MISTAKES
 from models import predict
 from tests.conftest import COUNTS, ROOT
 from tests.harness.run_directory import records, weights_sha256

@@ -7,8 +7,8 @@ import json
 import sys
 
 from data import demo
-from data.image_folder import ImageFolder
-from engine import pictures
+from data.images.folder import ImageFolder
+from engine.records import pictures
 from train import main
 from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after

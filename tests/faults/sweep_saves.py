@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from models.vision import save_model_folder
+from models.vision.classifier import save_model_folder
 from utils.errors import Exit, UserError
 from utils.files import write_atomically
 from utils.rundir.checkpoint import Checkpoints, Progress, TrainState

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from data import demo
-from data.image_folder import ImageFolder
+from data.images.folder import ImageFolder
 from models.tasks.image_classification import ImageTask
 from train import main
 from utils.distributed.watchdog import Watchdog

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import yaml
 
-from engine.log import TIMING
+from engine.records.log import TIMING
 from utils.rundir.checkpoint_folder import CheckpointFolder
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from data.tokenizer import train_tokenizer
+from data.texts.tokenizer import train_tokenizer
 from models.tasks import load_task
 from tests.harness.encoders import ARCHITECTURES, WITHOUT_MASKED_LM, write_encoder
 from tests.harness.run_directory import newest_checkpoint

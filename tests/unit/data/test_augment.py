@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from data import augment, image_decode
-from data.augment import Augmented, CentreCrop, PhotoTrain, SmallTrain, build_transforms
-from data.image_decode import EncodedImage, PackedImage
+from data.images import augment
+from data.images import decode as image_decode
+from data.images.augment import Augmented, CentreCrop, PhotoTrain, SmallTrain, build_transforms
+from data.images.decode import EncodedImage, PackedImage
 from tests.conftest import ROOT
 from utils.errors import UserError
 from utils.settings.image_options import AugmentOptions
@@ -264,7 +265,7 @@ def test_settings_without_effect_are_refused(augmentation, size, options, found)
 
 
 def test_torchvisions_transforms_are_imported_only_if_used():
-    program = ("import sys\nfrom data.augment import AugmentOptions, CentreCrop, build_transforms\n"
+    program = ("import sys\nfrom data.images.augment import AugmentOptions, CentreCrop, build_transforms\n"
                "crop = CentreCrop(224, 'bilinear', 256)\nbuild_transforms('auto', crop)\n"
                "before = 'torchvision' in sys.modules\n"
                "build_transforms('auto', crop, AugmentOptions(random_erasing=0.5))\n"

@@ -24,10 +24,10 @@ import pytest
 from data import demo_text
 from data.demo import SETTINGS, unpack_demo
 from data.demo_text import PACKAGES, SHORTEST, linear_baseline
-from data.table import TEXTS
-from data.text import TokenTable
-from data.text_index import TextSource, open_texts, read_texts, tokenize
-from data.tokenizer import train_tokenizer
+from data.tables.table import TEXTS
+from data.texts.index import TextSource, open_texts, read_texts, tokenize
+from data.texts.text_set import TokenTable
+from data.texts.tokenizer import train_tokenizer
 from utils.errors import Exit, UserError
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import settings

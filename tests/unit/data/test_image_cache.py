@@ -18,9 +18,9 @@ import pytest
 import torch
 from PIL import Image
 
-from data.augment import CentreCrop, PhotoTrain
-from data.image_cache import CHUNK, LONGEST, CacheSpec, ImageCache, make_cache, open_cache
-from data.image_decode import EncodedImage, UnreadableImage
+from data.images.augment import CentreCrop, PhotoTrain
+from data.images.cache import CHUNK, LONGEST, CacheSpec, ImageCache, make_cache, open_cache
+from data.images.decode import EncodedImage, UnreadableImage
 from tests.conftest import ROOT
 from utils.errors import Exit, UserError
 from utils.numerics.seed import seeded
@@ -183,7 +183,7 @@ def test_files_that_swap_their_names_are_packed_anew(files, opened):
 PACK = """
 import os, signal, sys
 from pathlib import Path
-from data.image_cache import CacheSpec, make_cache
+from data.images.cache import CacheSpec, make_cache
 def note(text):
     if text.startswith(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
 make_cache(sys.argv[3:], CacheSpec("jpeg", 48), Path(sys.argv[1]), 2, note)
@@ -290,7 +290,7 @@ def test_without_locks_each_packs_for_itself(many, tmp_path, monkeypatch):
     make_cache(many, spec, tmp_path / "undisturbed", 1, print)
     assert contents(folder) == contents(tmp_path / "undisturbed")
     assert (tmp_path / ".cache.partial/images").read_bytes() == b"of another that packs at this moment"
-    monkeypatch.setattr("data.image_cache._append", lambda *_: exec("raise OSError(errno.ENOSPC, 'full')"))
+    monkeypatch.setattr("data.images.cache._append", lambda *_: exec("raise OSError(errno.ENOSPC, 'full')"))
     with pytest.raises(UserError) as refused:  # nothing of it stays, so nothing is gone on with
         make_cache(many, spec, tmp_path / "other", 1, print)
     assert "goes on" not in str(refused.value) and not list(tmp_path.glob(".other.*[!k]"))
@@ -307,7 +307,7 @@ def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_p
 
 @pytest.mark.parametrize("number, is_room", [(errno.ENOSPC, True), (errno.EROFS, False)])
 def test_a_folder_that_cannot_be_written_is_named(files, tmp_path, monkeypatch, number, is_room):
-    monkeypatch.setattr("data.image_cache._append", lambda *_: exec(f"raise OSError({number}, os.strerror({number}))"))
+    monkeypatch.setattr("data.images.cache._append", lambda *_: exec(f"raise OSError({number}, os.strerror({number}))"))
     with pytest.raises(UserError, match=rf"cannot write .*/\.cache\.partial: {os.strerror(number)};") as refused:
         make_cache(files, CacheSpec("raw", SMALL), tmp_path / "cache", 1, print)
     assert refused.value.code == Exit.IO and ("with more room" in str(refused.value)) == is_room

@@ -12,8 +12,8 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps, PngImagePlugin
 
-from data import image_decode
-from data.image_decode import LONGEST, MAX_PIXELS, EncodedImage, UnreadableImage
+from data.images import decode as image_decode
+from data.images.decode import LONGEST, MAX_PIXELS, EncodedImage, UnreadableImage
 
 torch.set_num_threads(1)
 
@@ -124,7 +124,7 @@ def test_the_header_of_a_jpeg_that_is_not_turned_is_not_read_by_pillow(monkeypat
     data = encoded(SMALL.convert(mode), "JPEG", **options)
     data = data[:2] + BEGINNINGS[beginning] + data[2:]
     expected = as_rgb(Image.open(io.BytesIO(data)))
-    monkeypatch.setattr("data.image_decode.Image.open", None)
+    monkeypatch.setattr("data.images.decode.Image.open", None)
     image = EncodedImage(data)
     assert (image.height, image.width) == (20, 30) and np.array_equal(image.pixels().numpy(), expected)
 
@@ -247,7 +247,7 @@ BAD = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # pytest lifts the filter that data/image_decode.py sets
+@pytest.mark.filterwarnings("ignore")  # pytest lifts the filter that data/images/decode.py sets
 def test_damaged_files_raise_nothing_else():
     generator = random.Random(0)
     exif = Image.Exif()

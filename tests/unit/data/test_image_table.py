@@ -1,4 +1,4 @@
-"""data/image_table.py: images that a table lists, their labels, splits and groups."""
+"""data/images/table.py: images that a table lists, their labels, splits and groups."""
 
 import json
 import os
@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment import CentreCrop, PhotoTrain
-from data.image_folder import ImageFolder
-from data.image_table import build_table_index, is_table
+from data.images.augment import CentreCrop, PhotoTrain
+from data.images.folder import ImageFolder
+from data.images.table import build_table_index, is_table
 from data.labels import CLASSES, LABELS, NUMBERS
 from data.splits import ValSplit
-from data.table import IMAGES
-from data.table_source import TableSource
+from data.tables.source import TableSource
+from data.tables.table import IMAGES
 from utils.errors import Exit, UserError
 
 VAL = ValSplit(0.25, 0)

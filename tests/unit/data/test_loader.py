@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import Dataset
 
 from data import demo
-from data.augment import CentreCrop, build_transforms
 from data.batch import Batch
-from data.image_folder import ImageFolder
-from data.image_index import build_index
+from data.images.augment import CentreCrop, build_transforms
+from data.images.folder import ImageFolder
+from data.images.index import build_index
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan, cut
 from data.sampler import ElasticDistributedSampler, EvaluationSampler

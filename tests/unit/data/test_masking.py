@@ -1,4 +1,4 @@
-"""data/masking.py.
+"""data/texts/masking.py.
 
 Masks depend on (seed, epoch, sample) alone, keep BERT's proportions, and never touch special tokens.
 """
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from data.masking import MaskedTextSet, num_predicted
-from data.text import TokenTable
-from data.tokenizer import is_special, train_tokenizer
+from data.texts.masking import MaskedTextSet, num_predicted
+from data.texts.text_set import TokenTable
+from data.texts.tokenizer import is_special, train_tokenizer
 
 TOKENIZER = train_tokenizer(["an apple a day keeps every doctor away"] * 9, 100)
 ORDINARY = np.flatnonzero(~is_special(TOKENIZER))

@@ -1,11 +1,11 @@
-"""data/mixing.py against torchvision's MixUp and CutMix, which draw the same numbers."""
+"""data/images/mixing.py against torchvision's MixUp and CutMix, which draw the same numbers."""
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from data.mixing import build_mixing, mix
+from data.images.mixing import build_mixing, mix
 from utils.errors import UserError
 from utils.numerics.seed import derive_seed
 from utils.settings.image_options import AugmentOptions, MixOptions

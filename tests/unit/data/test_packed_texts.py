@@ -1,4 +1,4 @@
-"""data/text.py: several texts in a row."""
+"""data/texts/text_set.py: several texts in a row."""
 
 from itertools import combinations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.text import TextSample, first_fit, packed
+from data.texts.text_set import TextSample, first_fit, packed
 
 lengths_and_widths = st.integers(1, 40).flatmap(
     lambda width: st.tuples(st.lists(st.integers(1, width), min_size=1, max_size=60), st.just(width)))

@@ -76,7 +76,7 @@ def test_four_processes_share_one_image_index(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}").symlink_to(tmp_path / "pool")
     share, one = copies(tmp_path / "cache", tmp_path / "photos",
-                        "from data.image_index import build_index\nfrom data.splits import ValSplit",
+                        "from data.images.index import build_index\nfrom data.splits import ValSplit",
                         "tables()", "return list(build_index(root, ValSplit(0.1, 0), cache).splits.values())")
     assert one > 20e6 and 1 <= share < 1.3
 
@@ -86,8 +86,8 @@ def test_four_processes_share_one_text_table(tmp_path):
         csv.writer(file).writerows([("text", "label"), *(("so red a hill", number % 10) for number in range(60_000))])
     share, one = copies(
         tmp_path / "cache", tmp_path / "texts.csv",
-        "from data.splits import ValSplit\nfrom data.table import TEXTS\n"
-        "from data.text_index import TextSource, tokenize\nfrom data.tokenizer"
+        "from data.splits import ValSplit\nfrom data.tables.table import TEXTS\n"
+        "from data.texts.index import TextSource, tokenize\nfrom data.texts.tokenizer"
         " import train_tokenizer\n"
         "from models.tasks.text import _open_splits\n"
         "source = TextSource(sys.argv[2], TEXTS, 'text', ('label',), tokenizer='', max_length=8, split_long=False)\n",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.splits import ValSplit, held_out, hold_out, require_classes, require_no_targets, select
-from data.text import TokenTable
+from data.texts.text_set import TokenTable
 from utils.errors import Exit, UserError
 
 LABELS = st.lists(st.integers(0, 6), max_size=200).map(lambda labels: np.array(labels, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""data/table.py: every row of a table as it stands in its file, and what breaks a rule named with its line."""
+"""data/tables/table.py: every row of a table as it stands in its file, and what breaks a rule named with its line."""
 
 import csv
 import json
@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows, require_columns
-from data.table_files import SUFFIXES, find_tables
+from data.tables.files import SUFFIXES, find_tables
+from data.tables.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 
 LABELLED, PLAIN, PAIR = Columns(("text",), ("label",)), Columns(("text",), ()), Columns(("a", "b"), ("label",))

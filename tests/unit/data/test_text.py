@@ -1,4 +1,4 @@
-"""data/text_index.py, data/text.py.
+"""data/texts/index.py, data/texts/text_set.py.
 
 The token ids on disk are those of the tokenizer, each text's whole, and appear all or not at all.
 """
@@ -19,10 +19,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from data.labels import LABELS, NUMBERS
-from data.table import TEXTS
-from data.text import TextSample, TextSet, padded
-from data.text_index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts, tokenize
-from data.tokenizer import is_special, load_tokenizer, train_tokenizer
+from data.tables.table import TEXTS
+from data.texts.index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts, tokenize
+from data.texts.text_set import TextSample, TextSet, padded
+from data.texts.tokenizer import is_special, load_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
 
 WORDS = ("an", "apple", "bent", "close", "down", "every", "fine", "green", "hill", "just", "kept", "low", "near", "our",

@@ -1,4 +1,4 @@
-"""data/tokenizer.py: a trained tokenizer is a pure function of its texts; what is no tokenizer is refused."""
+"""data/texts/tokenizer.py: a trained tokenizer is a pure function of its texts; what is no tokenizer is refused."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from data.tokenizer import SPECIAL, load_tokenizer, train_tokenizer, without_ends
+from data.texts.tokenizer import SPECIAL, load_tokenizer, train_tokenizer, without_ends
 from utils.errors import Exit, UserError
 
 ROOT = Path(__file__).parents[3]

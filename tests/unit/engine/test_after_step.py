@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from engine.after_step import has_stopped_early, is_evaluation_due, is_finished, is_over
 from engine.best import update_best
-from models.metrics import classification_metrics
+from models.metrics.classes import classification_metrics
 from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
 from utils.numerics.averages import Averages
 from utils.rundir.checkpoint import Progress

@@ -9,7 +9,7 @@ from torch import nn
 from data.batch import Batch
 from engine.arithmetic import with_possible_precision
 from engine.start import Start
-from models.tasks.base import Output
+from models.output import Output
 from utils.errors import Exit, UserError
 from utils.numerics.precision import Precision
 from utils.rundir.lock import RunLock

@@ -9,9 +9,9 @@ import pytest
 from torch.nn import functional as F
 
 from engine.best import best_metric, update_best
-from models.label_metrics import multi_label_metrics
-from models.metrics import classification_metrics
-from models.target_metrics import regression_metrics
+from models.metrics.classes import classification_metrics
+from models.metrics.labels import multi_label_metrics
+from models.metrics.targets import regression_metrics
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint import Progress
 from utils.settings.run_options import RunOptions

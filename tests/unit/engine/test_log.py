@@ -1,4 +1,4 @@
-"""engine/log.py: what is recorded, where, and what stays of it after a resume."""
+"""engine/records/log.py: what is recorded, where, and what stays of it after a resume."""
 
 import contextlib
 import fcntl
@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from engine.log import Log, SilentLog, figure, open_log
+from engine.records.log import Log, SilentLog, figure, open_log
 from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import SHARES
 
@@ -242,7 +242,7 @@ def test_a_class_that_never_occurs_and_odd_names_can_be_drawn(tmp_path):
 def test_without_a_terminal_the_console_gets_plain_lines(tmp_path, monkeypatch):
     stream = io.StringIO()
     log = open_here(tmp_path, stream=stream)
-    monkeypatch.setattr("engine.log.time", SimpleNamespace(monotonic=iter(range(100, 1000, 18)).__next__))
+    monkeypatch.setattr("engine.records.log.time", SimpleNamespace(monotonic=iter(range(100, 1000, 18)).__next__))
     for step in (1, 10):
         log.train(train_record(step))
     log.evaluation(val_record(10))

@@ -1,4 +1,4 @@
-"""engine/notes.py: each note when it applies, once, and not when it does not; the same after a resume."""
+"""engine/records/notes.py: each note when it applies, once, and not when it does not; the same after a resume."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data.plan import BatchPlan
-from engine.notes import Circumstances, Notes, few_steps, imbalance, notes_of, workers_needed
+from engine.records.notes import Circumstances, Notes, few_steps, imbalance, notes_of, workers_needed
 from models.losses import class_weights
 from models.objectives import Classes, Labels
 from utils.settings.command_line import parse_command_line

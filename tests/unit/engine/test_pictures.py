@@ -1,10 +1,10 @@
-"""engine/pictures.py: which samples are shown, and that pictures and tables hold them."""
+"""engine/records/pictures.py: which samples are shown, and that pictures and tables hold them."""
 
 import numpy as np
 import pytest
 import torch
 
-from engine.pictures import MAX_FIRST, MAX_MISTAKES, table, tiles, worst
+from engine.records.pictures import MAX_FIRST, MAX_MISTAKES, table, tiles, worst
 
 
 def test_the_worst_are_wrong_readable_and_in_order_of_loss():

@@ -1,4 +1,4 @@
-"""engine/profile.py: when the files are written, on which ranks, at whose cost, and what is said about them."""
+"""engine/records/profile.py: when the files are written, on which ranks, at whose cost, and what is said about them."""
 
 import math
 import time
@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.profiler import profile
 
-from engine import profile as module
-from engine.profile import SKIPPED, Profile
-from engine.records import log_step
+from engine.records import profile as module
+from engine.records.profile import SKIPPED, Profile
+from engine.records.steps import log_step
 from utils.rundir.clock import Clock
 
 CPU, ALONE = torch.device("cpu"), [[1.0, 0.0, 0.0]]

@@ -19,8 +19,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from data.tokenizer import train_tokenizer
-from models.bert import (
+from data.texts.tokenizer import train_tokenizer
+from models.tasks import load_task
+from models.text.bert import (
     SIZES,
     EncoderSpec,
     build_encoder,
@@ -29,9 +30,8 @@ from models.bert import (
     save_model_folder,
     takes_types,
 )
-from models.hub import find_folder, resolve_encoder
-from models.sparse_prediction import SparsePrediction
-from models.tasks import load_task
+from models.text.hub import find_folder, resolve_encoder
+from models.text.sparse_prediction import SparsePrediction
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
@@ -317,7 +317,7 @@ def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
                            "hf download google-bert/bert-base-uncased --local-dir DIR",
                            "to train from scratch (another model, with random weights)"])])
 def test_a_name_without_network_is_66_with_three_ways_out(tmp_path, name, parts):
-    program = ("import sys\nfrom pathlib import Path\nfrom models.hub import find_folder\n"
+    program = ("import sys\nfrom pathlib import Path\nfrom models.text.hub import find_folder\n"
                "from utils.distributed.world import World\nfrom utils.errors import exit_after\n"
                "from utils.rundir.lock import RunLock\nfrom utils.rundir.run import Run\n"
                "run = Run(Path('run'), {}, {'start': 1, 'cores_per_process': 1}, print, RunLock())\n"

@@ -1,4 +1,4 @@
-"""models/metrics.py: averages over classes, AUROC and rows by sample, held against scikit-learn."""
+"""models/metrics/classes.py: averages over classes, AUROC and rows by sample, held against scikit-learn."""
 
 from types import SimpleNamespace
 
@@ -7,9 +7,10 @@ import pytest
 import sklearn.metrics
 import torch
 
-from models import metrics
 from models.losses import ClassificationLoss
-from models.metrics import Totals, auroc_by_class, classification_metrics
+from models.metrics import classes as metrics
+from models.metrics.classes import auroc_by_class, classification_metrics
+from models.metrics.metric import Totals
 from models.objectives import values_of as values_of_outputs
 from utils.settings.run_options import ClassLossOptions
 

@@ -8,9 +8,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from data.tokenizer import train_tokenizer
-from models.bert import EncoderSpec, build_encoder
+from data.texts.tokenizer import train_tokenizer
 from models.tasks import load_task
+from models.text.bert import EncoderSpec, build_encoder
 from tests.harness.encoders import ARCHITECTURES, WITHOUT_MASKED_LM, configured, write_encoder
 from utils.settings.text_options import TextModelOptions
 

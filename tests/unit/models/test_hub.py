@@ -1,11 +1,11 @@
-"""models/hub.py: a run keeps the tokenizer that it began with. (Folders and names of the hub: test_bert.py.)"""
+"""models/text/hub.py: a run keeps the tokenizer that it began with. (Folders and names of the hub: test_bert.py.)"""
 
 from pydoc_data.topics import topics
 
 import pytest
 
-from data.tokenizer import load_tokenizer, train_tokenizer
-from models.hub import resolve_tokenizer
+from data.texts.tokenizer import load_tokenizer, train_tokenizer
+from models.text.hub import resolve_tokenizer
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
-from data.mixing import mix
+from data.images.mixing import mix
 from engine.nonfinite import nonfinite_samples
 from models.tasks import load_task
 from tests.conftest import COUNTS

@@ -1,4 +1,4 @@
-"""models/metrics.py: sums whose digits do not depend on who added them."""
+"""models/metrics/classes.py: sums whose digits do not depend on who added them."""
 
 import math
 from types import SimpleNamespace
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from models.metrics import Metric, Totals, classification_metrics
+from models.metrics.classes import classification_metrics
+from models.metrics.metric import Metric, Totals
 from utils.errors import Exit, UserError
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 from torch.nn import functional as F
 
-from models.label_metrics import average_precisions, multi_label_metrics
-from models.metrics import MAX_SCORES
+from models.metrics.labels import average_precisions, multi_label_metrics
+from models.metrics.metric import MAX_SCORES
+from models.metrics.targets import figures_of
 from models.objectives import Labels, Numbers, answer, build_objective, kind_of, label_columns_of, values_of
-from models.target_metrics import figures_of
-from models.tasks.base import Output
+from models.output import Output
 from tests.unit.models.test_metrics import batch_of
 from utils.errors import UserError
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, TextRegressionConfig

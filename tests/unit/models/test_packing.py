@@ -1,4 +1,4 @@
-"""models/packing.py: which encoders read packed texts as each alone, and how."""
+"""models/text/packing.py: which encoders read packed texts as each alone, and how."""
 
 import copy
 
@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
-from data.text import TextSample, packed
-from models.packing import find_first_position, with_mask
-from models.sparse_prediction import SparsePrediction
+from data.texts.text_set import TextSample, packed
+from models.text.packing import find_first_position, with_mask
+from models.text.sparse_prediction import SparsePrediction
 
 IDS = np.arange(5, 37)
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "dim": 16,

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from models import predict
 from models.tasks import TASKS, image_classification
-from models.vision import build_classifier, classify_images, load_model_folder, save_model_folder
+from models.vision.classifier import build_classifier, classify_images, load_model_folder, save_model_folder
 from utils.errors import Exit
 
 torch.set_num_threads(1)

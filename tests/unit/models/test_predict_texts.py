@@ -17,9 +17,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from data.tokenizer import train_tokenizer
+from data.texts.tokenizer import train_tokenizer
 from models import predict
-from models.bert import save_model_folder
+from models.text.bert import save_model_folder
 from utils.errors import Exit
 
 ROOT = Path(__file__).parents[3]

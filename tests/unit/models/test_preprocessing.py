@@ -1,4 +1,4 @@
-"""models/preprocessing.py: images are prepared as the weights were evaluated, else as suits the images."""
+"""models/vision/preprocessing.py: images are prepared as the weights were evaluated, else as suits the images."""
 
 import json
 
@@ -7,9 +7,15 @@ import pytest
 import torchvision
 from PIL import Image
 
-from data.image_index import build_index
+from data.images.index import build_index
 from data.splits import ValSplit
-from models.preprocessing import preprocessing_of_weights, read_description, resolve_preprocessing, size_for, white_for
+from models.vision.preprocessing import (
+    preprocessing_of_weights,
+    read_description,
+    resolve_preprocessing,
+    size_for,
+    white_for,
+)
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run

@@ -20,15 +20,15 @@ from torch.nn import functional as F
 
 from data.loader import BadSamples, MicroBatchDataset
 from data.sampler import WINDOW, MicroBatchRequest
-from data.tokenizer import load_tokenizer, train_tokenizer
+from data.texts.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
 from engine.plan import resolve_optim
 from engine.start import Start
-from models.metrics import Totals
+from models.metrics.metric import Totals
 from models.objectives import values_of
-from models.packing import find_first_position, with_mask
-from models.padding import find_padding_side, outputs_for_texts
 from models.tasks import load_task
+from models.text.packing import find_first_position, with_mask
+from models.text.padding import find_padding_side, outputs_for_texts
 from tests.conftest import COUNTS, ROOT
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit, UserError

@@ -16,10 +16,16 @@ from timm.optim import param_groups_layer_decay
 
 from benchmarks.pretrained import write_lite0
 from models.blocks import blocks_of, freeze, lr_factors
-from models.preprocessing import description_of, preprocessing_of_weights
-from models.timm_models import timm_preprocessing
-from models.vision import build_classifier, build_model, classify_images, load_model_folder, save_model_folder
-from models.vision_weights import classes_of_weights
+from models.vision.classifier import (
+    build_classifier,
+    build_model,
+    classify_images,
+    load_model_folder,
+    save_model_folder,
+)
+from models.vision.preprocessing import description_of, preprocessing_of_weights
+from models.vision.timm_models import timm_preprocessing
+from models.vision.weights import classes_of_weights
 from tests.unit.models.test_vision import equal_names
 from utils.errors import Exit, UserError
 from utils.settings.image_options import ModelOptions

@@ -11,7 +11,7 @@ import torchvision
 from safetensors.torch import load_file, save_file
 from torchvision.models._api import WeightsEnum
 
-from models.vision import build_classifier, build_model, load_model_folder, save_model_folder
+from models.vision.classifier import build_classifier, build_model, load_model_folder, save_model_folder
 from utils.errors import Exit, UserError
 from utils.settings.image_options import ModelOptions
 

@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch._dynamo.utils import counters
 
-from models.packing import with_mask
-from models.sparse_prediction import SparsePrediction
+from models.text.packing import with_mask
+from models.text.sparse_prediction import SparsePrediction
 from utils.errors import UserError
 from utils.hardware.compiling import compile_model, require_compiler
 

@@ -1,6 +1,6 @@
-"""Image classifiers by name, torchvision's or timm's (models/timm_models.py); RUN/model of an image run.
+"""Image classifiers by name, torchvision's or timm's (models/vision/timm_models.py); RUN/model of an image run.
 
-Initial weights: models/vision_weights.py.
+Initial weights: models/vision/weights.py.
 
 Legend: B samples, C outputs, I images of a sample, O channels of a convolution, H, W height and width in pixels.
 """
@@ -20,17 +20,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from data.augment import CentreCrop
-from data.image_decode import EncodedImage
-from data.image_folder import ImageFolder
-from data.image_index import ImageIndex
+from data.images.augment import CentreCrop
+from data.images.decode import EncodedImage
+from data.images.folder import ImageFolder
+from data.images.index import ImageIndex
 from data.labels import outputs_for
-from models.dropout import set_drop_path, set_dropout
 from models.objectives import values_of
-from models.preprocessing import description_of, read_description
-from models.tasks.base import Prediction
-from models.timm_models import build_timm, is_timm, timm_version
-from models.vision_weights import initial_weights_of, load_backbone, read_weights, with_channels, with_more_channels
+from models.output import Prediction
+from models.vision.dropout import set_drop_path, set_dropout
+from models.vision.preprocessing import description_of, read_description
+from models.vision.timm_models import build_timm, is_timm, timm_version
+from models.vision.weights import initial_weights_of, load_backbone, read_weights, with_channels, with_more_channels
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores

@@ -1,4 +1,4 @@
-"""Texts as a data set: token ids that were made once (data/text_index.py) and are mapped into memory.
+"""Texts as a data set: token ids that were made once (data/texts/index.py) and are mapped into memory.
 
     TextSet(found.splits["train"])[epoch, index]             # TextSample(ids, types, label)
 
@@ -70,7 +70,7 @@ def padded(
 ) -> dict[str, Tensor]:
     """An encoder's input: input_ids and, where needed, attention_mask and token_type_ids; all [B, T] int64.
 
-    side: of the padding, see models.padding.find_padding_side; "left", or anything else for the right.
+    side: of the padding, see models.text.padding.find_padding_side; "left", or anything else for the right.
 
     T is a multiple of `multiple`, or max_length. If nothing is padded there is no attention_mask: an encoder would ask
     the device about it, and the host would wait.

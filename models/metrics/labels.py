@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
-from models.metrics import HIGHER, LOSS, MAX_SCORES, Losses, Metric, by_class, output_rows
-from models.tasks.base import Output
+from models.metrics.classes import by_class
+from models.metrics.metric import HIGHER, LOSS, MAX_SCORES, Losses, Metric, output_rows
+from models.output import Output
 
 COLUMNS = ("precision", "recall", "f1", "support", "average_precision")
 

@@ -1,6 +1,6 @@
 """Images of an index as a data set: decoded, augmented; a grey placeholder replaces an image that cannot be read.
 
-    train_set = ImageFolder(index.splits["train"], transform, seed=0)     # index: data/image_index.py
+    train_set = ImageFolder(index.splits["train"], transform, seed=0)     # index: data/images/index.py
     train_set[epoch, index]                                               # Sample(image, label, bad)
 
 Legend: H, W height and width in pixels.
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from data.augment import Transform
-from data.image_decode import EncodedImage, UnreadableImage
-from data.image_index import ImageIndex, images_in
-from data.image_table import TABLES
+from data.images.augment import Transform
+from data.images.decode import EncodedImage, UnreadableImage
+from data.images.index import ImageIndex, images_in
+from data.images.table import TABLES
 from data.labels import label_at
-from data.table import Columns, read_rows, require_columns
+from data.tables.table import Columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from data.text import TextSample, packed, padded
+from data.texts.text_set import TextSample, packed, padded
 
 TOLERANCE = 1e-9  # of logits in float64: rounding gave 4e-16, one token outside a window of attention 9e-6
 COMPARED = 16  # tokens of each text

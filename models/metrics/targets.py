@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.metrics import HIGHER, LOSS, LOWER, Losses, Metric, output_rows
+from models.metrics.metric import HIGHER, LOSS, LOWER, Losses, Metric, output_rows
 
 COLUMNS = ("mae", "rmse", "r2", "pearson", "spearman")
 

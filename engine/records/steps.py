@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from data.batch import GlobalBatch
-from engine.log import figure, records
+from engine.records.log import figure, records
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
 from utils.errors import Exit, counted, rounded

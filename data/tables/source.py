@@ -3,7 +3,7 @@
     source = TableSource("reviews", TEXTS, "auto", ("label",))
     for path, row in source.rows("train"): ...
 
-The splits are files (data/table_files.py), or the values of a column named split.
+The splits are files (data/tables/files.py), or the values of a column named split.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,8 +16,8 @@ import numpy as np
 
 from data.labels import CLASSES, LabelReader, require_labels
 from data.splits import VAL_NAMES, splits_in
-from data.table import SPLIT, Columns, Inputs, Row, choose_columns, read_rows
-from data.table_files import find_tables
+from data.tables.files import find_tables
+from data.tables.table import SPLIT, Columns, Inputs, Row, choose_columns, read_rows
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 
@@ -29,7 +29,7 @@ _SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val",  
 class TableSource:
     """What is read, and how."""
 
-    root: str  # see data/table_files.py: find_tables
+    root: str  # see data/tables/files.py: find_tables
     inputs: Inputs
     input_column: str  # the value of inputs.flag
     label_columns: tuple[str, ...]  # empty: there are no labels

@@ -15,10 +15,10 @@ from typing import Any
 import torchvision
 from PIL import Image
 
-from data.augment import CentreCrop, usual_resize_size
-from data.image_decode import WHITES, EncodedImage, UnreadableImage
-from data.image_index import ImageIndex
-from models.timm_models import data_config, is_timm, timm_preprocessing
+from data.images.augment import CentreCrop, usual_resize_size
+from data.images.decode import WHITES, EncodedImage, UnreadableImage
+from data.images.index import ImageIndex
+from models.vision.timm_models import data_config, is_timm, timm_preprocessing
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run

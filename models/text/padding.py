@@ -1,4 +1,4 @@
-"""Texts of different lengths in one batch, each read as if it were alone. (Several in one row: models/packing.py.)
+"""Texts of different lengths in one batch, each read as if it were alone. (Several in one row: models/text/packing.py.)
 
 Legend: B samples, C outputs.
 """
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from data.text import TextSample, padded
-from data.tokenizer import is_special, without_ends
+from data.texts.text_set import TextSample, padded
+from data.texts.tokenizer import is_special, without_ends
 
 TRIED = (4, 24)  # tokens of two texts that are read side by side
 TOLERANCE = 1e-6  # of outputs in float64; some models compute a part in float32

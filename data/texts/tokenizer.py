@@ -1,4 +1,4 @@
-"""Tokenizers: loaded from a folder, or a WordPiece tokenizer trained on texts. Which one a run has: models/hub.py.
+"""Tokenizers: loaded from a folder, or a WordPiece tokenizer trained on texts. Which one a run has: models/text/hub.py.
 
 Training gives the same bytes every time. The library's trainer alone does not (tokenizers 0.23: five runs, five
 vocabularies): it numbers characters in the order of a hash table, and breaks ties between merges by these numbers.

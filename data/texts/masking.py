@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from data.text import TextSample, TextSet, TokenTable
-from data.tokenizer import is_special
+from data.texts.text_set import TextSample, TextSet, TokenTable
+from data.texts.tokenizer import is_special
 from utils.numerics.seed import derive_seed, seeded
 
 

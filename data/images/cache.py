@@ -27,9 +27,9 @@ import numpy as np
 import simplejpeg
 from torch.utils.data import DataLoader
 
-from data.augment import RESERVE, resized
-from data.image_decode import LONGEST, WHITES, EncodedImage, PackedImage, UnreadableImage
-from data.image_index import FolderIndex
+from data.images.augment import RESERVE, resized
+from data.images.decode import LONGEST, WHITES, EncodedImage, PackedImage, UnreadableImage
+from data.images.index import FolderIndex
 from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.image_decode import EncodedImage
+from data.images.decode import EncodedImage
 from utils.errors import UserError
 from utils.settings.image_options import AugmentOptions
 

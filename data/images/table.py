@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from data.image_index import FolderIndex, kept_index
+from data.images.index import FolderIndex, kept_index
 from data.labels import require_several
 from data.splits import ValSplit
-from data.table import Row
-from data.table_source import Groups, RowReader, TableSource
+from data.tables.source import Groups, RowReader, TableSource
+from data.tables.table import Row
 from utils.array_folder import Kept
 
 CACHE_VERSION = 2

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 import numpy as np
 from torch import Tensor
 
-from engine.notes import Notes, notes_of
+from engine.records.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
@@ -146,7 +146,7 @@ class Log:
         new = self._write("val", record)
         for name, value in record.items():
             if isinstance(value, Tensor) and not value.is_floating_point():
-                from engine.confusion_picture import confusion_picture
+                from engine.records.confusion_picture import confusion_picture
                 title = f"step {record['step']}, shade = share of the true class"
                 picture = confusion_picture(value, self._task.classes, title)
                 self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")

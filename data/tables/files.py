@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
-from data.table import column_names
+from data.tables.table import column_names
 from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users
 

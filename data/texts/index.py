@@ -18,10 +18,10 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.labels import LabelReader, require_several
-from data.table import Row
-from data.table_source import Groups, RowReader, TableSource
-from data.text import TokenTable
-from data.tokenizer import is_special, without_ends
+from data.tables.source import Groups, RowReader, TableSource
+from data.tables.table import Row
+from data.texts.text_set import TokenTable
+from data.texts.tokenizer import is_special, without_ends
 from utils.array_folder import describe, open_arrays
 from utils.errors import Exit, UserError
 from utils.files import make_folder

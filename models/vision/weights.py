@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.blocks import in_head
-from models.timm_models import converted, is_timm, num_outputs, timm_weights, wordnet_ids
+from models.vision.timm_models import converted, is_timm, num_outputs, timm_weights, wordnet_ids
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line, say, some
 from utils.settings.image_options import ModelOptions

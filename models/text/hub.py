@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 import huggingface_hub
 from transformers import PreTrainedTokenizerBase
 
-from data.tokenizer import folder_digest, load_tokenizer, train_tokenizer
-from models.bert import SIZES, config_of, read_config, takes_types
+from data.texts.tokenizer import folder_digest, load_tokenizer, train_tokenizer
+from models.text.bert import SIZES, config_of, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
 from utils.rundir.run import Run, require_shared

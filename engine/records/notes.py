@@ -14,7 +14,7 @@ import numpy as np
 
 from data.loader import num_workers
 from engine.start import Start
-from models.metrics import MAX_SCORES
+from models.metrics.metric import MAX_SCORES
 from models.objectives import Classes, Labels
 from utils.errors import counted, rounded
 from utils.settings.config import settings

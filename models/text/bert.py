@@ -1,6 +1,6 @@
 """Text encoders: BERT in four sizes from scratch, or any transformers encoder from a folder; classifiers, masked LMs.
 
-Folders are read without running their code, and weights as safetensors only. Names on the hub: models/hub.py.
+Folders are read without running their code, and weights as safetensors only. Names on the hub: models/text/hub.py.
 Legend: B samples, T tokens, P predicted tokens, H hidden size, V vocabulary, C classes.
 """
 
@@ -23,7 +23,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from data.labels import outputs_for
 from data.splits import plain
-from data.tokenizer import is_special
+from data.texts.tokenizer import is_special
 from models.blocks import in_head
 from models.objectives import DESCRIBED
 from utils.errors import Exit, UserError, counted, explain, first_line, some
@@ -239,7 +239,7 @@ def _fit_head(model: nn.Module, new: list[str], outputs: list[int] | None, spec:
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """`make_mask` of transformers without its question whether anything is padded: the host would wait for it.
 
-    A batch without padding has no mask (data.text.padded), so a mask that is there is needed.
+    A batch without padding has no mask (data.texts.text_set.padded), so a mask that is there is needed.
     """
     return lambda attention_mask=None, allow_is_bidirectional_skip=False, **options: make_mask(
         attention_mask=attention_mask,

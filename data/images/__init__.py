@@ -1,0 +1,1 @@
+"""Images as a data set: folders, tables, decoding, augmentation."""

@@ -1,0 +1,1 @@
+"""Tables of samples: CSV, TSV and JSON lines."""

@@ -1,0 +1,1 @@
+"""Texts as a data set: tokens, masks."""

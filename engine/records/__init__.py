@@ -1,0 +1,1 @@
+"""What a training writes for people: records, notes, pictures, files."""

@@ -1,0 +1,1 @@
+"""Metrics as sums, of each kind of target."""

@@ -1,0 +1,32 @@
+"""What a model gives: in training a sum of losses, and to a user a prediction.
+
+Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a forward gives: a sum, not a mean, so that micro-batches and ranks add."""
+
+    loss_sum: Tensor  # scalar float32: the losses of the samples times sample_weight, added
+    logits: Tensor  # [B, C] or [P, V] float32
+
+
+def widened(logits: Tensor) -> Tensor:
+    """In float32 or wider: no loss is computed in bf16 or fp16."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What models.predict writes for one input."""
+
+    input: str  # a path, or a text
+    values: np.ndarray | None  # [C] float64, see models.objectives.values_of; None if the input cannot be read
+    bad: str = ""  # the reason

@@ -1,0 +1,1 @@
+"""Encoders for texts, from transformers."""

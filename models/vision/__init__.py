@@ -1,0 +1,1 @@
+"""Networks for images: their weights, and what an image goes through before them."""
