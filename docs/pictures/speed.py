@@ -7,12 +7,11 @@ import json
 from typing import Any
 
 from benchmarks.in_turn import RESULTS
-from benchmarks.to_accuracy import times_as_fast
 from docs.pictures.measured import FOLDER, load
 from docs.pictures.svg import BLUE, GREY, WIDTH, Svg
 
-LEFT, RIGHT, TOP, ROW = 190, 560, 134, 24  # px; bars stand between LEFT and RIGHT, their figures right of them
-DRAWN = ("input", "training", "to ")  # the beginnings of what was measured
+LEFT, RIGHT, TOP, ROW = 190, 560, 115, 24  # px; bars stand between LEFT and RIGHT, their figures right of them
+DRAWN = ("input", "training")  # the beginnings of what was measured
 LARGEST = 20  # times the peer: a benchmark with more than that has no picture
 TITLES = {"input, ants_bees": "input, real photos of about 500 x 375"}  # of those that are not named by what they are
 
@@ -23,7 +22,6 @@ def draw() -> str:
     left_out = [f"{found['what']} (up to {highest(found):.0f})" for found in rows if highest(found) > LARGEST]
     svg = Svg(0, "Speed beside what others would use", [
         "In turn, in one run: the median ratio to the grey bar, and the range (line).",
-        "To an accuracy: the peer's median time by the median (bar), the longest and the shortest (line).",
         f"Not drawn, because its ratios are too large: {', '.join(left_out) or 'nothing'}."])
     y = TOP
     for found in rows:
@@ -39,19 +37,15 @@ def draw_row(svg: Svg, y: float, found: dict[str, Any]) -> float:
     svg.text(24, y + 14, TITLES.get(found["what"], found["what"]), "strong")
     y += ROW
     scale = (RIGHT - LEFT) / highest(found)
-    for name, ratio in found["ratios"].items():
+    for name, (middle, low, high) in found["ratios"].items():
         is_ours, is_peer = name.startswith("ours"), name == found["against"]
         style = "strong small" if is_ours else "quiet small"
         svg.text(LEFT - 12, y + 14, name, style, "end")
-        if isinstance(ratio, str):
-            svg.text(LEFT, y + 14, f"reached it in {ratio} rounds", style)
-        else:
-            middle, low, high = ratio
-            svg.rect(LEFT, y + 3, scale * middle, ROW - 10, BLUE if is_ours else GREY,
-                     fill_opacity=None if is_ours or is_peer else ".5")
-            if low < high:
-                svg.line(LEFT + scale * low, y + 10, LEFT + scale * high, y + 10, stroke_width=2)
-            svg.text(RIGHT + 12, y + 14, f"{middle:.2f}", style)
+        svg.rect(LEFT, y + 3, scale * middle, ROW - 10, BLUE if is_ours else GREY,
+                 fill_opacity=None if is_ours or is_peer else ".5")
+        if low < high:
+            svg.line(LEFT + scale * low, y + 10, LEFT + scale * high, y + 10, stroke_width=2)
+        svg.text(RIGHT + 12, y + 14, f"{middle:.2f}", style)
         y += ROW
     rate = f"; {found['products']} GFLOP/s" if "products" in found else ""  # of matrices; older lines lack it
     svg.text(24, y + 12, f"{found['hardware']}{rate}; torch {found['torch']}; n = {found['rounds']}", "quiet small")
@@ -59,8 +53,8 @@ def draw_row(svg: Svg, y: float, found: dict[str, Any]) -> float:
 
 
 def highest(found: dict[str, Any]) -> float:
-    """The highest ratio of a contender; 1 if none has a ratio."""
-    return max((ratio[2] for ratio in found["ratios"].values() if not isinstance(ratio, str)), default=1.0)
+    """The highest ratio of a contender."""
+    return max(high for _, _, high in found["ratios"].values())
 
 
 def newest() -> list[dict[str, Any]]:
@@ -69,25 +63,12 @@ def newest() -> list[dict[str, Any]]:
     for line in RESULTS.read_text().splitlines():
         each = json.loads(line)
         if each["what"].startswith(DRAWN):
+            ratios = {name: [round(value, 3) for value in values] for name, values in each["ratios"].items()
+                      if not name.startswith("floor")}
             found[each["what"]] = {name: each[name] for name in ("what", "against", "rounds", "hardware")} | {
-                "torch": each["versions"]["torch"], "ratios": ratios_of(each)} | (
+                "torch": each["versions"]["torch"], "ratios": ratios} | (
                 {"products": round(max(each["products"].values()) / 1e9)} if "products" in each else {})
     return list(found.values())
-
-
-def ratios_of(line: dict[str, Any]) -> dict[str, list[float] | str]:
-    """Median, lowest and highest ratio of each contender of a line of results.jsonl, but of floors.
-
-    Of one that reached an accuracy in some rounds only: how many; so of all, if the one to compare with did so.
-    """
-    times, ratios = line["figures"], line["ratios"]
-    if line["what"].startswith("to "):
-        if line["unit"].startswith("trainings/hour"):  # older lines: 0 = not reached
-            times = {name: [3600 / figure if figure else None for figure in each] for name, each in times.items()}
-        ratios = {} if None in times[line["against"]] else times_as_fast(times, line["against"])
-    return {name: f"{len(each) - each.count(None)} of {len(each)}" if None in each or name not in ratios
-            else [round(value, 3) for value in ratios[name]]
-            for name, each in times.items() if not name.startswith("floor")}
 
 
 if __name__ == "__main__":
