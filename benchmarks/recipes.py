@@ -24,14 +24,12 @@ from typing import Literal
 from benchmarks.in_turn import append
 from benchmarks.pretrained import minilm_folder, write_lite0
 from benchmarks.processes import ROOT
-from utils.errors import Exit
 
 RUNS = ROOT / "runs" / "recipes"
 LITE0 = RUNS / "lite0.pth"
 PHOTOS = {"train": 50, "val": 100}  # files of each class of CIFAR-10
 UNEVEN_PHOTOS = (10, 100)  # to train on where the classes are imbalanced: of the first class, the second, and so on
-LINES = {"agnews": {"train": 2000, "val": 1000}, "sst2": {"train": 400, "val": 400},  # a line is a row, or a text
-         "sst2-large": {"train": 4000, "val": 872}, "wikitext2": {"train": 1000, "val": 500}}
+LINES = {"agnews": {"train": 2000, "val": 1000}, "sst2": {"train": 400, "val": 400}}  # a line is a row
 TEXT = "--task text-classification"
 
 
@@ -124,7 +122,7 @@ def lay_out(name: str, data: Path) -> None:
     partial.mkdir(parents=True)
     if name in LINES:
         for split, count in LINES[name].items():
-            [file] = (data / name.removesuffix("-large")).glob(f"{split}.*")
+            [file] = (data / name).glob(f"{split}.*")
             lines = file.read_text().splitlines(keepends=True)
             (partial / file.name).write_text("".join(lines[:count + 1]))
     elif name == LARGE.data:
@@ -139,7 +137,7 @@ def lay_out(name: str, data: Path) -> None:
     partial.rename(folder)
 
 
-def train(run: Run, may_diverge: bool = False) -> Path:
+def train(run: Run) -> Path:
     """Train it on one core, from where it is; its folder. Exits if it fails."""
     base, technique, seed = run
     words = f"--precision fp32 {base.words} {technique}".replace("MINILM", minilm_folder()).split()
@@ -147,7 +145,7 @@ def train(run: Run, may_diverge: bool = False) -> Path:
                "--seed", str(seed), "--device", "cpu", "--threads", "1", "--workers", "0"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    if result.returncode and not (may_diverge and result.returncode == Exit.DIVERGED):
+    if result.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
     return folder_of(run)
 
