@@ -15,7 +15,7 @@ import sys
 from contextlib import closing
 from functools import partial
 
-from engine.start import Start, begin
+from engine.begin import begin
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer at once
     CONFIG, WATCHDOG = begin(sys.argv[1:])
@@ -24,13 +24,15 @@ import torch
 
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
 from engine.arithmetic import resolve_arithmetic
+from engine.build import build_training
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_size_that_fits
 from engine.nonfinite import judge_last_step
 from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step, watch_run
 from engine.saving import save, wait_for_save
-from engine.training import Training, build_training
+from engine.start import Start
+from engine.training import Training
 from engine.warm_up import warm_up
 from models.tasks import load_task
 from utils.distributed.watchdog import Watchdog

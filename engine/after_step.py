@@ -6,7 +6,7 @@ from engine.best import update_best
 from engine.nonfinite import judge_last_step
 from engine.records.log import EMA
 from engine.records.pictures import show_mistakes
-from engine.records.steps import close_epoch, note_coverage, position
+from engine.records.steps import close_epoch, note_coverage
 from engine.saving import save, wait_for_save
 from engine.training import Training
 
@@ -72,7 +72,7 @@ def evaluate_and_save(t: Training) -> None:
             return
         values, averaged = found
         of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
-        t.log.evaluation(position(t.state.progress, t.feed.plan.num_samples) | values | of_average)
+        t.log.evaluation(t.state.progress.position(t.feed.plan.num_samples) | values | of_average)
         if t.state.progress.sample_offset == 0:
             note_coverage(t, values["evaluated"])  # Collective.
         best = update_best(t, values, averaged)  # Collective.

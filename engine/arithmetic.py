@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from engine.memory import Attempts
+from engine.attempts import Attempts
 from engine.start import Start
 from utils.distributed.world import World
 from utils.errors import UserError, first_line, is_out_of_memory, some

@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.records.log import EMA, records
 from engine.start import Start
+from engine.training import Training
 from utils.errors import Exit, UserError
 from utils.settings.spelling import suggestion
-
-if TYPE_CHECKING:
-    from engine.training import Training
 
 
 def best_metric(start: Start) -> tuple[str, bool]:
@@ -25,7 +23,7 @@ def best_metric(start: Start) -> tuple[str, bool]:
     return name, names[name]
 
 
-def update_best(t: "Training", values: dict[str, Any], averaged: dict[str, Any]) -> dict[str, Any] | None:
+def update_best(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -> dict[str, Any] | None:
     """Note this step's evaluation in the state; returns its values if it is the best so far, else None. Collective.
 
     values, averaged: of the weights and, if there is one, of their moving average; the better of the two counts. Of

@@ -11,7 +11,6 @@ from engine.arithmetic import with_possible_precision
 from engine.plan import FORMER_EVAL_BATCH
 from engine.records.evaluation_files import require_writable, write_output
 from engine.records.log import json_line
-from engine.records.steps import position
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import blocks_of, freeze
@@ -20,8 +19,9 @@ from utils.distributed.agreement import Agreement
 from utils.errors import Exit
 from utils.hardware.compiling import compile_model
 from utils.numerics.seed import derive_seed, seeded
-from utils.rundir.checkpoint import Checkpoints, Progress
+from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.coverage import Coverage
+from utils.rundir.state import Progress
 from utils.strategies import load_strategy
 from utils.strategies.base import Strategy
 
@@ -105,5 +105,5 @@ def evaluate_only(start: Start) -> Exit:
         work = partial(write_output, task, progress.step, values, output)
         world.on_rank_zero(work, takes_long=True)  # Collective.
     if world.is_main:
-        print(json_line(config.run.split, position(progress, len(task.train_set)) | values))
+        print(json_line(config.run.split, progress.position(len(task.train_set)) | values))
     return Exit.DONE

@@ -14,8 +14,8 @@ from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
 from engine.start import Start
 from utils.distributed.deadlines import MARGIN_S
-from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import Clock
+from utils.rundir.state import Progress
 
 
 class Feed:

@@ -1,74 +1,17 @@
 """A device's memory: batch sizes that fit are found by trying, before training starts and where memory runs out later.
-
-An attempt takes part in no collective, so that a rank that runs out of memory keeps no other rank waiting; where a
-forward is collective, none is made.
 """
 
 import socket
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
 
+from engine.attempts import Attempts
+from engine.training import Training
 from utils.distributed.world import World
 from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory, memory_words
-from utils.strategies.base import Strategy
-from utils.strategies.buffers import Buffers
-
-if TYPE_CHECKING:
-    from engine.start import Start
-    from engine.training import Training
-
-
-class Attempts:
-    """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
-
-    def __init__(self, start: "Start", strategy: Strategy, optimizer: torch.optim.Optimizer | None):
-        """optimizer: None = nothing is trained, and train() does nothing."""
-        self._task, self._precision, self._device = start.task, start.precision, start.world.device
-        self._model, self._optimizer = strategy.module, optimizer
-        self.bytes_per_param, self.are_possible = strategy.bytes_per_param, not strategy.is_sharded
-
-    def train(self, size: int) -> None:
-        """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
-        if self._optimizer is None:
-            return
-
-        # what a run keeps
-        self._model.train(size > 1)  # BatchNorm would refuse one sample
-        params = [param for param in self._model.parameters() if param.requires_grad]
-        num_bytes = self.bytes_per_param * sum(map(nn.Parameter.numel, params))
-        sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        buffers, state = Buffers(self._model), dict(self._optimizer.state)
-        buffers.begin()
-
-        # two steps that change nothing
-        try:
-            for _ in range(2):  # the first makes the optimizer allocate its state
-                grads = torch.autograd.grad(self.loss(size), params, allow_unused=True)  # no hook sees it
-                for param, grad in zip(params, grads, strict=True):
-                    param.grad = grad
-                self._precision.void_step(self._optimizer)
-        finally:
-            del sums
-            buffers.restore()
-            self._optimizer.zero_grad(set_to_none=True)
-            self._optimizer.state.clear()
-            self._optimizer.state.update(state)
-
-    @torch.no_grad()
-    def evaluate(self, size: int) -> None:
-        """An evaluation batch of `size`."""
-        self._model.eval()
-        self.loss(size)
-
-    def loss(self, size: int) -> Tensor:
-        """The loss of a batch of `size`, summed, in the mode that the model is in: scalar."""
-        with self._precision.autocast():
-            return self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum
 
 
 def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:
@@ -122,7 +65,7 @@ def freed(error: Exception) -> str:
     return f"{socket.gethostname()}: " + memory_words(error)
 
 
-def naming_a_size_that_fits(train: Callable[["Training"], Exit], t: "Training") -> Exit:
+def naming_a_size_that_fits(train: Callable[[Training], Exit], t: Training) -> Exit:
     """Return train(t). If memory runs out, raise an error (64) that names the save and one that fits. Collective."""
     try:
         return train(t)
@@ -131,7 +74,7 @@ def naming_a_size_that_fits(train: Callable[["Training"], Exit], t: "Training") 
     raise _memory_error(lack, t)  # not above: an error that is being handled holds memory
 
 
-def _memory_error(lack: str, t: "Training") -> RankError:
+def _memory_error(lack: str, t: Training) -> RankError:
     t.watchdog.enter("looking for a size that fits", t.config.faults.section_timeout)
     if t.strategy.module.training:
         flag, attempt, size = "--micro-batch-size", t.attempts.train, t.feed.plan.sizes[1]

@@ -7,24 +7,21 @@ finite; this module finds out why, and owns --max-nonfinite.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from data.batch import Batch
 from engine.saving import save, wait_for_save
+from engine.training import Training
 from utils.errors import Exit, UserError, some
 from utils.numerics.seed import seed_micro_batch
-from utils.rundir.checkpoint import Progress
+from utils.rundir.state import Progress
 from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
-if TYPE_CHECKING:
-    from engine.training import Training
 
-
-def judge_last_step(t: "Training") -> None:
+def judge_last_step(t: Training) -> None:
     """End the run with 80 if the last step's gradient was not finite; that step has changed nothing.
 
     The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,
@@ -54,7 +51,7 @@ def judge_last_step(t: "Training") -> None:
     t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most})")
 
 
-def nonfinite_names(t: "Training", at: Progress) -> list[str]:
+def nonfinite_names(t: Training, at: Progress) -> list[str]:
     """This rank's samples that make the gradient of the step at `at` non-finite, found by computing the share again.
 
     Collective if forwards are.

@@ -70,7 +70,7 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
 
 
 def auto_limit(start: Start, strategy: Strategy) -> int:
-    """The most samples that auto computes at once. Where nothing is tried (engine/memory.py), it stays careful."""
+    """The most samples that auto computes at once. Where nothing is tried (engine/attempts.py), it stays careful."""
     is_tried = start.world.device.type != "cpu" and not (strategy.is_sharded or strategy.is_invariant)
     return DEVICE_LIMIT if is_tried else AUTO_LIMIT
 

@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from engine.records.evaluation_files import write_evaluation
-
-if TYPE_CHECKING:
-    from engine.training import Training
+from engine.training import Training
 
 
-def save(t: "Training", best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:
+def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:
     """Start to save; the training goes on while rank 0 writes. Collective.
 
     best: the values of this step's evaluation if it is the best so far: write RUN/model and RUN/eval, too.
@@ -32,7 +30,7 @@ def save(t: "Training", best: Mapping[str, Any] | None = None, awaits_evaluation
         t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.
 
 
-def wait_for_save(t: "Training") -> None:
+def wait_for_save(t: Training) -> None:
     """Wait until what was saved is on disk. Collective. Raises UserError (74) on every rank if that failed."""
     t.watchdog.enter("waiting for the save", t.checkpoints.limit_s, drains=False)
     with t.clock.on("checkpoints"):

@@ -1,63 +1,22 @@
-"""A start of a run: its first moments, before torch is imported; and what it knows before there is a model.
+"""What one start of a run has before there is a model."""
 
---help, typing errors and finished runs answer in 0.3 s.
-"""
-
-import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from models.tasks.base import Task
-    from utils.distributed.watchdog import Watchdog
-    from utils.distributed.world import World
-    from utils.numerics.precision import Precision
-    from utils.rundir.run import Run
-    from utils.settings.config import Config
+from models.tasks.base import Task
+from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World
+from utils.numerics.precision import Precision
+from utils.rundir.run import Run
+from utils.settings.config import Config
 
 
 @dataclass(frozen=True)
 class Start:
-    """What one start of a run has before there is a model: training and evaluation are built from it."""
+    """Training and evaluation are built from it."""
 
-    config: "Config"
-    world: "World"
-    run: "Run"
-    task: "Task"
-    precision: "Precision"
-    watchdog: "Watchdog"
-
-
-def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
-    """The settings of this start, and the watchdog, which signals go to from here on.
-
-    Exits: 0 after --help and where the run is finished, 64 and 66 on what the user got wrong.
-    """
-    _require_linux()
-    from utils.distributed.preflight import require_packages  # these need Linux
-    from utils.distributed.watchdog import Watchdog
-    from utils.errors import forget_exit_code
-
-    forget_exit_code()
-    watchdog = Watchdog()
-    require_packages()
-    from data import demo  # these need packages
-    from utils.rundir.restart import finish_early
-    from utils.settings.command_line import parse_command_line
-
-    config = parse_command_line(argv, demo.SETTINGS)
-    finish_early(config)
-    if config.device.debug_distributed:
-        os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "INFO")  # DETAIL: DDP of torch 2.15 crashes over gloo
-    return config, watchdog
-
-
-def _require_linux() -> None:
-    """Exit with 64 (Exit.USAGE, which cannot be imported everywhere) on another system. A node's first rank says so."""
-    if sys.platform != "linux":
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"train.py: this system is {sys.platform}, and train.py needs Linux: use a Linux machine, a container"
-                  " (Dockerfile), or WSL 2 on Windows", file=sys.stderr)
-        raise SystemExit(64)
+    config: Config
+    world: World
+    run: Run
+    task: Task
+    precision: Precision
+    watchdog: Watchdog

@@ -4,20 +4,17 @@ Without it a resumed run would differ in bits: DDP lays out its buckets anew aft
 depend on where in a bucket a gradient lies.
 """
 
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
+from engine.training import Training
 from utils.errors import UserError, some
 from utils.hardware.allocator import keep_freed_memory
 from utils.numerics.seed import seed_micro_batch
 
-if TYPE_CHECKING:
-    from engine.training import Training
 
-
-def warm_up(t: "Training") -> None:
+def warm_up(t: Training) -> None:
     """Compute the largest micro-batch and one evaluation batch, and change nothing. Collective.
 
     It freezes parameters that get no gradient, the same ones on all ranks; it lets DDP lay out its buckets; it
@@ -59,7 +56,7 @@ def warm_up(t: "Training") -> None:
     t.attempts.evaluate(t.evaluation.eval_batch)
 
 
-def names_unused(t: "Training", without: dict[str, nn.Parameter]) -> list[str]:
+def names_unused(t: Training, without: dict[str, nn.Parameter]) -> list[str]:
     """Of parameters without a gradient in training mode, those without one in evaluation mode, which skips no layer."""
     loss = t.attempts.loss(t.feed.plan.sizes[1])
     gradients = torch.autograd.grad(loss, list(without.values()), allow_unused=True)

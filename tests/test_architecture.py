@@ -143,6 +143,17 @@ def test_no_file_has_over_300_lines_and_no_function_over_60(path):
     assert (len(text.splitlines()) <= 300, {name: size for name, size in functions.items() if size > 60}) == (True, {})
 
 
+def test_no_files_import_each_other_in_a_circle():
+    """Imports within functions count, too: what needs them stands on the wrong floor."""
+    names = {dotted(path): path for path in MODULES}
+    needed = {name: {names.get(each) and each for each in imports_of(MODULES[path])} - {None, name}
+              for name, path in names.items()}
+    while free := {name for name, others in needed.items() if not others & set(needed)}:
+        needed = {name: others for name, others in needed.items() if name not in free}
+    in_circles = {name for others in needed.values() for name in others} & set(needed)
+    assert sorted(in_circles) == []
+
+
 def test_entry_points_are_imported_by_none():
     entry_points = {dotted(path) for path, tree in MODULES.items() if is_entry_point(tree)}
     found = [(path, name) for path, tree in (MODULES | BENCHMARKS).items()
@@ -286,11 +297,21 @@ def test_an_image_run_never_imports_transformers_or_timm():
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("module", [
-    "engine.start", "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity",
+READ_BEFORE_TORCH = (
+    "engine.begin", "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity",
     "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "utils.strategies",
-    "models.tasks", "data.demo"])
+    "models.tasks", "data.demo")
+
+
+@pytest.mark.parametrize("module", READ_BEFORE_TORCH)
 def test_what_is_read_before_torch_does_not_import_it(module):
     program = f"import sys, {module}\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_only_what_is_read_before_torch_imports_types_for_the_checker_alone():
+    program = f"import sys, {', '.join(READ_BEFORE_TORCH)}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    hiding = {dotted(path) for path, tree in MODULES.items() if "typing.TYPE_CHECKING" in imports_of(tree)}
+    assert hiding - set(done.stdout.split()) == set()

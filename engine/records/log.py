@@ -28,9 +28,9 @@ from engine.records.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
-from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import SHARES
 from utils.rundir.run import Run
+from utils.rundir.state import Progress
 
 # the rest of the fields are pure functions of the position
 TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)

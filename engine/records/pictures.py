@@ -5,17 +5,15 @@ Images become one picture, texts a table in Markdown. Only rank 0 makes them, an
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from engine.training import Training
 from models.tasks.base import Task
-
-if TYPE_CHECKING:
-    from engine.training import Training
 
 MAX_FIRST, MAX_MISTAKES = 64, 16  # samples
 SMALLEST, LARGEST = {MAX_FIRST: 64, MAX_MISTAKES: 160}, {MAX_FIRST: 128, MAX_MISTAKES: 224}  # side of a tile in pixels
@@ -23,13 +21,13 @@ GAP, LINE = 6, 18  # pixels: between tiles, a line of text
 INK = (32, 36, 44)
 
 
-def show_first_batch(t: "Training") -> None:
+def show_first_batch(t: Training) -> None:
     """The first training samples of a new run, augmented as the first epoch has them."""
     if t.state.progress.step == 0 and hasattr(t.task, "preview"):
         t.log.show("train/first_batch", 0, partial(_first_batch, t))
 
 
-def show_mistakes(t: "Training", values: Mapping[str, Any]) -> None:
+def show_mistakes(t: Training, values: Mapping[str, Any]) -> None:
     """The samples with the highest loss among those that were classified wrongly. values: of an evaluation."""
     if "rows" in values:
         t.log.show("val/worst_mistakes", t.state.progress.step, partial(_mistakes, t.task, values["rows"]))
@@ -80,7 +78,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def _first_batch(t: "Training") -> np.ndarray | str:
+def _first_batch(t: Training) -> np.ndarray | str:
     shown = t.task.preview(t.feed.samples.collated(0, t.feed.sampler.indices(0, 0)[:MAX_FIRST].tolist()))
     if isinstance(shown[0], str):
         return table(["what the model sees"], [[text] for text in shown])

@@ -3,21 +3,17 @@
 import shlex
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from data.batch import GlobalBatch
 from engine.records.log import figure, records
+from engine.training import Training
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
 from utils.errors import Exit, counted, rounded
 from utils.hardware.devices import Arriving
-from utils.rundir.checkpoint import Progress
 from utils.rundir.run import Run, command
-
-if TYPE_CHECKING:
-    from engine.training import Training
 
 
 def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextManager[None]:
@@ -31,7 +27,7 @@ def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextMana
     return watchdog.watch_run(where, run.end, partial(write_flight_record, folder, world.rank))
 
 
-def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
+def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """Count the step, and write a train record where one is due. Collective then, with --ledger and with --profile.
 
     losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar.
@@ -51,7 +47,7 @@ def log_step(t: "Training", batch: GlobalBatch, losses: torch.Tensor, grad_norm:
         _record_step(t, losses, grad_norm)  # Collective.
 
 
-def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
+def _record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """One train record: figures of the step over all ranks, which depend on the position alone; timings. Collective."""
     losses, grad_norm = Arriving(losses, grad_norm).wait()  # one wait for the device
     times = torch.zeros(t.world.world_size, 3, dtype=torch.float64)
@@ -62,16 +58,16 @@ def _record_step(t: "Training", losses: torch.Tensor, grad_norm: torch.Tensor) -
     figures = {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
     timings = t.clock.record(by_rank)
     with t.clock.on("logging"):
-        t.log.train(position(t.state.progress, t.feed.plan.num_samples) | figures | timings)
+        t.log.train(t.state.progress.position(t.feed.plan.num_samples) | figures | timings)
 
 
-def close_epoch(t: "Training") -> None:
+def close_epoch(t: Training) -> None:
     """The record of a finished epoch: how many different samples reached a backward in it. Collective."""
     if (count := t.state.coverage.count(t.world)) is not None:  # Collective.
-        t.log.epoch(position(t.state.progress, t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
+        t.log.epoch(t.state.progress.position(t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
 
 
-def note_coverage(t: "Training", evaluated: int | None) -> None:
+def note_coverage(t: Training, evaluated: int | None) -> None:
     """One line about a finished epoch: whether it left samples out. evaluated: of an evaluation at its end. Collective.
     """
     count, num_samples, num_in_set = t.state.coverage.count(t.world), len(t.task.train_set), len(t.task.eval_set)
@@ -84,13 +80,7 @@ def note_coverage(t: "Training", evaluated: int | None) -> None:
     t.log.note(text + ("" if is_whole else "; the others were left out, or could not be read"))
 
 
-def position(progress: Progress, num_samples: int) -> dict[str, float]:
-    """Where in the run a record stands. num_samples: of an epoch."""
-    samples = progress.epoch * num_samples + progress.sample_offset
-    return {"step": progress.step, "epoch": samples / num_samples, "samples": samples}
-
-
-def close_run(t: "Training") -> None:
+def close_run(t: Training) -> None:
     """The end of a finished run, on rank 0: RUN/summary.json, and what to do next."""
     best = t.state.best
     summary = records(t.run.path, "val")[-1] | {"best": best}

@@ -34,10 +34,11 @@ from safetensors.torch import load_file
 from models.vision.classifier import save_model_folder
 from utils.errors import Exit, UserError
 from utils.files import write_atomically
-from utils.rundir.checkpoint import Checkpoints, Progress, TrainState
+from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
+from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
 
 QUIET = {

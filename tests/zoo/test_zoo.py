@@ -31,7 +31,7 @@ DEPENDS_ON_PADDING = {"fnet": 0.02}
 
 def _call(kind: str, words: list[str], environment: dict[str, str], out: Path) -> None:
     """train.py or models.predict in this process, a fork."""
-    from engine.start import begin
+    from engine.begin import begin
     from models import predict
     from train import main
     from utils.errors import exit_after

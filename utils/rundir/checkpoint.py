@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,67 +20,14 @@ from torch import Tensor
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.numerics.averages import Averages
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
-from utils.rundir.coverage import Coverage
 from utils.rundir.run import Run
+from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
 
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The position of a run. Everything random or scheduled is a pure function of it."""
-
-    epoch: int = 0
-    sample_offset: int = 0  # samples of the epoch's order that are done
-    step: int = 0  # optimizer steps done
-    evaluated_step: int = 0  # the step of the last finished evaluation; a resumed run first does one that is due
-    skipped: int = 0  # steps that changed nothing: --max-nonfinite
-    gain: float | None = None  # --early-stop-patience: the value of the last evaluation that was a gain ...
-    without_gain: int | None = None  # ... and the number of evaluations since; None = it is off
-
-    def after(self, epoch: int, sample_offset: int) -> "Progress":
-        """The position after one more optimizer step, which ended there."""
-        return replace(self, epoch=epoch, sample_offset=sample_offset, step=self.step + 1)
-
-
-@dataclass
-class TrainState:
-    """The only list of what a run is: if losing something changes the run, it is here."""
-
-    strategy: Strategy
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    progress: Progress = Progress()
-    # {"step", "metric", "value"} of the best evaluation; "weights": "ema" if it was one of the averages
-    best: dict[str, Any] = field(default_factory=dict)
-    averages: Averages = field(default_factory=lambda: Averages({}, decay=0))
-    coverage: Coverage = field(default_factory=Coverage)  # the samples of the current epoch that reached a backward
-
-    def weights(self) -> dict[str, Tensor]:
-        """What model.safetensors holds: the weights that the training goes on from. All ranks or none."""
-        return self.strategy.model_state()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What state.pt holds: all else that the training goes on from. Collective."""
-        averages = {"ema": self.averages.values} if self.averages.values else {}
-        return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict(),
-                "coverage": self.coverage.state_dict(self.strategy.world), **averages}
-
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any]) -> None:
-        """Load what was saved. All ranks or none. Raises KeyError if it is of another model."""
-        self.strategy.load_model_state(weights)
-        self.averages.load(state.get("ema", {}))
-        self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
-        if state["scaler"]:  # else the run did not use fp16 so far
-            self.scaler.load_state_dict(state["scaler"])
-        self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
-        last_epoch = self.progress.epoch - (self.progress.sample_offset == 0)
-        self.coverage.load(state.get("coverage", {}), last_epoch)  # an earlier version saved none
 
 
 class Checkpoints:

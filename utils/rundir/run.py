@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import yaml
 
@@ -32,11 +32,9 @@ from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
 from utils.rundir.lock import RunLock
 from utils.rundir.restart import acts_fresh, keep_ending, launch_id, slurm_starts
+from utils.rundir.state import Progress, TrainState
 from utils.settings.config import Config
 from utils.strategies import load_strategy
-
-if TYPE_CHECKING:
-    from utils.rundir.checkpoint import Progress, TrainState
 
 
 class Run:
@@ -86,12 +84,12 @@ class Run:
         """Write RUN/auto.json; before the first step."""
         self.write_json("auto.json", self.kept)
 
-    def follow(self, state: "TrainState") -> None:
+    def follow(self, state: TrainState) -> None:
         """From here on the status says at which step `state` is."""
         self._state = state
 
     @property
-    def progress(self) -> "Progress | None":
+    def progress(self) -> Progress | None:
         """Where the run is; None before its state is loaded."""
         return self._state.progress if self._state else None
 

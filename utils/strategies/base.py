@@ -66,9 +66,9 @@ class Strategy(ABC):
     is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
     is_split = False  # no device has all weights: the strategy takes the model in host memory; rundir/checkpoint.py
-    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/memory.py, training.py
+    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/attempts.py, build.py
     finds_unused = False  # has --find-unused-parameters
-    bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/memory.py
+    bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/attempts.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 

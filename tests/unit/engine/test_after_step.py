@@ -13,7 +13,7 @@ from engine.best import update_best
 from models.metrics.classes import classification_metrics
 from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
 from utils.numerics.averages import Averages
-from utils.rundir.checkpoint import Progress
+from utils.rundir.state import Progress
 from utils.settings.run_options import RecordOptions, RunOptions
 
 METRICS = classification_metrics(3, np.arange(3), None)

@@ -13,7 +13,7 @@ from models.metrics.classes import classification_metrics
 from models.metrics.labels import multi_label_metrics
 from models.metrics.targets import regression_metrics
 from utils.errors import Exit, UserError
-from utils.rundir.checkpoint import Progress
+from utils.rundir.state import Progress
 from utils.settings.run_options import RunOptions
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from engine import evaluation
 from engine.evaluation import evaluate_only
 from utils.numerics.precision import Precision
-from utils.rundir.checkpoint import Progress
+from utils.rundir.state import Progress
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.run_options import RunOptions
 

@@ -10,8 +10,8 @@ from data.loader import BadSamples, build_loader
 from data.plan import cut
 from data.sampler import WINDOW, ElasticDistributedSampler, Lengths
 from engine.feed import Feed
-from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import Clock
+from utils.rundir.state import Progress
 from utils.settings.run_options import FaultOptions
 
 PLAN = cut(50, 16, 4)  # of an epoch: 16, 16, 9 and 9 samples, in four micro-batches each

@@ -20,8 +20,8 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.records.log import Log, SilentLog, figure, open_log
-from utils.rundir.checkpoint import Progress
 from utils.rundir.clock import SHARES
+from utils.rundir.state import Progress
 
 CLASSES = ("cat", "dog")
 

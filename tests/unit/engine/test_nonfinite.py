@@ -11,7 +11,7 @@ from data.batch import Batch
 from engine import nonfinite
 from engine.nonfinite import nonfinite_samples
 from utils.errors import Exit, UserError
-from utils.rundir.checkpoint import Progress
+from utils.rundir.state import Progress
 from utils.strategies.base import Strategy
 from utils.strategies.ddp import DDP
 from utils.strategies.exact import Exact

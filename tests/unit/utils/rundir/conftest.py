@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from utils.numerics.optimizers import build_optimizer
-from utils.rundir.checkpoint import Checkpoints, TrainState
+from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.state import TrainState
 from utils.settings.run_options import OptimOptions, RecordOptions
 from utils.strategies.ddp import DDP
 

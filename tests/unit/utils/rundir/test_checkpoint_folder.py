@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.unit.utils.rundir.conftest import FILES, build_net, build_state, flip, names_in, save, train_step
 from utils.errors import Exit, UserError
-from utils.rundir.checkpoint import Progress
 from utils.rundir.checkpoint_folder import CHUNK, find_damage
+from utils.rundir.state import Progress
 
 # --- format
 

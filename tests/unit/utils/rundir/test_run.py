@@ -14,9 +14,9 @@ from tests.unit.utils.conftest import config_of, refusal, start, status
 from utils import __version__, files
 from utils.errors import Exit, PeerError, UserError
 from utils.rundir import run as run_module
-from utils.rundir.checkpoint import Progress
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run, open_run, require_shared
+from utils.rundir.state import Progress
 
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 

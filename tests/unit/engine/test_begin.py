@@ -1,4 +1,4 @@
-"""engine/start.py: the first moments of a start."""
+"""engine/begin.py: the first moments of a start."""
 
 import subprocess
 import sys

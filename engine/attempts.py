@@ -1,0 +1,60 @@
+"""Batches that are tried on this rank and change nothing: for sizes that fit into memory, and for a precision.
+
+An attempt takes part in no collective, so that a rank that fails alone keeps no other rank waiting; where a forward is
+collective, none is made.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from engine.start import Start
+from utils.strategies.base import Strategy
+from utils.strategies.buffers import Buffers
+
+
+class Attempts:
+    """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
+
+    def __init__(self, start: Start, strategy: Strategy, optimizer: torch.optim.Optimizer | None):
+        """optimizer: None = nothing is trained, and train() does nothing."""
+        self._task, self._precision, self._device = start.task, start.precision, start.world.device
+        self._model, self._optimizer = strategy.module, optimizer
+        self.bytes_per_param, self.are_possible = strategy.bytes_per_param, not strategy.is_sharded
+
+    def train(self, size: int) -> None:
+        """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
+        if self._optimizer is None:
+            return
+
+        # what a run keeps
+        self._model.train(size > 1)  # BatchNorm would refuse one sample
+        params = [param for param in self._model.parameters() if param.requires_grad]
+        num_bytes = self.bytes_per_param * sum(map(nn.Parameter.numel, params))
+        sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        buffers, state = Buffers(self._model), dict(self._optimizer.state)
+        buffers.begin()
+
+        # two steps that change nothing
+        try:
+            for _ in range(2):  # the first makes the optimizer allocate its state
+                grads = torch.autograd.grad(self.loss(size), params, allow_unused=True)  # no hook sees it
+                for param, grad in zip(params, grads, strict=True):
+                    param.grad = grad
+                self._precision.void_step(self._optimizer)
+        finally:
+            del sums
+            buffers.restore()
+            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.state.clear()
+            self._optimizer.state.update(state)
+
+    @torch.no_grad()
+    def evaluate(self, size: int) -> None:
+        """An evaluation batch of `size`."""
+        self._model.eval()
+        self.loss(size)
+
+    def loss(self, size: int) -> Tensor:
+        """The loss of a batch of `size`, summed, in the mode that the model is in: scalar."""
+        with self._precision.autocast():
+            return self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum

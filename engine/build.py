@@ -1,0 +1,143 @@
+"""Builds what the training loop works with, once."""
+
+import math
+import sys
+
+import torch
+from torch import Tensor
+
+from data.loader import BadSamples, build_loader, num_workers
+from data.plan import BatchPlan
+from data.sampler import ElasticDistributedSampler
+from engine.arithmetic import with_possible_precision
+from engine.attempts import Attempts
+from engine.best import best_metric
+from engine.evaluation import Evaluation, build_strategy
+from engine.feed import Feed
+from engine.memory import resolve_size
+from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
+from engine.records.log import open_log
+from engine.records.profile import Profile
+from engine.start import Start
+from engine.training import Training
+from models.blocks import lr_factors, undecayed
+from utils.distributed.agreement import Agreement
+from utils.distributed.world import World
+from utils.errors import UserError, counted
+from utils.hardware.compiling import compile_model
+from utils.numerics.averages import Averages
+from utils.numerics.optimizers import build_optimizer, build_schedule
+from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.clock import Clock
+from utils.rundir.coverage import Coverage
+from utils.rundir.room import warn_of_room
+from utils.rundir.state import TrainState
+from utils.settings.option import Interval
+from utils.settings.run_options import OptimOptions
+from utils.strategies.base import Strategy
+
+
+def build_training(start: Start) -> Training:
+    """Build what the loop works with, and load the newest checkpoint. Collective."""
+    # model and optimizer
+    config, world, run, task, watchdog = start.config, start.world, start.run, start.task, start.watchdog
+    best_metric(start)  # raises UserError
+    checkpoints = Checkpoints(run, world, config.record)
+    is_new = checkpoints.is_empty()  # Collective.
+    strategy = build_strategy(start, is_new)  # Collective.
+    model, optim = strategy.module, resolve_optim(start)
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model, run.kept["undecayed_tables"]))
+    averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
+    start = with_possible_precision(start, strategy, optimizer, is_new)  # Collective.
+
+    # micro-batches that fit into memory
+    attempts = Attempts(start, strategy, optimizer)
+    plan = _plan_that_fits(start, strategy, attempts, is_new)  # Collective.
+    eval_batch = resolve_eval_batch(start, strategy, plan)
+    _note_idle_cores(start, strategy, plan)
+
+    # state: new, or that of the newest checkpoint
+    state = TrainState(
+        strategy, optimizer, start.precision.scaler, averages=averages, coverage=Coverage(len(task.train_set)))
+    run.follow(state)
+    is_resumed = checkpoints.restore(state)  # Collective.
+    run.keep_resolved()
+    if config.device.compile:
+        compile_model(model)
+    strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
+
+    # data
+    clock = Clock(world.device, strategy.communication)
+    bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
+    flags = Agreement(world, watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
+                      bad_samples.has_stopped)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
+    workers = num_workers(config.data.workers, world)
+    item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
+    warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.
+    loader = build_loader(task.train_set, task.collate, sampler, workers, world)
+    feed = Feed(start, loader, state.progress, bad_samples, clock)
+    evaluation = Evaluation(start, strategy, eval_batch, bad_samples, flags)
+
+    # length, log
+    done = state.progress
+    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
+    stop = config.run.stop_after or Interval(f"{sys.maxsize}")
+    watchdog.stop_after(stop.seconds)
+    log = open_log(run, task, done, total_steps, config.record.ledger)
+    log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
+             f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
+             f"{', compiled' if config.device.compile else ''};"
+             f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
+             f" {_rates(optim)}; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
+    log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
+    return Training(
+        **vars(start), log=log, strategy=strategy, state=state,
+        schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
+        checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, clock=clock,
+        profile=Profile(config.record.profile, run.path / "profile", world, log.note), total_steps=total_steps,
+        last_step=min(total_steps, done.step + stop.steps))
+
+
+def _place(world: World) -> str:
+    """What the run computes on, in words."""
+    each = len(world.devices)
+    inside = f" in {counted(world.world_size, 'process')}" if each > 1 else ""
+    return f"{world.world_size * each} x {world.device.type}{inside}"
+
+
+def _rates(optim: OptimOptions) -> str:
+    """The learning rate, in words."""
+    of_head = f" (head {optim.lr * optim.head_lr_factor:g})" if optim.head_lr_factor != 1 else ""
+    return f"{optim.lr:g}{of_head}"
+
+
+def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:
+    """What --ema-decay averages. Raises UserError (64) for a strategy without averages."""
+    if optim.ema_decay and strategy.is_sharded:
+        raise UserError(f"--ema-decay {optim.ema_decay}: this --strategy keeps no averages; use --strategy ddp, or"
+                        " leave it out (the averages of a run that had them are lost then)")
+    return strategy.model_state() if optim.ema_decay else {}
+
+
+def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:
+    """The plan of this run; if its micro-batches do not fit into memory and may change, a finer one. Collective."""
+    plan, world = resolve_plan(start, strategy), start.world
+    is_auto = start.config.batch.micro_batch_size == "auto"
+    is_free = is_auto and is_new and not strategy.is_invariant  # else bits depend on it
+    start.watchdog.enter("looking for sizes that fit", start.config.faults.start_timeout)
+    world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
+    largest = plan.sizes[1]
+    if attempts.are_possible and (fit := resolve_size(largest, attempts, is_free, world)) < largest:  # Collective.
+        plan = resolve_plan(start, strategy, fit)
+    require_partners(start, strategy, plan)
+    start.watchdog.enter("starting", math.inf)
+    return plan
+
+
+def _note_idle_cores(start: Start, strategy: Strategy, plan: BatchPlan) -> None:
+    run, processes = start.run, start.world.world_size
+    useful = min(plan.num_micro_batches, processes * run.cores_per_process)
+    if strategy.is_invariant and run.start == 1 and torch.get_num_threads() == 1 and useful > processes:
+        run.note(f"--strategy {start.config.device.strategy} uses one CPU thread per process: {useful} processes"
+                 f" would use {useful} cores")

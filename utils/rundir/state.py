@@ -1,0 +1,68 @@
+"""The state of a run: its position, and all that it would lose if it were not saved."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.numerics.averages import Averages
+from utils.rundir.coverage import Coverage
+from utils.strategies.base import Strategy
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The position of a run. Everything random or scheduled is a pure function of it."""
+
+    epoch: int = 0
+    sample_offset: int = 0  # samples of the epoch's order that are done
+    step: int = 0  # optimizer steps done
+    evaluated_step: int = 0  # the step of the last finished evaluation; a resumed run first does one that is due
+    skipped: int = 0  # steps that changed nothing: --max-nonfinite
+    gain: float | None = None  # --early-stop-patience: the value of the last evaluation that was a gain ...
+    without_gain: int | None = None  # ... and the number of evaluations since; None = it is off
+
+    def after(self, epoch: int, sample_offset: int) -> "Progress":
+        """The position after one more optimizer step, which ended there."""
+        return replace(self, epoch=epoch, sample_offset=sample_offset, step=self.step + 1)
+
+    def position(self, num_samples: int) -> dict[str, float]:
+        """Where in the run a record stands. num_samples: of an epoch."""
+        samples = self.epoch * num_samples + self.sample_offset
+        return {"step": self.step, "epoch": samples / num_samples, "samples": samples}
+
+
+@dataclass
+class TrainState:
+    """The only list of what a run is: if losing something changes the run, it is here."""
+
+    strategy: Strategy
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    progress: Progress = Progress()
+    # {"step", "metric", "value"} of the best evaluation; "weights": "ema" if it was one of the averages
+    best: dict[str, Any] = field(default_factory=dict)
+    averages: Averages = field(default_factory=lambda: Averages({}, decay=0))
+    coverage: Coverage = field(default_factory=Coverage)  # the samples of the current epoch that reached a backward
+
+    def weights(self) -> dict[str, Tensor]:
+        """What model.safetensors holds: the weights that the training goes on from. All ranks or none."""
+        return self.strategy.model_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What state.pt holds: all else that the training goes on from. Collective."""
+        averages = {"ema": self.averages.values} if self.averages.values else {}
+        return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict(),
+                "coverage": self.coverage.state_dict(self.strategy.world), **averages}
+
+    def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any]) -> None:
+        """Load what was saved. All ranks or none. Raises KeyError if it is of another model."""
+        self.strategy.load_model_state(weights)
+        self.averages.load(state.get("ema", {}))
+        self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
+        if state["scaler"]:  # else the run did not use fp16 so far
+            self.scaler.load_state_dict(state["scaler"])
+        self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
+        last_epoch = self.progress.epoch - (self.progress.sample_offset == 0)
+        self.coverage.load(state.get("coverage", {}), last_epoch)  # an earlier version saved none
