@@ -21,7 +21,7 @@ def expected(run_torchrun, photos, session_dir):
 
 
 def test_processes_started_by_hand_meet_by_the_environment(expected, launch, photos, run_dir):
-    """As docs/strategies.md says."""
+    """As docs/launching.md says."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2",
