@@ -5,27 +5,23 @@
 Precedence: task defaults < settings of the built-in data < --config FILE < command line.
 """
 
-import argparse
-import io
 import os
 import re
 import shlex
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import tyro
 import yaml
 
 import utils
 from utils.errors import SIGNALS, Exit, UserError, record_exit, say
-from utils.settings.config import CONFIGS, Config, facts, flag, settings
+from utils.settings.config import CONFIGS, Config, facts, flag, settings, with_values
 from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
-from utils.settings.spelling import check_flags, one_by_one, suggestion, what_is_wrong, what_to_say
+from utils.settings.spelling import read_settings, setting_of, split, suggestion, what_to_say
 
 _COPY = {**dict.fromkeys(("http", "https", "ftp"), "curl -LO {url}"), "s3": "aws s3 sync {url} DIR",
          "gs": "gcloud storage rsync --recursive {url} DIR",
@@ -44,7 +40,7 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
     """
     prints = os.environ.get("LOCAL_RANK", "0") == "0"  # on every node: files and arguments may differ between nodes
     try:
-        return _parse(_without_local_rank(argv), demo_settings, prints)
+        return _parse(argv, demo_settings, prints)
     except UserError as error:
         if prints:
             say(f"train.py: {error}")
@@ -52,9 +48,11 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
         raise SystemExit(int(error.code)) from None
 
 
-def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prints: bool) -> Config:
-    first = _first_look(argv)
-    if first.version:
+def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], prints: bool) -> Config:
+    # torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same
+    flags = [each for each in split(argv) if setting_of(each[0]) != "local_rank"]
+    first = {setting_of(word): behind[0] if behind else "" for word, *behind in flags}
+    if "version" in first:
         if prints:
             say(f"lockstep {utils.__version__}", sys.stdout)
         raise SystemExit(0)
@@ -63,22 +61,22 @@ def _parse(argv: list[str], demo_settings: Mapping[str, Mapping[str, Any]], prin
     # the file, and the task
     file = _config_file(first)
     file_settings = _read_yaml(file) if file else {}
-    task = str(first.task or file_settings.get("task") or DEFAULT_TASK)
+    given = file_settings | {name: value for name, value in first.items() if value}
+    task = str(given.get("task") or DEFAULT_TASK)
     if task not in CONFIGS:
         raise UserError(f"--task {task}: unknown task{suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
     _check_keys(file, file_settings, task)
 
-    # all settings; the later word counts
-    given = file_settings | {name: value for name, value in vars(first).items() if value is not None}
-    defaults = _defaults(task, given, demo_settings.get(task, {}))
-    words = [*_as_words(defaults), *_as_words(file_settings)]
+    # all settings; the later one counts
+    values = _defaults(task, given, demo_settings.get(task, {}))
+    values |= read_settings([_as_words(*item) for item in file_settings.items()], task)
     if not _HELP.keys().isdisjoint(argv):
         if prints:
             is_demo = given.get("data", "demo") == "demo" and task in demo_settings
-            say(help_text(_call_tyro(task, words), _origin(is_demo, file), any(map(_HELP.get, argv))), sys.stdout)
+            defaults = with_values(CONFIGS[task](), values)
+            say(help_text(defaults, _origin(is_demo, file), any(map(_HELP.get, argv))), sys.stdout)
         raise SystemExit(0)
-    check_flags(argv, task)
-    config = _call_tyro(task, [*words, *argv])
+    config = with_values(CONFIGS[task](), values | read_settings(flags, task))
     _check_values(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
         _become_launcher(config.run.nproc_per_node, argv)
@@ -100,12 +98,6 @@ def _defaults(task: str, given: Mapping[str, Any], demo: Mapping[str, Any]) -> d
     return defaults
 
 
-def _without_local_rank(argv: Sequence[str]) -> list[str]:
-    """torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same."""
-    return [word for before, word in zip(["", *argv], argv, strict=False)
-            if not re.match(r"--local[-_]rank(=|$)", word) and not re.fullmatch(r"--local[-_]rank", before)]
-
-
 def _refuse_numbers_of_nodes() -> None:
     rank, world_size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if "LOCAL_RANK" not in os.environ and (rank is not None or int(world_size or 1) > 1):
@@ -114,26 +106,13 @@ def _refuse_numbers_of_nodes() -> None:
             " from a platform; start with ./launch.sh or torchrun --nnodes=... --node-rank=... train.py")
 
 
-def _first_look(argv: list[str]) -> argparse.Namespace:
-    """What decides how the rest is parsed: task, data, model, ..."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("task", "data", "model", "optimizer", "config", "run-dir"):
-        parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}")
-    parser.add_argument("--eval-only", "--eval_only", action="store_true")
-    parser.add_argument("--version", action="store_true")
-    try:
-        return parser.parse_known_args(argv)[0]
-    except argparse.ArgumentError as error:
-        raise UserError(f"{str(error.argument_name).partition('/')[0]}: give a value") from None
-
-
-def _config_file(first: argparse.Namespace) -> str | None:
-    """--config, or with --eval-only the file in --run-dir."""
-    if not (first.eval_only and first.run_dir):
-        return first.config
-    file = Path(first.run_dir) / "config.yaml"
+def _config_file(first: Mapping[str, str]) -> str:
+    """--config, or with --eval-only the file in --run-dir. "" if there is none."""
+    if not ("eval_only" in first and first.get("run_dir")):
+        return first.get("config", "")
+    file = Path(first["run_dir"]) / "config.yaml"
     if not file.is_file():
-        raise UserError(f"--eval-only --run-dir {first.run_dir}: this is not a run directory, it has no config.yaml",
+        raise UserError(f"--eval-only --run-dir {file.parent}: this is not a run directory, it has no config.yaml",
                         Exit.NO_INPUT)
     return str(file)
 
@@ -150,7 +129,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return {str(name).replace("-", "_"): value for name, value in (content or {}).items()}
 
 
-def _check_keys(file: str | None, names: Iterable[str], task: str) -> None:
+def _check_keys(file: str, names: Iterable[str], task: str) -> None:
     """Raise UserError if a setting in `file` is unknown to `task`, or may not stand in a file."""
     known = facts(CONFIGS[task]())
     for name in names:
@@ -161,36 +140,13 @@ def _check_keys(file: str | None, names: Iterable[str], task: str) -> None:
             raise UserError(f"{file}: {name} is for one launch, not for a run: give {flag(name)} on the command line")
 
 
-def _as_words(values: Mapping[str, Any]) -> list[str]:
-    """Settings as words of a command line: both are checked alike (in YAML 1.1 `lr: 1e-3` is a string)."""
-    words = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            words.append(flag(name) if value else flag(f"no_{name}"))
-        elif isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}
-            words += [flag(name), ",".join(f"{key}={each}" for key, each in value.items())]
-        elif isinstance(value, list | tuple):
-            words += [flag(name), *map(str, value)]
-        else:
-            words += [flag(name), str(value)]
-    return words
-
-
-def _call_tyro(task: str, words: Sequence[str]) -> Config:
-    """Raises UserError if a value is wrong, or a word is no value."""
-    if (config := _try_tyro(task, words)) is not None:
-        return config
-    wrong = next((each for each in one_by_one(words) if _try_tyro(task, each) is None), words)
-    raise UserError(what_is_wrong(wrong, task))
-
-
-def _try_tyro(task: str, words: Sequence[str]) -> Config | None:
-    """None if something is wrong: tyro's own message is a box of many lines, so it is not shown."""
-    try:
-        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
-            return tyro.cli(CONFIGS[task], args=words, config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit:
-        return None
+def _as_words(name: str, value: Any) -> list[str]:
+    """A setting of a file as it is typed, so that both are read alike: in YAML 1.1 `lr: 1e-3` is a string."""
+    if isinstance(value, bool):
+        return [flag(name if value else f"no_{name}")]
+    if isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}
+        value = ",".join(f"{key}={each}" for key, each in value.items())
+    return [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]
 
 
 def _check_values(config: Config) -> None:
@@ -204,16 +160,16 @@ def _check_values(config: Config) -> None:
             way_out = "; copy it first" + (f", for example: {copy}" if copy else "")
             raise UserError(f"{flag(name)} {value}: must be on this machine{'' if name == 'run_dir' else way_out}")
         if rule := known[name].broken_rule(value):
-            raise UserError(f"{' '.join(_as_words({name: value}))}: must be {rule}")
+            raise UserError(f"{' '.join(_as_words(name, value))}: must be {rule}")
 
 
-def _origin(is_demo: bool, file: str | None) -> str:
+def _origin(is_demo: bool, file: str) -> str:
     if is_demo:
         return "The defaults are those of the built-in data; --data DIR --help shows those of your own."
     return f"The defaults are those of {file}." if file else ""
 
 
-def _become_launcher(processes: int, argv: list[str]) -> None:
+def _become_launcher(processes: int, argv: Sequence[str]) -> None:
     sys.stdout.flush()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the watchdog has blocked them
     os.environ |= {"LOCKSTEP_PYTHON": sys.executable, "LOCKSTEP_SCRIPT": sys.argv[0]}

@@ -3,6 +3,7 @@
 run_options.py: those of every run; image_options.py, text_options.py: those of tasks. Nothing here imports torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
@@ -113,6 +114,16 @@ CONFIGS: dict[str, type] = {config().run.task: config for config in get_args(Con
 def settings(config: Config) -> dict[str, Any]:
     """All settings as {name: value}, flat, in ORDER."""
     return {item.name: getattr(group, item.name) for group in groups(config) for item in fields(group)}
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """The config with other settings. values: {name: value}."""
+    parts = {}
+    for part in fields(config):
+        group = getattr(config, part.name)
+        names = {item.name for item in fields(group)} & values.keys()
+        parts[part.name] = replace(group, **{name: values[name] for name in names})
+    return replace(config, **parts)
 
 
 def facts(config: Config) -> dict[str, Facts]:

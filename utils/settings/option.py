@@ -1,6 +1,7 @@
-"""What one line of the page of settings says, and how tyro reads it.
+"""What one line of the page of settings says, and how words become its value.
 
-    lr: float = option(0.001, "peak learning rate", at_least=0)
+    lr: float | Auto = option("auto", "peak learning rate", at_least=0)
+    parse(float | Auto, ["0.1"])                               # 0.1
 
 Nothing here imports torch.
 """
@@ -8,11 +9,11 @@ Nothing here imports torch.
 import math
 import operator
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
-
-import tyro
+from typing import Any, Literal, Self, Union, get_args, get_origin
 
 Auto = Literal["auto"]
 DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
@@ -75,8 +76,28 @@ class Interval(str):
 
 UNIONS = (Union, UnionType)  # `int | Literal[...]` is the one, `int | None` the other
 # A type in --help, and in a message: "must be ...".
-_TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NAME", "a word"),
+_TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NAME", "a name"),
           Interval: ("STEPS|TIME", "a number of optimizer steps (1000) or a duration (90s, 5min, 2h)")}
+
+
+def parse(kind: Any, words: Sequence[str]) -> Any:
+    """The value that the words behind a flag are. Raises ValueError if they are none of this type."""
+    word = words[0] if len(words) == 1 else None
+    if get_origin(kind) in UNIONS:
+        for each in reversed(get_args(kind)):  # None and auto stand last, and a name may be any word
+            with suppress(ValueError):
+                return parse(each, words)
+    if get_origin(kind) is tuple:
+        return tuple(parse(each, [word]) for each, word in zip(get_args(kind), words, strict=True))
+    if kind in _TYPES and word is not None:
+        return kind(word)
+    if get_origin(kind) is Literal and word in get_args(kind):
+        return word
+    if kind is NoneType and word == "None":
+        return None
+    if kind is bool and not words:
+        return True
+    raise ValueError(words)
 
 
 def values_of(kind: Any, known: Facts) -> str:
@@ -110,20 +131,4 @@ def option(default: Any, help: str, kind: str = DEFINING, **facts: Any) -> Any:
     return field(default=default, metadata={"facts": Facts(help, kind, **facts)})
 
 
-def options(cls: type) -> type:
-    """Make `cls` a frozen dataclass of settings that tyro can read."""
-    cls = dataclass(frozen=True, kw_only=True)(cls)
-    for item in fields(cls):
-        marks = [tyro.conf.arg(help=item.metadata["facts"].help)]
-        if item.type in (Interval, Interval | None):
-            marks.append(_interval_constructor(is_optional=item.type is not Interval))
-        cls.__annotations__[item.name] = Annotated[item.type, *marks]
-    return cls
-
-
-def _interval_constructor(is_optional: bool) -> tyro.constructors.PrimitiveConstructorSpec:
-    return tyro.constructors.PrimitiveConstructorSpec(  # of `Interval | None` as a whole: one plain message
-        nargs=1, metavar="STEPS|DURATION",
-        instance_from_str=lambda words: None if is_optional and words[0] == "None" else Interval(words[0]),
-        is_instance=lambda value: isinstance(value, Interval) or (is_optional and value is None),
-        str_from_instance=lambda value: [str(value)])
+options = dataclass(frozen=True, kw_only=True)  # what a page of settings is
