@@ -259,7 +259,7 @@ def main(options: argparse.Namespace) -> None:
     sizes, began = TINY if options.tiny else Sizes(), time.monotonic()
     steps, left = options.steps, list(options.rows or [row for row in ROWS if not (options.tiny and "-" in row)])
     limit_s = options.time_limit or (float("inf") if options.rows else MOST_S)
-    torch.set_float32_matmul_precision("high")  # TF32 where bf16 is not used, as Lockstep's --tf32 auto
+    torch.set_float32_matmul_precision("high")  # TF32 where bf16 is not used, as Lockstep does
     torch.backends.cudnn.benchmark = True
     peak = f"{options.peak / 1e12:.6g} TFLOP/s" if options.peak else "unknown (--peak)"
     packages = ", ".join(f"{name} {number}" for name, number in versions().items())

@@ -85,7 +85,7 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
 
 def decode(image: EncodedImage) -> tuple[int, int]:
     """What PhotoTrain does before it resizes. Returns height and width of the box in the decoded pixels."""
-    box = random_box(image.height, image.width, PhotoTrain.crop_scale)
+    box = random_box(image.height, image.width)
     pixels = decoded_for(image, box, (SIDE, SIDE))
     torch.rand(1)  # as its flip does: the same boxes follow
     scale = pixels.shape[0] / image.height

@@ -44,7 +44,6 @@ class Base:
 
 SMALL = Base("photos", "cifar", "--epochs 12 --eval-every 1000")  # evaluated at the end alone
 STEADY = Base("photos, `constant`", "cifar", f"{SMALL.words} --schedule constant")
-CROPPED = Base("photos, `--augmentation photo`", "cifar", f"{SMALL.words} --augmentation photo")
 UNEVEN = Base("uneven photos", "imbalanced", SMALL.words)
 NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny --epochs 9")
 STEADY_NEWS = Base("titles, `constant`", "agnews",
@@ -69,8 +68,7 @@ RECIPES = [
     Recipe("--schedule cosine", NEWS, "equal"),
     Recipe("--schedule step --step-epochs 3", NEWS, "equal"),
     Recipe("--ema-decay 0.99", STEADY, "higher", "ema_top1"),
-    Recipe("--flip none", SMALL, "lower"),
-    Recipe("--crop-scale 0.35", CROPPED, "higher"),
+    Recipe("--augmentation shift", SMALL, "lower"),
     Recipe("--auto-augment trivialaugment", SMALL, "lower"),
     Recipe("--auto-augment randaugment", SMALL, "lower"),
     Recipe("--random-erasing 0.25", SMALL, "equal"),

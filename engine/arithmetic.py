@@ -45,7 +45,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
 
     # precision
     precision = _resolve_precision(config, run, world)  # Collective.
-    vendor.set_tf32(config.tf32 == "always" or (config.tf32 == "auto" and precision != "fp32"))
+    vendor.set_tf32(precision != "fp32")
 
     # kernels on the CPU
     if is_fast:
@@ -75,7 +75,7 @@ def with_possible_precision(start: Start, strategy: Strategy, optimizer: torch.o
         raise UserError(f"--precision {name}: {words}; use --precision fp32")
     run.note(f"--precision auto is fp32: {words}")
     run.kept["precision"] = "fp32"
-    vendor.set_tf32(config.tf32 == "always")
+    vendor.set_tf32(False)
     vendor.allow_16_bit_attention(False)
     return replace(start, precision=Precision("fp32", world.device))
 

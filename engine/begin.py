@@ -29,8 +29,6 @@ def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
 
     config = parse_command_line(argv, demo.SETTINGS)
     finish_early(config)
-    if config.device.debug_distributed:
-        os.environ.setdefault("TORCH_DISTRIBUTED_DEBUG", "INFO")  # DETAIL: DDP of torch 2.15 crashes over gloo
     return config, watchdog
 
 

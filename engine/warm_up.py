@@ -46,8 +46,7 @@ def warm_up(t: Training) -> None:
         module.eval()
         if not without or not (unused := names_unused(t, without)):
             break
-        names = ", ".join(unused) if t.config.device.debug_distributed else some(unused)
-        t.log.note(f"{len(unused)} parameters get no gradient and are frozen: {names}")
+        t.log.note(f"{len(unused)} parameters get no gradient and are frozen: {some(unused)}")
         for name in unused:
             without[name].requires_grad_(False)
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.

@@ -21,6 +21,7 @@ from utils.settings.image_options import AugmentOptions
 Box = tuple[int, int, int, int]  # top, left, height, width, in pixels
 
 DEFAULTS = AugmentOptions()
+LEAST_AREA = 0.08  # of a random box, as a share of the image's: torchvision's default
 PHOTO_ABOVE = 64  # px: augmentation "auto" treats larger images as photos
 # In evaluation a JPEG is decoded at twice the size needed or more. At once the size, as in training, the result is
 # softer: its mean difference to a full decode is 2.4 levels of 255 instead of 0.9.
@@ -30,15 +31,14 @@ MAX_RATIO = 8  # of the sides: longer images are cut first, else 1 x 20,000 pixe
 
 @dataclass(frozen=True)
 class PhotoTrain:
-    """A random box of at least `crop_scale` of the area, resized; half of them mirrored if `flip`."""
+    """A random box of at least LEAST_AREA of the area, resized; half of them mirrored if `flip`."""
 
     size: int
     interpolation: str = "bilinear"
     flip: bool = True
-    crop_scale: float = 0.08
 
     def __call__(self, image: EncodedImage) -> Tensor:
-        box = random_box(image.height, image.width, self.crop_scale)
+        box = random_box(image.height, image.width)
         pixels = resized(image, box, (self.size, self.size), self.interpolation)
         return _maybe_mirrored(pixels) if self.flip else pixels
 
@@ -123,19 +123,14 @@ def build_transforms(
     """
     # crops
     image_size, interpolation = for_eval.size, for_eval.interpolation
-    is_cropped_at_random = is_photo(augmentation, image_size) and augmentation != "none"
-    if options.crop_scale != DEFAULTS.crop_scale and not is_cropped_at_random:
-        raise UserError(f"--crop-scale {options.crop_scale} is about random resized crops, and there are none with"
-                        f" --augmentation {augmentation} at --image-size {image_size}; use --augmentation photo")
-    flip = augmentation not in ("shift", "none") if options.flip == "auto" else options.flip == "horizontal"
-    if is_cropped_at_random:
-        crop = PhotoTrain(image_size, interpolation, flip, options.crop_scale)
+    if augmentation == "none":
+        crop = for_eval
     else:
-        crop = for_eval if augmentation == "none" else SmallTrain(image_size, interpolation, flip)
+        kind = PhotoTrain if is_photo(augmentation, image_size) else SmallTrain
+        crop = kind(image_size, interpolation, flip=augmentation not in ("crop", "shift"))
 
     # what comes after them
-    mirror = (_maybe_mirrored,) if flip and augmentation == "none" else ()
-    steps = (*mirror, *_library_steps(options, image_size, tuple(round(255 * value) for value in mean)))
+    steps = tuple(_library_steps(options, image_size, tuple(round(255 * value) for value in mean)))
     return Augmented(crop, steps) if steps else crop, for_eval
 
 
@@ -146,7 +141,7 @@ def usual_resize_size(augmentation: str, image_size: int) -> int:
 
 def is_photo(augmentation: str, image_size: int) -> bool:
     """Whether images of this size are treated as photos."""
-    return augmentation == "photo" or (augmentation in ("auto", "none") and image_size > PHOTO_ABOVE)
+    return augmentation in ("photo", "crop") or (augmentation in ("auto", "none") and image_size > PHOTO_ABOVE)
 
 
 def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ...]) -> list[Callable[[Tensor], Tensor]]:
@@ -155,11 +150,6 @@ def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ..
     torchvision erases after normalising, with 0. Here an image is still uint8, and the means are what will be 0, up to
     half a level of 255.
     """
-    # settings without effect
-    tuned = {f"--{name.replace('_', '-')} {value}" for name in ("randaugment_ops", "randaugment_magnitude")
-             if (value := getattr(options, name)) != getattr(DEFAULTS, name)}
-    if tuned and options.auto_augment != "randaugment":
-        raise UserError(f"{' '.join(sorted(tuned))}: RandAugment is off; use --auto-augment randaugment, too")
     if options.random_erasing and image_size == 1:
         raise UserError(f"--random-erasing {options.random_erasing}: an image of --image-size 1 has no part that could"
                         " be erased; use a larger --image-size")
@@ -172,7 +162,7 @@ def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ..
     transforms: list[Callable[[Tensor], Tensor]] = []
     look = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": list(fill)}  # it has no bicubic for these
     if options.auto_augment == "randaugment":
-        transforms.append(v2.RandAugment(options.randaugment_ops, options.randaugment_magnitude, **look))
+        transforms.append(v2.RandAugment(2, 9, **look))
     elif options.auto_augment == "trivialaugment":
         transforms.append(v2.TrivialAugmentWide(**look))
     if options.random_erasing:
@@ -184,13 +174,13 @@ def _channels_first(transform: Callable[[Tensor], Tensor], pixels: Tensor) -> Te
     return transform(pixels.permute(2, 0, 1)).permute(1, 2, 0)
 
 
-def random_box(height: int, width: int, least: float) -> Box:
-    """A box of `least` to 1 of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
+def random_box(height: int, width: int) -> Box:
+    """A box of LEAST_AREA to 1 of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
     low, high = 3 / 4, 4 / 3
 
     # ten tries
     for _ in range(10):
-        area = height * width * torch.empty(1).uniform_(least, 1).item()
+        area = height * width * torch.empty(1).uniform_(LEAST_AREA, 1).item()
         ratio = torch.empty(1).uniform_(math.log(low), math.log(high)).exp().item()
         h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < h <= height and 0 < w <= width:

@@ -210,7 +210,7 @@ def _require_room(folder: Path, paths: Sequence[str], spec: CacheSpec) -> None:
     if needed > free:
         smaller = "--cache jpeg, " if spec.encoding == "raw" else ""
         raise UserError(f"--cache {spec.encoding}: {len(paths)} images take about {needed / GB:.3g} GB, and"
-                        f" {folder.parent} has {free / GB:.3g} GB free; use {smaller}a smaller --cache-size, another"
+                        f" {folder.parent} has {free / GB:.3g} GB free; use {smaller}another"
                         " folder by $LOCKSTEP_CACHE, or no --cache; or remove what no run uses there (packed-*,"
                         " .packed-*)", Exit.IO)
 

@@ -99,17 +99,14 @@ class ImageTask:
 
         # data sets: packing may take hours, so what is refused here is refused before
         read = partial(EncodedImage, white=self._prepared.white_value)
-        encoding, side = config.images.cache, config.images.cache_size
-        if encoding != "none":
+        if config.images.cache != "none":
             run.require_same_data(self.fingerprint, world)  # Collective.
-            spec = CacheSpec(encoding, self._prepared.resize_size if side == "auto" else side,
-                             self._prepared.interpolation, self._prepared.white_value)
+            spec = CacheSpec(config.images.cache, self._prepared.resize_size, self._prepared.interpolation,
+                             self._prepared.white_value)
             of_training, split = ("train", "val"), config.run.split
             is_either = {"val", split} <= index.splits.keys() & of_training
             choices = ([of_training] if is_either else []) + ([(split,)] if config.run.eval_only else [])
             read = open_cache(index, spec, choices, world, run.note).read  # Collective.
-        elif side != "auto":
-            raise UserError(f"--cache-size {side} is about --cache, which is off; give --cache jpeg or raw, too")
         self.train_set = ImageFolder(train, train_transform, config.run.seed, read)
         self.eval_set = ImageFolder(evaluated, eval_transform, config.run.seed, read)
 

@@ -36,7 +36,7 @@ COMMON = ["--global-batch-size", "24", "--micro-batch-size", "4", "--epochs", "3
 STEPS = 9
 AUGMENTED = [
     "--mixup", "0.8", "--cutmix", "1", "--auto-augment", "randaugment", "--random-erasing", "0.5",
-    "--augmentation", "photo", "--crop-scale", "0.3",
+    "--augmentation", "photo",
     "--class-weights", "balanced", "--loss", "bce", "--label-smoothing", "0.1", "--ema-decay", "0.9"]
 
 

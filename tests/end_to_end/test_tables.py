@@ -15,10 +15,10 @@ from utils.errors import Exit
 SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--max-steps", "2", "--global-batch-size", "24",
          "--micro-batch-size", "8", "--threads", "1", "--workers", "0", "--log-every", "1"]
 TEXT = ["--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32", *SMALL[4:]]
-# The tutorials' case: an image with its mask, L1, Adam with betas of its own, a cosine to a minimum.
+# The tutorials' case: an image with its mask, L1, Adam with betas of its own, a cosine.
 TUTORIAL = [*SMALL, "--task", "image-regression", "--image-column", "image,mask", "--label-column", "brightness",
-            "--loss", "l1", "--optimizer", "adam", "--betas", "0.9", "0.95", "--schedule", "cosine", "--min-lr",
-            "1e-5", "--lr", "1e-3", "--warmup-steps", "0", "--max-steps", "6"]
+            "--loss", "l1", "--optimizer", "adam", "--betas", "0.9", "0.95", "--schedule", "cosine",
+            "--lr", "1e-3", "--warmup-steps", "0", "--max-steps", "6"]
 
 
 def predicted(run, source):

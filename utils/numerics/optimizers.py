@@ -137,7 +137,7 @@ def require_skippable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def build_schedule(config: OptimOptions, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
-    """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to min_lr, in steps, or constant.
+    """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to 0, in steps, or constant.
 
     Epochs are counted from the start of the run: the warm-up does not move the steps (Goyal et al., 2017).
     """
@@ -147,11 +147,10 @@ def build_schedule(config: OptimOptions, total_steps: int, steps_per_epoch: int)
         if step < warmup:
             return config.lr * (step + 1) / (warmup + 1)
         if config.schedule == "step":
-            return config.lr * config.step_factor ** (step // (steps_per_epoch * config.step_epochs))
+            return config.lr * 0.1 ** (step // (steps_per_epoch * config.step_epochs))
         done = (step - warmup) / max(1, total_steps - warmup)  # 0 .. 1
         factors = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
-        low = config.lr if config.schedule == "constant" else config.min_lr
-        return low + (config.lr - low) * factors[config.schedule]
+        return config.lr * factors[config.schedule]
 
     return learning_rate
 

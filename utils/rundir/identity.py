@@ -17,6 +17,7 @@ import yaml
 from utils.errors import Exit, UserError
 from utils.files import read_json
 from utils.settings.config import Config, facts, flag, settings
+from utils.settings.habits import without_former
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
 
 if TYPE_CHECKING:
@@ -99,9 +100,9 @@ def fixed_values(config: Config, path: Path) -> dict[str, Any]:
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
-    """config.yaml of a run. Raises UserError (74)."""
+    """config.yaml of a run. Raises UserError (64, 74)."""
     try:
-        return {**yaml.safe_load(file.read_text())}
+        return without_former({**yaml.safe_load(file.read_text())}, file)
     except (yaml.YAMLError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh",
                         Exit.IO) from None

@@ -18,7 +18,8 @@ import yaml
 
 import utils
 from utils.errors import SIGNALS, Exit, UserError, record_exit, say
-from utils.settings.config import CONFIGS, Config, facts, flag, settings, with_values
+from utils.settings.config import CONFIGS, Config, facts, flag, settings, types, with_values
+from utils.settings.habits import without_former
 from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
 from utils.settings.spelling import read_settings, setting_of, split, suggestion, what_to_say
@@ -69,7 +70,8 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
 
     # all settings; the later one counts
     values = _defaults(task, given, demo_settings.get(task, {}))
-    values |= read_settings([_as_words(*item) for item in file_settings.items()], task)
+    kinds = types(CONFIGS[task]())
+    values |= read_settings([_as_words(name, value, kinds[name]) for name, value in file_settings.items()], task)
     if not _HELP.keys().isdisjoint(argv):
         if prints:
             is_demo = given.get("data", "demo") == "demo" and task in demo_settings
@@ -126,7 +128,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise UserError(f"--config {path}: cannot be read as YAML: {error}") from None
     if content is not None and not isinstance(content, dict):
         raise UserError(f"--config {path}: must contain `name: value` lines")
-    return {str(name).replace("-", "_"): value for name, value in (content or {}).items()}
+    return without_former({str(name).replace("-", "_"): value for name, value in (content or {}).items()}, path)
 
 
 def _check_keys(file: str, names: Iterable[str], task: str) -> None:
@@ -140,10 +142,10 @@ def _check_keys(file: str, names: Iterable[str], task: str) -> None:
             raise UserError(f"{file}: {name} is for one launch, not for a run: give {flag(name)} on the command line")
 
 
-def _as_words(name: str, value: Any) -> list[str]:
+def _as_words(name: str, value: Any, kind: Any = None) -> list[str]:
     """A setting of a file as it is typed, so that both are read alike: in YAML 1.1 `lr: 1e-3` is a string."""
-    if isinstance(value, bool):
-        return [flag(name if value else f"no_{name}")]
+    if isinstance(value, bool):  # only a switch takes one
+        return [flag(f"no_{name}" if kind is bool and not value else name)]
     if isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}
         value = ",".join(f"{key}={each}" for key, each in value.items())
     return [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]

@@ -8,12 +8,17 @@ Spellings: timm, torchvision's references, Hugging Face's Trainer, Lightning, Ul
 
 import difflib
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
+from utils.errors import UserError
 from utils.settings.config import CONFIGS, facts, types
 
+# Settings of version 0.9 that are gone, and what each of them always is now.
+FORMER = {"flip": "auto", "crop_scale": 0.08, "randaugment_ops": 2, "randaugment_magnitude": 9, "cache_size": "auto",
+          "min_lr": 0, "step_factor": 0.1, "tf32": "auto", "debug_distributed": False}
 CLOSE = 0.8  # difflib's ratio of two spellings: --epoch is close to --epochs, --amp to nothing
 
 
@@ -23,6 +28,16 @@ def answers() -> dict[str, str]:
     lines = Path(__file__).with_suffix(".tsv").read_text().splitlines()
     rows = [line.split("\t") for line in lines if line and not line.startswith("#")]
     return {spelling: said for said, spellings in rows for spelling in spellings.split()}
+
+
+def without_former(values: Mapping[str, Any], file: str | Path) -> dict[str, Any]:
+    """The settings of `file` without those that are gone. Raises UserError (64) if one was not what it is now."""
+    for name in FORMER.keys() & values.keys():
+        if values[name] != FORMER[name]:
+            said = answers()[name.replace("_", "-")]
+            raise UserError(f"{file}: {name}: {values[name]}: {said};"
+                            " remove it from a file of your own; a run that began with it needs version 0.9")
+    return {name: value for name, value in values.items() if name not in FORMER}
 
 
 def answer(name: str, task: str) -> str:

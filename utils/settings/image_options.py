@@ -13,9 +13,9 @@ class ImageOptions:
     image_size: int | Auto = option(
         "auto", "side of the model's square input, in pixels; auto = what the weights were evaluated with, else 224, or"
         " less for smaller images", at_least=1, fixed=True)
-    augmentation: Literal["auto", "photo", "small", "shift", "none"] = option(
-        "auto", "photo = random resized crop and flip; small = padded crop and flip; shift = padded crop;"
-        " auto = photo above 64 pixels, else small")
+    augmentation: Literal["auto", "photo", "crop", "small", "shift", "none"] = option(
+        "auto", "photo = random resized crop and flip; small = padded crop and flip; crop, shift = the same"
+        " without flip; auto = photo above 64 pixels, else small")
     mean: tuple[float, float, float] | Auto = option(
         "auto", "channel means, in 0..1; auto = as the weights were evaluated, else ImageNet's", fixed=True,
         rare=True)
@@ -23,9 +23,6 @@ class ImageOptions:
         "auto", "channel standard deviations, in 0..1; auto = as for --mean", above=0, fixed=True, rare=True)
     cache: Literal["none", "jpeg", "raw"] = option(
         "none", "pack the images, smaller, into one file, once; raw loads fastest, jpeg takes a tenth of the room")
-    cache_size: int | Auto = option(
-        "auto", "--cache resizes an image whose shorter side is longer, to this, in pixels; auto = what evaluation"
-        " resizes it to", at_least=1, rare=True)
     interpolation: Literal["auto", "bilinear", "bicubic"] = option(
         "auto", "how images are resized (with antialiasing); auto = as the weights were evaluated, else bilinear",
         fixed=True, rare=True)
@@ -45,17 +42,8 @@ class ImageColumnOptions:
 class AugmentOptions:
     """Augmentation of images, in training alone"""
 
-    flip: Literal["auto", "horizontal", "none"] = option(
-        "auto", "mirror half of the images; auto = as --augmentation says", rare=True)
-    crop_scale: float = option(
-        0.08, "smallest area of a random resized crop (--augmentation photo), as a share of the image's",
-        above=0, at_most=1, rare=True)
     auto_augment: Literal["none", "randaugment", "trivialaugment"] = option(
-        "none", "random changes of colour and shape: RandAugment, or TrivialAugmentWide, which has nothing to tune")
-    randaugment_ops: int = option(
-        2, "changes that RandAugment makes to an image, one after the other", at_least=1, rare=True)
-    randaugment_magnitude: int = option(
-        9, "strength of RandAugment's changes, 0 to 30", at_least=0, at_most=30, rare=True)
+        "none", "random changes of colour and shape: RandAugment (2 of strength 9), or TrivialAugmentWide")
     random_erasing: float = option(
         0.0, "probability to replace a rectangle of an image by the channel means", at_least=0, at_most=1, rare=True)
 

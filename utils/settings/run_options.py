@@ -95,9 +95,8 @@ class OptimOptions:
     lr: float | Auto = option(
         "auto", "peak learning rate; auto = by task, optimizer, global batch and whether the weights are pretrained",
         at_least=0, fixed=True, of_model=True)
-    min_lr: float = option(0.0, "learning rate at the end of a cosine or linear schedule", at_least=0, rare=True)
     schedule: Literal["cosine", "linear", "step", "constant"] = option(
-        "cosine", "learning rate after the warm-up; step = times --step-factor every --step-epochs")
+        "cosine", "learning rate after the warm-up; step = a tenth after every --step-epochs")
     warmup_steps: int | Auto = option(
         "auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1, rare=True)
@@ -107,8 +106,6 @@ class OptimOptions:
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
     step_epochs: int = option(
         30, "--schedule step: epochs between two changes of the learning rate", at_least=1, rare=True)
-    step_factor: float = option(
-        0.1, "--schedule step: what the learning rate is multiplied by", above=0, at_most=1, rare=True)
     freeze: int | Literal["none", "backbone"] = option(
         "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
         " included", at_least=1)
@@ -175,10 +172,7 @@ class DeviceOptions:
         "auto", "cpu, cuda or another accelerator that torch knows; auto = the accelerator if there is one, else cpu",
         TOLERATED, resolved=True)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = option(
-        "auto", "auto = bf16 if the hardware computes in it, else fp32", TOLERATED, resolved=True)
-    tf32: Literal["auto", "always", "never"] = option(
-        "auto", "CUDA: float32 matrix products and convolutions in TF32 (3 decimal digits); auto = with bf16 or fp16",
-        TOLERATED, rare=True)
+        "auto", "auto = bf16 if the hardware has it, else fp32 (no TF32)", TOLERATED, resolved=True)
     strategy: Literal["ddp", "exact", "fsdp", "dp", "dp-classic", "model-parallel"] = option(
         "ddp", "exact = the same bits on any number of processes; fsdp = each process keeps a part of the model; dp,"
         " dp-classic, model-parallel = several devices of one process (docs/strategies.md)", TOLERATED)
@@ -187,9 +181,6 @@ class DeviceOptions:
         OPERATIONAL, at_least=1, rare=True)
     find_unused_parameters: bool = option(
         False, "--strategy ddp: a step may leave parameters out, as a layer drop does; slower", OPERATIONAL, rare=True)
-    debug_distributed: bool = option(
-        False, "torch says more about DDP (TORCH_DISTRIBUTED_DEBUG=INFO), and all parameters without a gradient are"
-        " named", OPERATIONAL, rare=True)
     compile: bool = option(False, "compile the model with torch.compile; slower on the CPU in bf16", TOLERATED)
     deterministic: bool = option(
         False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED, rare=True)

@@ -16,7 +16,7 @@ from utils.settings.config import CONFIGS, flag, types
 from utils.settings.habits import answer
 from utils.settings.option import UNIONS, parse, rule_of
 
-_FLAG = re.compile("--?[a-zA-Z]")  # not -1
+_FLAG = re.compile("--|-[a-zA-Z]")  # not -1
 
 
 def split(words: Iterable[str]) -> list[list[str]]:
@@ -79,7 +79,7 @@ def _unknown(word: str, task: str) -> str:
 def _wrong(word: str, behind: Sequence[str], name: str, task: str) -> str:
     """The message about a flag with a wrong value, or with more words behind it than its values."""
     kind = types(CONFIGS[task]())[name]
-    given = " ".join([word, *behind])
+    given = " ".join([word, *(each or "''" for each in behind)])
     if kind is bool:
         return f"{given}: a switch is {flag(name)} or {flag(f'no_{name}')}; in a file true or false"
     choices = get_args(kind) if get_origin(kind) in UNIONS else (kind,)

@@ -72,9 +72,9 @@ def test_a_row_is_kept_if_none_of_its_runs_is_older(tmp_path, monkeypatch):
         return folder
 
     monkeypatch.setattr(recipes, "train", train)
-    train((SMALL, "--flip none", 0))
+    train((SMALL, "--augmentation shift", 0))
     recipes.main(tmp_path, 2, "--mixup")
-    recipes.main(tmp_path, 2, "--flip none")
+    recipes.main(tmp_path, 2, "--augmentation shift")
     [line] = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert line["what"] == "recipe, --mixup 0.2, photos"
     assert line["figures"] == {"without": [50, 50], "with": [25, 25]}

@@ -38,7 +38,7 @@ def decide(world, tmp_path):
     def decided(model, given="auto", name="bf16", is_new=True, trains=True):
         notes = []
         run = Run(tmp_path, {"precision": name}, {"start": 1, "cores_per_process": 1}, notes.append, RunLock())
-        config = SimpleNamespace(device=SimpleNamespace(precision=given, tf32="auto"),
+        config = SimpleNamespace(device=SimpleNamespace(precision=given),
                                  model=SimpleNamespace(model="org/name"))
         task = SimpleNamespace(
             example=lambda size: Batch({"inputs": torch.ones(size, 3)}, torch.zeros(size), torch.ones(size)),

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional as F
 
+from data.images.decode import EncodedImage
 from data.images.mixing import mix
 from engine.nonfinite import nonfinite_samples
 from models.tasks import load_task
@@ -33,16 +34,13 @@ def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_pat
 
 
 @pytest.mark.parametrize("split", ["train_set", "eval_set"])
-def test_training_and_evaluation_read_the_packed_images(build, split):
-    """Of 4 px each, or as they are."""
-    of_files, small, whole = (getattr(build(*words), split) for words in (
-        [], ["--cache", "raw", "--cache-size", "4"], ["--cache", "raw"]))
-    for index in range(0, len(of_files), 9):
-        expected = of_files[0, index].image
-        blocks = expected.float().view(4, 4, 4, 4, 3).mean(dim=(1, 3))  # of 4 x 4 pixels
-        assert torch.equal(whole[0, index].image, expected)
-        found = small[0, index].image.float()
-        assert (found[1::4, 1::4] - blocks).abs().mean() < 20 < (found - expected.float()).abs().mean()
+@pytest.mark.parametrize("size", [8, 16])
+def test_training_and_evaluation_read_the_packed_images(build, split, size, monkeypatch):
+    """As they are, of 16 px, or resized to 8."""
+    of_files, packed = (getattr(build(f"--image-size={size}", *words), split) for words in ([], ["--cache", "raw"]))
+    expected = {index: of_files[0, index].image for index in range(0, len(of_files), 9)}
+    monkeypatch.setattr(EncodedImage, "__init__", lambda self, source, white=None: pytest.fail("read a file"))
+    assert all(torch.equal(packed[0, index].image, image) for index, image in expected.items())
 
 
 class Flat(nn.Module):
@@ -154,7 +152,7 @@ def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, techn
 
 
 @pytest.mark.parametrize("words", [
-    [], ["--flip", "horizontal"], ["--augmentation", "photo", "--crop-scale", "0.3"],
+    [], ["--augmentation", "small"], ["--augmentation", "photo"],
     ["--auto-augment", "randaugment"], ["--auto-augment", "trivialaugment"], ["--random-erasing", "1"]])
 def test_a_samples_augmentation_depends_on_seed_epoch_and_index_alone(build, words):
     """Not on what was read before, nor on the state of torch's generator, which it leaves as it was."""

@@ -28,32 +28,31 @@ def test_the_automatic_warm_up_is_a_twentieth_of_the_run(total_steps, expected):
     assert sum(rate < 1.0 for rate in found) == expected
 
 
-def test_cosine_falls_by_the_formula_to_min_lr_at_the_end():
-    found = rates(50, lr=0.3, min_lr=0.1, warmup_steps=10)
-    expected = [0.1 + 0.2 * (1 + math.cos(math.pi * (step - 10) / 40)) / 2 for step in range(10, 51)]
-    assert found[10:] == pytest.approx(expected) and found[50] == pytest.approx(0.1)
+def test_cosine_falls_by_the_formula_to_0_at_the_end():
+    found = rates(50, lr=0.3, warmup_steps=10)
+    expected = [0.3 * (1 + math.cos(math.pi * (step - 10) / 40)) / 2 for step in range(10, 51)]
+    assert found[10:] == pytest.approx(expected) and found[50] == 0
 
 
-def test_linear_falls_by_the_formula_to_min_lr_at_the_end():
-    found = rates(50, lr=0.3, min_lr=0.1, warmup_steps=10, schedule="linear")
-    assert found[10:] == pytest.approx([0.3 - 0.2 * (step - 10) / 40 for step in range(10, 51)])
+def test_linear_falls_by_the_formula_to_0_at_the_end():
+    found = rates(50, lr=0.3, warmup_steps=10, schedule="linear")
+    assert found[10:] == pytest.approx([0.3 - 0.3 * (step - 10) / 40 for step in range(10, 51)])
 
 
-def test_constant_stays_at_lr_whatever_min_lr_says():
-    assert rates(20, lr=0.3, min_lr=0.1, warmup_steps=0, schedule="constant") == [0.3] * 21
+def test_constant_stays_at_lr():
+    assert rates(20, lr=0.3, warmup_steps=0, schedule="constant") == [0.3] * 21
 
 
 @pytest.mark.parametrize("warmup", [0, 4])
 def test_step_is_torchs_step_lr_once_the_warm_up_is_over(warmup):
     """StepLR counts in steps here, and its rates differ by rounding: it multiplies again and again."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.3)
-    oracle, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2 * 7, gamma=0.5), []
+    oracle, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2 * 7, gamma=0.1), []
     for _ in range(51):
         expected += oracle.get_last_lr()
         optimizer.step()
         oracle.step()
-    found = rates(50, steps_per_epoch=7, lr=0.3, min_lr=0.1, warmup_steps=warmup, schedule="step", step_epochs=2,
-                  step_factor=0.5)
+    found = rates(50, steps_per_epoch=7, lr=0.3, warmup_steps=warmup, schedule="step", step_epochs=2)
     assert found[warmup:] == pytest.approx(expected[warmup:], rel=1e-12) and len(set(expected)) == 4
     assert found[:warmup] == pytest.approx([0.3 * (step + 1) / (warmup + 1) for step in range(warmup)])
 

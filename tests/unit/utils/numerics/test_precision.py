@@ -251,13 +251,11 @@ def test_on_the_cpu_algorithms_are_deterministic_always(world, tmp_path):
 
 
 @pytest.mark.usefixtures("_torch_settings")
-@pytest.mark.parametrize("precision, tf32, expected", [
-    ("fp32", "auto", False), ("bf16", "auto", True), ("fp16", "auto", True), ("fp32", "always", True),
-    ("bf16", "never", False)])
-def test_tf32_is_one_switch_for_products_and_convolutions(world, tmp_path, precision, tf32, expected):
+@pytest.mark.parametrize("precision, expected", [("fp32", False), ("bf16", True), ("fp16", True)])
+def test_tf32_is_on_for_products_and_convolutions_but_in_fp32(world, tmp_path, precision, expected):
     """By torch's older names and by its newer ones, which torch.compile reads side by side."""
     run = Run(tmp_path, {}, lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 1})
-    resolve_arithmetic(DeviceOptions(precision=precision, tf32=tf32), run, world)
+    resolve_arithmetic(DeviceOptions(precision=precision), run, world)
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
     newer = [cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision]
     assert [cuda.matmul.allow_tf32, cudnn.allow_tf32, *(name == "tf32" for name in newer)] == [expected] * 5

@@ -130,7 +130,7 @@ def test_an_unknown_task_exits_64_with_a_suggestion(capsys):
     "--precision int8", "--strategy deepspeed", "--eval-every 0", "--eval-every never", "--save-every 5weeks",
     "--save-every 0", "--save-every None", "--stop-after soon", "--keep 0", "--threads 0", "--workers -1",
     "--max-steps 0", "--seed -1", "--log-every 0", "--eval-batch-size 0", "--image-size 0", "--warmup-steps -1",
-    "--min-lr -1", "--weight-decay -1", "--max-grad-norm -1", "--nproc-per-node 0", "--start-timeout 0",
+    "--weight-decay -1", "--max-grad-norm -1", "--nproc-per-node 0", "--start-timeout 0",
     "--step-timeout 0.5", "--section-timeout nan", "--max-nonfinite -1", "--max-nonfinite 1.5", "--task",
     "--lr", "--no-lr", "stray", "--fresh=maybe"])
 def test_a_bad_value_exits_64(words):

@@ -1,7 +1,6 @@
 """utils/settings/config.py: the program does what the line of a setting says, for every setting of every task."""
 
 import json
-from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +11,14 @@ from utils.errors import UserError
 from utils.rundir.identity import compare, identity, kept_settings, require_same_program, run_path
 from utils.rundir.run import open_run
 from utils.settings.command_line import parse_command_line
-from utils.settings.config import CONFIGS, facts, flag, settings
+from utils.settings.config import CONFIGS, facts, flag, settings, with_values
+from utils.settings.habits import FORMER
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH, TOLERATED, Interval
 
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
-ALL = [(task, name) for task, config in CONFIGS.items() for name in settings(config())]
+# each setting once, with a task that has it
+ALL = list({(name, known): (task, name) for task, config in CONFIGS.items()
+            for name, known in facts(config()).items()}.values())
 OUTSIDE = {"at_least": -1, "above": 0, "at_most": 1, "below": 0}  # added to a bound: the nearest number that breaks it
 BOUNDS = [(task, name, bound) for task, name in ALL for bound in OUTSIDE
           if getattr(facts(CONFIGS[task]())[name], bound) is not None]
@@ -34,20 +36,16 @@ def words_of(task, name, number):
 
 def changed(config, name):
     """The config with another value of setting `name`."""
-    for part in fields(config):
-        group = getattr(config, part.name)
-        if hasattr(group, name):
-            value = getattr(group, name)
-            if isinstance(value, bool):
-                other = not value
-            elif isinstance(value, int | float):
-                other = value + 1
-            elif isinstance(value, tuple):
-                other = tuple(number / 2 for number in value)
-            else:
-                other = Interval("7") if isinstance(value, Interval) else "other"
-            return replace(config, **{part.name: replace(group, **{name: other})})
-    raise AssertionError(name)
+    value = settings(config)[name]
+    if isinstance(value, bool):
+        other = not value
+    elif isinstance(value, int | float):
+        other = value + 1
+    elif isinstance(value, tuple):
+        other = tuple(number / 2 for number in value)
+    else:
+        other = Interval("7") if isinstance(value, Interval) else "other"
+    return with_values(config, {name: other})
 
 
 def begun(config, path):
@@ -165,13 +163,29 @@ def test_the_kinds_are_those_of_the_contract(task):
     """A setting of another kind gives runs other names: they would begin anew."""
     by_kind = {kind: {name for name, known in facts(CONFIGS[task]()).items() if known.kind == kind}
                for kind in (TOLERATED, OPERATIONAL)}
-    assert by_kind[TOLERATED] == {"precision", "tf32", "compile", "deterministic", "strategy", "micro_batch_size",
+    assert by_kind[TOLERATED] == {"precision", "compile", "deterministic", "strategy", "micro_batch_size",
                                   "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best"}
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
-        "find_unused_parameters", "debug_distributed", "save_every", "keep", "eval_every", "log_every", "stop_after",
+        "find_unused_parameters", "save_every", "keep", "eval_every", "log_every", "stop_after",
         "bad_samples", "ledger", "profile", "output", "start_timeout", "step_timeout", "section_timeout",
         "max_nonfinite"}
+
+
+def test_a_file_may_have_a_setting_that_is_gone_if_it_stands_as_it_is_now():
+    """A run's own file, too. Else one message says what to do instead."""
+    config, wrong = CONFIGS["image-classification"](), []
+    path = begun(config, Path("run"))
+    for name in ("", *FORMER):
+        old = FORMER | ({name: "other"} if name else {})
+        (path / "config.yaml").write_text(yaml.safe_dump(kept_settings(config) | old))
+        for read in (lambda: compare(config, path), lambda: parse_command_line(["--config=run/config.yaml"], {})):
+            try:
+                read()
+                wrong += [name] if name else []
+            except (UserError, SystemExit) as refused:
+                wrong += [] if name and refused.code == 64 else [name, refused]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("words, name", [
