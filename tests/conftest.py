@@ -1,12 +1,15 @@
-"""Real launches for tests: `python train.py` and torchrun, in processes of their own that never outlive the test.
+"""Launches for tests: `python train.py` and torchrun, in processes of their own that never outlive the test.
 
     result = run_torchrun(2, "--data", data, ...)        # waits; result.code is the code that launch.sh would give
     launch = start_torchrun(2, ...)                      # live: launch.rank(1) is a process id; launch.kill_all()
 
     launch = start_launcher("--nproc-per-node", 2, ...)  # the same by launch.sh
 
-Every process of a launch carries its folder in its environment, and is found by it: torchrun gives its workers
-sessions of their own, so a process group would not do.
+Every process of a launch carries its folder in its environment or writes there, and is found by it: torchrun gives its
+workers sessions of their own, so a process group would not do.
+
+train.py alone and torchrun itself are forks of a process that has imported torch (tests/harness/forked.py). What a fork
+would not show starts for real: real=True, `command`, or an environment that libraries read when they are imported.
 """
 
 import contextlib
@@ -26,7 +29,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.harness.forked import ForkedTorchrun
+from tests.harness.forked import Forked, script_main, torchrun_main
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240  # of one launch
@@ -34,6 +37,7 @@ LIMIT_S = 240  # of one launch
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 TORCHRUN = ("--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
+READ_WHEN_USED = {"LOCKSTEP_CACHE", "LOCKSTEP_SCRIPT", "NAN_SAMPLES"}  # by train.py itself, or by a test's script
 COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
 
 
@@ -59,9 +63,10 @@ class Result:
 
 
 class Launch:
-    """A live launch of a command, or of torchrun with that number of processes and these words; all that it started."""
+    """A live launch of a command or, by `program`, of a fork with these words; all that it started."""
 
-    def __init__(self, processes: int | None, words: list[str], environment: dict[str, str], folder: Path):
+    def __init__(self, program: Callable[[list[str]], None] | None, words: list[str], environment: dict[str, str],
+                 folder: Path):
         self.folder, self._exit_file, self._out, self._err = (
             folder, folder / "exit-code", folder / "out", folder / "err")
         self._mark = f"LOCKSTEP_TEST={folder}".encode()
@@ -69,9 +74,8 @@ class Launch:
         self._out.touch()  # a forked one may be killed before it does
         self._err.touch()
         environment = environment | {"LOCKSTEP_TEST": str(folder), "LOCKSTEP_EXIT_FILE": str(self._exit_file)}
-        if processes is not None:
-            self.process = ForkedTorchrun([*TORCHRUN, f"--nproc-per-node={processes}", *words],
-                                          ROOT, environment, self._out, self._err)
+        if program:
+            self.process = Forked(program, words, ROOT, environment, self._out, self._err)
             return
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(words, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
@@ -146,9 +150,15 @@ class Launch:
 
     def _processes(self) -> list[int]:
         names = [name for name in os.listdir("/proc") if name.isdigit()]
-        own = [self.process.pid] if self.process.poll() is None else []  # the environment of a forked one has no mark
-        return own + [int(name) for name in names
-                      if self._mark in _read(f"/proc/{name}/environ").split(b"\0") and int(name) not in own]
+        own = [self.process.pid] if self.process.poll() is None else []
+        return own + [pid for pid in map(int, names) if self._is_ours(pid) and pid not in own]
+
+    def _is_ours(self, pid: int) -> bool:
+        if self._mark in _read(f"/proc/{pid}/environ").split(b"\0"):
+            return True
+        with contextlib.suppress(OSError):  # what a fork forks has its parent's environment there, and our output
+            return os.readlink(f"/proc/{pid}/fd/1") == str(self._out)
+        return False
 
     def _result(self) -> Result:
         code = int(self._exit_file.read_text()) if self._exit_file.exists() else 0
@@ -184,7 +194,7 @@ def run_dir(session_dir) -> Iterator[Path]:
 def launch(session_dir) -> Iterator[Callable[..., Launch]]:
     """Start a script with words. processes: None = directly, else under torchrun, with its flags in `torchrun`.
 
-    command: what is started instead, with the words.
+    command: what is started instead, with the words. real: without torchrun, not a fork.
     """
     launches: list[Launch] = []
     inherited = {name: value for name, value in os.environ.items()
@@ -195,9 +205,13 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
                   "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
 
     def start(processes: int | None, *words: object, env: dict[str, str] | None = None, script: str = "train.py",
-              torchrun: tuple[str, ...] = (), command: tuple[object, ...] = ()) -> Launch:
-        before = command or ((sys.executable, script) if processes is None else (*torchrun, script))
-        started = Launch(processes, [str(word) for word in (*before, *words)], inherited | (env or {}),
+              torchrun: tuple[str, ...] = (), command: tuple[object, ...] = (), real: bool = False) -> Launch:
+        is_real = real or command or script == "-m" or not set(env or {}) <= READ_WHEN_USED
+        if processes is not None:
+            program, before = torchrun_main, (*TORCHRUN, f"--nproc-per-node={processes}", *torchrun, script)
+        else:
+            program, before = (None, command or (sys.executable, script)) if is_real else (script_main, (script,))
+        started = Launch(program, [str(word) for word in (*before, *words)], inherited | (env or {}),
                          Path(tempfile.mkdtemp(prefix="launch-", dir=session_dir)))
         launches.append(started)
         return started
@@ -215,7 +229,7 @@ def run_torchrun(launch) -> Callable[..., Result]:
 
 @pytest.fixture(scope="session")
 def run_train(launch) -> Callable[..., Result]:
-    """run_train(*words, env=None, script="train.py"): one process without torchrun."""
+    """run_train(*words, env=None, script="train.py", real=False): one process without torchrun."""
     return lambda *words, **options: launch(None, *words, **options).wait()
 
 

@@ -18,6 +18,7 @@ from utils.errors import Exit
 
 SMALL = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-size", "24",
          "--micro-batch-size", "4", "--threads", "1", "--precision", "fp32", "--log-every", "1", "--workers", "0"]
+REAL = ("unknown flag", "missing folder")  # before and after torch is imported: the exit code that a shell sees
 NUM_TRAIN = sum(COUNTS["train"])
 
 
@@ -69,7 +70,7 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     def launch(case: str) -> tuple[Result, Path]:
         words, env = cases[case]
         run = folder / f"run-{case}"
-        return run_train(*SMALL, "--run-dir", run, *words, env=env), run
+        return run_train(*SMALL, "--run-dir", run, *words, env=env, real=case in REAL), run
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(cases, pool.map(launch, cases), strict=True))
@@ -186,7 +187,7 @@ def finished(session_dir, run_train) -> tuple[list, Path, Result]:
     (root / "train" / ".cache").mkdir()
     (root / "__MACOSX").mkdir()
     command = [*SMALL, "--data", root, "--run-dir", run, "--max-steps", "1"]
-    return command, run, run_train(*command)
+    return command, run, run_train(*command, real=True)
 
 
 def listing(run: Path) -> dict[str, tuple]:
@@ -206,7 +207,7 @@ def test_hidden_folders_and_stray_files_are_passed_over_with_a_note(finished):
 def test_the_command_of_a_finished_run_says_so_at_once_and_trains_nothing(finished, run_train):
     command, run, _ = finished
     before = listing(run)
-    again = run_train(*command)
+    again = run_train(*command, real=True)
     assert again.returncode == 0, again.text
     assert f"{run} is finished: step 1" in again.out
     assert "--fresh starts over" in again.out
@@ -252,7 +253,7 @@ def test_a_run_in_use_is_refused_and_ctrl_c_still_stops_and_saves_it(photos, run
 
 def test_a_second_ctrl_c_leaves_at_once_with_130(photos, run_dir, start_torchrun):
     live = start_torchrun(None, *SMALL, "--data", photos, "--run-dir", run_dir, "--image-size", "128",
-                          "--epochs", "1000")
+                          "--epochs", "1000", real=True)
     live.wait_for(lambda: trained_steps(run_dir) >= 1, "a step")
     # A step takes far longer than two looks, and Python handles signals between micro-batches: signals that come
     # at once would be one.

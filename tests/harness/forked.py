@@ -1,39 +1,50 @@
-"""torchrun in a fork of a process that has imported it: the same program without the seconds that its imports take.
+"""torchrun and train.py in a fork of a process that has imported what they import: the same program without that time.
 
-torchrun's workers are processes of their own as ever. A fork keeps its parent's /proc/PID/environ.
+The fork has the words, the environment, the folder, the session and the output that a process of its own would have.
+It differs in what happens before a program's first line: libraries read OMP_NUM_THREADS, HF_HUB_OFFLINE and their like
+when they are imported; all forks of a session share one seed of Python's hashes; /proc/PID/environ and cmdline are the
+parent's. A test of these asks for a real process. torchrun's workers are processes of their own as ever.
 """
 
 import os
+import runpy
 import signal
 import subprocess
-from multiprocessing import get_context
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing import connection, get_context
 from pathlib import Path
 
 FORKS = get_context("forkserver")
 # pytest: a fork imports the main module, too.
-FORKS.set_forkserver_preload(["pytest", "torch.distributed.run", __name__])
+FORKS.set_forkserver_preload(["pytest", "tests.harness.preloaded", __name__])
+_LOCK = threading.Lock()  # multiprocessing looks after all its processes whenever one starts, and not for two threads
 
 
-class ForkedTorchrun:
-    """What tests need of subprocess.Popen."""
+class Forked:
+    """What tests need of subprocess.Popen. program: torchrun_main or script_main."""
 
-    def __init__(self, words: list[str], folder: Path, environment: dict[str, str], out: Path, err: Path):
-        self._process = FORKS.Process(target=_run, args=(words, folder, environment, out, err))
-        self._process.start()
+    def __init__(self, program: Callable[[list[str]], None], words: list[str], folder: Path,
+                 environment: dict[str, str], out: Path, err: Path):
+        self._process = FORKS.Process(target=_run, args=(program, words, folder, environment, out, err))
+        with _LOCK:
+            self._process.start()
         self.pid = self._process.pid
 
     @property
     def returncode(self) -> int | None:
         """Of a process that has ended: its exit code, or the negative number of the signal that ended it."""
-        return self._process.exitcode
+        with _LOCK:
+            return self._process.exitcode
 
     poll = returncode.fget
 
     def wait(self, timeout: float | None = None) -> int:
         """Its returncode, once it has ended. Raises subprocess.TimeoutExpired."""
-        self._process.join(timeout)
+        connection.wait([self._process.sentinel], timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired("torchrun", timeout)
+            raise subprocess.TimeoutExpired("a forked process", timeout)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -46,13 +57,26 @@ class ForkedTorchrun:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(words: list[str], folder: Path, environment: dict[str, str], out: Path, err: Path) -> None:
+def torchrun_main(words: list[str]) -> None:
+    """torchrun with these words."""
     from torch.distributed.run import main
 
+    main(words)
+
+
+def script_main(words: list[str]) -> None:
+    """A Python script, by its path, with these words."""
+    sys.argv, sys.path[0] = words, str(Path(words[0]).resolve().parent)
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _run(program: Callable[[list[str]], None], words: list[str], folder: Path, environment: dict[str, str],
+         out: Path, err: Path) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    main(words)
+    for number, path in ((0, os.devnull), (1, out), (2, err)):
+        os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.stdout.reconfigure(line_buffering=False)  # the parent's may be a terminal
+    program(words)
