@@ -44,7 +44,7 @@ def test_the_tutorials_regression_all_reduces_both_losses(tutorial):
                 for processes in (1, 2))
     assert one == two and [step for split, step, _ in one if split == "val"] == [3, 6]
     last = [record for record in records(tutorial[2]) if record["split"] == "train"][-1]
-    assert last["lr"] == pytest.approx(1e-5 + (1e-3 - 1e-5) * (1 + np.cos(np.pi * 5 / 6)) / 2)
+    assert last["lr"] == pytest.approx(1e-3 * (1 + np.cos(np.pi * 5 / 6)) / 2)
 
 
 def test_the_files_of_an_evaluation_are_the_same_on_2_processes(tutorial):
