@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from torch import nn
 
 from engine.attempts import Attempts
 from engine.start import Start
@@ -18,7 +19,6 @@ from utils.numerics.seed import seeded
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
 from utils.strategies import load_strategy, require_possible
-from utils.strategies.base import Strategy
 
 
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
@@ -54,19 +54,19 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     return Precision(precision, world.device)
 
 
-def with_possible_precision(start: Start, strategy: Strategy, optimizer: torch.optim.Optimizer | None,
-                            is_new: bool) -> Start:
+def with_possible_precision(start: Start, model: nn.Module, trains: bool, is_new: bool) -> Start:
     """`start`, in fp32 if `--precision auto` chose what the model cannot compute in. Collective.
 
-    optimizer: None = nothing is trained. is_new: the weights are initial ones; a run that has begun keeps its
-    precision. Some models write numbers or types into their arithmetic that bf16 does not have. Where a forward is
-    collective, nothing is tried: a rank that fails alone would keep the others waiting. Raises UserError (64) for a
-    precision that was given.
+    model: before a strategy takes it. One that is sharded onto accelerators is on none as a whole, and is not tried.
+    trains: else its evaluation alone is tried. is_new: the weights are initial ones; a run that has begun keeps its
+    precision. Some models write numbers or types into their arithmetic that bf16 does not have. Raises UserError (64)
+    for a precision that was given.
     """
     config, run, world, name = start.config.device, start.run, start.world, start.precision.name
-    if name == "fp32" or strategy.is_sharded or not (is_new or config.precision != "auto"):
+    is_here = next(model.parameters()).device.type == world.device.type
+    if name == "fp32" or not is_here or not (is_new or config.precision != "auto"):
         return start
-    found = world.everywhere(partial(_reason_against, start, strategy, optimizer), takes_long=True)  # Collective.
+    found = world.everywhere(partial(_reason_against, start, model, trains), takes_long=True)  # Collective.
     reason = next(filter(None, world.gather(found)), "")  # Collective.
     if not reason:
         return start
@@ -80,12 +80,13 @@ def with_possible_precision(start: Start, strategy: Strategy, optimizer: torch.o
     return replace(start, precision=Precision("fp32", world.device))
 
 
-def _reason_against(start: Start, strategy: Strategy, optimizer: torch.optim.Optimizer | None) -> str:
+def _reason_against(start: Start, model: nn.Module, trains: bool) -> str:
     """Why the model cannot compute in the precision, by trying; "" if it can, or if memory is too small to try."""
 
     def attempt(precision: Precision) -> None:
-        attempts = Attempts(replace(start, precision=precision), strategy, optimizer)
-        attempts.train(2)  # BatchNorm needs two samples
+        attempts = Attempts(replace(start, precision=precision), model)
+        if trains:
+            attempts.train(2)  # BatchNorm needs two samples
         attempts.evaluate(2)
 
     try:

@@ -8,45 +8,44 @@ import torch
 from torch import Tensor, nn
 
 from engine.start import Start
-from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
 
 class Attempts:
     """Batches of a size, tried on this rank. They leave model and optimizer as they were between steps."""
 
-    def __init__(self, start: Start, strategy: Strategy, optimizer: torch.optim.Optimizer | None):
-        """optimizer: None = nothing is trained, and train() does nothing."""
+    def __init__(self, start: Start, model: nn.Module, optimizer: torch.optim.Optimizer | None = None,
+                 bytes_per_param: int = 0):
+        """optimizer: None = train() computes gradients alone. bytes_per_param: of a strategy's sums."""
         self._task, self._precision, self._device = start.task, start.precision, start.world.device
-        self._model, self._optimizer = strategy.module, optimizer
-        self.bytes_per_param, self.are_possible = strategy.bytes_per_param, not strategy.is_sharded
+        self._model, self._optimizer, self.bytes_per_param = model, optimizer, bytes_per_param
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
-        if self._optimizer is None:
-            return
-
         # what a run keeps
         self._model.train(size > 1)  # BatchNorm would refuse one sample
         params = [param for param in self._model.parameters() if param.requires_grad]
         num_bytes = self.bytes_per_param * sum(map(nn.Parameter.numel, params))
         sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        buffers, state = Buffers(self._model), dict(self._optimizer.state)
+        buffers, optimizer = Buffers(self._model), self._optimizer
+        state = dict(optimizer.state) if optimizer else {}
         buffers.begin()
 
         # two steps that change nothing
         try:
             for _ in range(2):  # the first makes the optimizer allocate its state
                 grads = torch.autograd.grad(self.loss(size), params, allow_unused=True)  # no hook sees it
-                for param, grad in zip(params, grads, strict=True):
-                    param.grad = grad
-                self._precision.void_step(self._optimizer)
+                if optimizer:
+                    for param, grad in zip(params, grads, strict=True):
+                        param.grad = grad
+                    self._precision.void_step(optimizer)
         finally:
             del sums
             buffers.restore()
-            self._optimizer.zero_grad(set_to_none=True)
-            self._optimizer.state.clear()
-            self._optimizer.state.update(state)
+            self._model.zero_grad(set_to_none=True)
+            if optimizer:
+                optimizer.state.clear()
+                optimizer.state.update(state)
 
     @torch.no_grad()
     def evaluate(self, size: int) -> None:

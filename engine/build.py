@@ -9,7 +9,6 @@ from torch import Tensor
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
-from engine.arithmetic import with_possible_precision
 from engine.attempts import Attempts
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
@@ -44,14 +43,13 @@ def build_training(start: Start) -> Training:
     best_metric(start)  # raises UserError
     checkpoints = Checkpoints(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
-    strategy = build_strategy(start, is_new)  # Collective.
+    start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model, run.kept["undecayed_tables"]))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
-    start = with_possible_precision(start, strategy, optimizer, is_new)  # Collective.
 
     # micro-batches that fit into memory
-    attempts = Attempts(start, strategy, optimizer)
+    attempts = Attempts(start, model, optimizer, strategy.bytes_per_param)
     plan = _plan_that_fits(start, strategy, attempts, is_new)  # Collective.
     eval_batch = resolve_eval_batch(start, strategy, plan)
     _note_idle_cores(start, strategy, plan)
@@ -128,7 +126,7 @@ def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new
     start.watchdog.enter("looking for sizes that fit", start.config.faults.start_timeout)
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     largest = plan.sizes[1]
-    if attempts.are_possible and (fit := resolve_size(largest, attempts, is_free, world)) < largest:  # Collective.
+    if not strategy.is_sharded and (fit := resolve_size(largest, attempts, is_free, world)) < largest:  # Collective.
         plan = resolve_plan(start, strategy, fit)
     require_partners(start, strategy, plan)
     start.watchdog.enter("starting", math.inf)

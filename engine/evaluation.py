@@ -63,24 +63,28 @@ class Evaluation:
         return None if is_stopped else totals.values(world) | {"evaluated": covered.count(world)}  # Collective.
 
 
-def build_strategy(start: Start, initial_weights: bool) -> Strategy:
-    """The strategy with the model that a start trains or evaluates: some blocks may be frozen. Collective."""
+def build_strategy(start: Start, initial_weights: bool, trains: bool) -> tuple[Start, Strategy]:
+    """The strategy with its model, and `start` in a precision that the model can compute in. Collective.
+
+    trains: some blocks may be frozen, or compute their activations again.
+    """
     config, world = start.config, start.world
     with seeded(derive_seed(config.run.seed, "initial weights")):
         model = start.task.build_model(initial_weights)  # Collective.
     kind = load_strategy(config.device.strategy)
     model = model if kind.is_split else model.to(world.device)
-    freeze(model, config.optim.freeze)
-    checkpoint_activations(model, config.device)
-    return kind(model, world, blocks_of, config.device)  # may shard it
+    if trains:
+        freeze(model, config.optim.freeze)
+        checkpoint_activations(model, config.device)
+    start = with_possible_precision(start, model, trains, initial_weights)  # Collective.
+    return start, kind(model, world, blocks_of, config.device)  # may shard it
 
 
 def evaluate_only(start: Start) -> Exit:
     """--eval-only: one JSON line with the figures on standard output; writes nothing but --output. Collective."""
     # the weights
     config, world, run, task = start.config, start.world, start.run, start.task
-    strategy = build_strategy(start, initial_weights=not run.is_there)  # Collective.
-    start = with_possible_precision(start, strategy, None, is_new=not run.is_there)  # Collective.
+    start, strategy = build_strategy(start, initial_weights=not run.is_there, trains=False)  # Collective.
     if config.device.compile:
         compile_model(strategy.module)
     progress, source = Progress(), f"the weights of {getattr(config.model, 'weights', None) or config.model.model}"

@@ -82,10 +82,10 @@ def _memory_error(lack: str, t: Training) -> RankError:
         flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.eval_batch
     t.state.optimizer.zero_grad(set_to_none=True)
     t.attempts.bytes_per_param = 0  # the strategy holds its sums already, `exact` the gradients' memory, too
-    fit, _ = largest_fit(attempt, size // 2) if t.attempts.are_possible else (0, "")
+    fit, _ = largest_fit(attempt, size // 2) if not t.strategy.is_sharded else (0, "")
     t.checkpoints.close()  # finish the save under way
     step = t.checkpoints.newest_step()
     saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
     return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
                      f" ({lack}); {saved};"
-                     f" {way_out(flag, fit) if t.attempts.are_possible else f'use a smaller {flag}'}")
+                     f" {way_out(flag, fit) if not t.strategy.is_sharded else f'use a smaller {flag}'}")

@@ -218,7 +218,7 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
     if error is not None and is_shown_here(error):
         text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"train.py: {message}"
         bounded(lambda: say(text))
-    bounded(sys.stdout.flush)
+    bounded(lambda: sys.stdout and sys.stdout.flush())  # None if it was closed
     # Not sys.exit: while the interpreter shuts down, gloo's threads abort the process now and then (torch 2.15:
     # "terminate called without an active exception", 1 of 10 starts of 4 processes), and after an error they may wait
     # for peers that are gone.

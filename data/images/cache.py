@@ -125,7 +125,7 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
     """
     if open_arrays(folder):
         return
-    begun = folder.with_name(f".{folder.name}.partial")
+    begun, is_alone = folder.with_name(f".{folder.name}.partial"), False
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         waits = f"--cache {spec.encoding}: waiting for another process, which packs into {folder.parent}"
@@ -145,9 +145,9 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
     except OSError as error:
         if open_arrays(folder):  # as above, a moment later
             return
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and begun.exists()
+        is_full = is_alone and error.errno in (errno.ENOSPC, errno.EDQUOT) and begun.exists()
         more = "; with more room the same command goes on from there" if is_full else ""
-        raise UserError(f"--cache {spec.encoding}: cannot write {begun}: {error.strerror or error}{more};"
+        raise UserError(f"--cache {spec.encoding}: cannot write {folder}: {error.strerror or error}{more};"
                         " $LOCKSTEP_CACHE names another folder", Exit.IO) from None
 
 

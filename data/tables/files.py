@@ -32,8 +32,9 @@ def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[P
         return {"train": [table_at(root)]}, []
 
     # a folder with splits
-    files = {name: found for name in ("train", *VAL_NAMES) if (found := _files_of(top, name))}
-    if "train" in files:
+    if train := _files_of(top, "train"):
+        val = next((name for name in VAL_NAMES if _files_of(top, name)), "test")
+        files = {"train": train} | {name: found for name in (val, "test") if (found := _files_of(top, name))}
         named, notes = splits_in(files), []
         if named.get("val") == "test" and (lacking := [
                 name for name in labels if name not in (column_names(files["test"][0]) or labels)]):

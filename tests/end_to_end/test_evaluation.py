@@ -166,6 +166,7 @@ def test_a_model_folder_is_evaluated_as_it_is_without_a_run(trained, run_train, 
     """No run of this command is there, and none is made."""
     _, words, run = trained
     words = [run / "model" if word in ("mobilenet_v3_small", "bert-tiny") else word for word in words]
+    words += ["--freeze", "999"]  # a setting of training
     before = sorted((ROOT / "runs").glob("*"))
     result = run_train(*words, "--pretrained", "--eval-only", "--output", tmp_path / "classes.json")
     assert result.returncode == 0, result.text

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from data.sampler import epoch_order
 from tests.conftest import COUNTS
+from tests.harness.encoders import write_encoder
 from tests.harness.launches import BOUNDS, ledger
 from tests.harness.run_directory import newest_checkpoint, records, status
 from utils.errors import Exit
@@ -119,6 +120,18 @@ def test_an_evaluation_without_data_is_66_and_takes_them_from_elsewhere(life):
     told = json.loads(life.told["evaluated elsewhere"].out)
     assert {name: told[name] for name in ("loss", "top1")} == {
         name: records(life.run)[-1][name] for name in ("loss", "top1")}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_model_that_cannot_compute_in_bf16_is_64_on_two_processes(strategy, life, run_dir, run_torchrun):
+    """Before a strategy divides it: nobody waits for a rank that failed alone."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(life.pretraining / "model")
+    write_encoder(run_dir.parent / "model", "deberta", transformers.AutoModel, tokenizer)
+    result = run_torchrun(2, "--task", "text-classification", "--data", life.root / "moved", "--workers", "0", *SMALL,
+                          "--model", run_dir.parent / "model", "--precision", "bf16", "--strategy", strategy,
+                          "--run-dir", run_dir)
+    assert result.returncode == 1 and "Traceback" not in result.text
+    assert result.text.count("cannot compute in bf16") == 1 and "use --precision fp32" in result.text
 
 
 @pytest.mark.parametrize("case", ["a ragged row", "a name without network"])

@@ -308,7 +308,7 @@ def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_p
 @pytest.mark.parametrize("number, is_room", [(errno.ENOSPC, True), (errno.EROFS, False)])
 def test_a_folder_that_cannot_be_written_is_named(files, tmp_path, monkeypatch, number, is_room):
     monkeypatch.setattr("data.images.cache._append", lambda *_: exec(f"raise OSError({number}, os.strerror({number}))"))
-    with pytest.raises(UserError, match=rf"cannot write .*/\.cache\.partial: {os.strerror(number)};") as refused:
+    with pytest.raises(UserError, match=rf"cannot write .*/cache: {os.strerror(number)};") as refused:
         make_cache(files, CacheSpec("raw", SMALL), tmp_path / "cache", 1, print)
     assert refused.value.code == Exit.IO and ("with more room" in str(refused.value)) == is_room
 

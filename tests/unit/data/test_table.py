@@ -128,6 +128,8 @@ def test_the_first_name_of_val_that_exists_is_taken(write, tmp_path):
     for name in ("train.csv", "valid.csv", "validation.csv"):
         write(name)
     assert found(tmp_path)[0] == {"train": ["train.csv"], "val": ["valid.csv"]}
+    write("validation.tsv")  # which nobody asks for
+    assert found(tmp_path)[0] == {"train": ["train.csv"], "val": ["valid.csv"]}
 
 
 @pytest.mark.parametrize("val", ["val", "valid", "validation"])

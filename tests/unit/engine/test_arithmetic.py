@@ -14,7 +14,6 @@ from utils.errors import Exit, UserError
 from utils.numerics.precision import Precision
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
-from utils.strategies.ddp import DDP
 
 
 class Model(nn.Module):
@@ -44,10 +43,7 @@ def decide(world, tmp_path):
             example=lambda size: Batch({"inputs": torch.ones(size, 3)}, torch.zeros(size), torch.ones(size)),
             forward=lambda model, batch: Output(model(**batch.inputs).sum(), None))
         start = Start(config, world, run, task, Precision(name, torch.device("cpu")), None)
-        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, fused=True) if trains else None
-        start = with_possible_precision(start, DDP(model, world), optimizer, is_new)
-        assert optimizer is None or not optimizer.state
-        return start, notes, run.kept
+        return with_possible_precision(start, model, trains, is_new), notes, run.kept
 
     return decided
 

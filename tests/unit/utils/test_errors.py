@@ -196,6 +196,11 @@ def test_a_process_leaves_with_its_code_though_its_console_takes_no_more(tmp_pat
     assert (done.returncode, recorded) == (code, f"{code}\n" if code else "")
 
 
+def test_a_process_without_standard_output_leaves_with_its_code():
+    program = "from utils.errors import *\nexit_after(lambda: Exit.STOPPED)"
+    assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program], cwd=ROOT).returncode == 75
+
+
 # --- leaving
 
 
