@@ -27,11 +27,12 @@ from engine.arithmetic import resolve_arithmetic
 from engine.build import build_training
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_size_that_fits
-from engine.nonfinite import judge_last_step
+from engine.nonfinite import end_if_diverged
 from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step, watch_run
 from engine.saving import save, wait_for_save
 from engine.start import Start
+from engine.step import forward
 from engine.training import Training
 from engine.warm_up import warm_up
 from models.tasks import load_task
@@ -39,7 +40,6 @@ from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, exit_after, say
 from utils.numerics.optimizers import set_lr
-from utils.numerics.seed import seed_micro_batch
 from utils.rundir.identity import require_same_program
 from utils.rundir.restart import device_of_run, words_if_finished
 from utils.rundir.run import open_run
@@ -98,7 +98,7 @@ def train(t: Training) -> Exit:
 
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample on; returns early on an agreed stop. Collective."""
-    strategy, precision, optimizer, device = t.strategy, t.precision, t.state.optimizer, t.world.device
+    strategy, precision, optimizer = t.strategy, t.precision, t.state.optimizer
     strategy.module.train()
     t.clock.restart()
     for batch in t.feed.rest_of_epoch(t.state.progress):  # one global batch = one optimizer step
@@ -106,13 +106,11 @@ def train_one_epoch(t: Training) -> None:
         set_lr(optimizer, t.schedule(step))
 
         # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
-        losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=device)
-        for micro_batch in strategy.accumulate(batch.micro_batches, batch.num_own, precision.scale):
-            seed_micro_batch(t.config.run.seed, step, micro_batch.index, strategy.device)  # never from the rank
-            with precision.autocast():
-                output = t.task.forward(strategy.model, micro_batch.to(strategy.device))
+        losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=t.world.device)
+        for model, micro_batch in strategy.accumulate(batch, precision.scale):
+            loss_sum = forward(t, model, micro_batch, step)  # dropout is seeded by (step, index), never by the rank
             # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
-            loss_sum = output.loss_sum.to(device)
+            # += and not =: a rank that has one micro-batch less may compute its last one again, with weight 0 (fsdp).
             losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
             (loss_sum / batch.normalizer * precision.scale).backward()
 
@@ -120,8 +118,9 @@ def train_one_epoch(t: Training) -> None:
         t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
         precision.unscale_(optimizer)
         grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
-        judge_last_step(t)  # about the step before. Collective if its gradient was not finite.
-        is_finite = precision.step(optimizer, t.state.progress, grad_norm)
+        end_if_diverged(t)  # judges the step before. Collective if its gradient was not finite.
+        is_finite = precision.step(optimizer, grad_norm)
+        t.outcome.note(t.state.progress, precision.is_usual(is_finite))
         strategy.commit_buffers(is_finite)  # BatchNorm's statistics: those of micro-batch 0
         optimizer.zero_grad(set_to_none=True)
         t.state.averages.update(step, is_finite)  # --ema-decay

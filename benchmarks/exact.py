@@ -62,6 +62,10 @@ class Indexed:
 
     index: int
 
+    def to(self, device: torch.device) -> "Indexed":
+        """Itself: it has nothing to copy."""
+        return self
+
 
 def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor,
               micro_batches: int) -> float:
@@ -73,11 +77,11 @@ def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision:
     dist.barrier()
     began = time.perf_counter()
     share = [Indexed(world.rank + i * world.world_size) for i in range(micro_batches)]
-    for _ in strategy.accumulate(share, len(share), precision.scale):
+    for model, _ in strategy.accumulate(share, precision.scale):
         with precision.autocast():
-            logits = strategy.model(images).float()
+            logits = model(images).float()
         F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()
-    is_finite = precision.step(optimizer, 0, strategy.clip_grad_norm_(0))
+    is_finite = precision.step(optimizer, strategy.clip_grad_norm_(0))
     strategy.commit_buffers(is_finite)
     optimizer.zero_grad(set_to_none=True)
     dist.barrier()

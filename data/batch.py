@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -53,6 +53,11 @@ class Batch:
         return replace(self, sample_weight=torch.zeros_like(self.sample_weight), indices=(), bad=())
 
     @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.sample_weight.device
+
+    @property
     def counted(self) -> tuple[int, ...]:
         """Those of `indices` that count: all but unreadable samples. For a batch on the host."""
         weights = self.sample_weight.tolist()
@@ -74,24 +79,25 @@ class Batch:
             self, inputs=dict(zip(self.inputs, inputs, strict=True)), labels=labels, sample_weight=sample_weight)
 
 
-class Taken(NamedTuple):
-    """What a rank keeps of a micro-batch that it has read."""
-
-    index: int
-    indices: tuple[int, ...]
-    counted: tuple[int, ...]
-
-
 @dataclass(frozen=True)
 class GlobalBatch:
-    """What one optimizer step learns from: this rank's micro-batches, and what every rank knows about the whole."""
+    """What one optimizer step learns from: this rank's micro-batches, and what every rank knows about the whole.
 
-    micro_batches: Iterator[Batch]  # this rank's, one by one as they are loaded; can be read once
-    num_own: int  # how many these are; 0 if there are more ranks than micro-batches
+    Iterating gives this rank's micro-batches, one by one as they are loaded, once; len() is how many they are, 0 if
+    there are more ranks than micro-batches.
+    """
+
+    micro_batches: Iterator[Batch]
+    num_own: int
     num_micro_batches: int  # of all ranks, like all that follows
     num_samples: int
     num_tokens: int  # 0 for samples without tokens
     normalizer: float  # samples or predicted tokens: losses are divided by it
     epoch: int
     end: tuple[int, int]  # the position after it: epoch, and how many samples of its order are done
-    taken: list[Taken]  # of this rank's micro-batches that were read so far
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.micro_batches
+
+    def __len__(self) -> int:
+        return self.num_own

@@ -3,7 +3,7 @@
 from typing import Any
 
 from engine.best import update_best
-from engine.nonfinite import judge_last_step
+from engine.nonfinite import end_if_diverged
 from engine.records.log import EMA
 from engine.records.pictures import show_mistakes
 from engine.records.steps import close_epoch, note_coverage
@@ -17,7 +17,7 @@ def after_step(t: Training) -> bool:
     is_save_due = t.flags.save or t.checkpoints.is_due(step)
     if is_evaluation_due(t) or is_save_due or is_over(t):
         t.flags.wait()  # Collective: no rank may be ahead of a stop that another one knows of
-        judge_last_step(t)  # Collective if the gradient was not finite.
+        end_if_diverged(t)  # Collective if the gradient was not finite.
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
     if t.state.progress.sample_offset == 0:

@@ -85,13 +85,13 @@ def _reason_against(start: Start, model: nn.Module, trains: bool) -> str:
 
     def attempt(precision: Precision) -> None:
         attempts = Attempts(replace(start, precision=precision), model)
-        if trains:
-            attempts.train(2)  # BatchNorm needs two samples
-        attempts.evaluate(2)
+        with seeded(0):
+            if trains:
+                attempts.train(2)  # BatchNorm needs two samples
+            attempts.evaluate(2)
 
     try:
-        with seeded(0):
-            attempt(start.precision)
+        attempt(start.precision)
     except Exception as error:  # whatever a model raises
         if is_out_of_memory(error):
             return ""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.start import Start
+from engine.step import forward
 from utils.strategies.buffers import Buffers
 
 
@@ -17,8 +18,8 @@ class Attempts:
     def __init__(self, start: Start, model: nn.Module, optimizer: torch.optim.Optimizer | None = None,
                  bytes_per_param: int = 0):
         """optimizer: None = train() computes gradients alone. bytes_per_param: of a strategy's sums."""
-        self._task, self._precision, self._device = start.task, start.precision, start.world.device
-        self._model, self._optimizer, self.bytes_per_param = model, optimizer, bytes_per_param
+        self._start, self._model, self._optimizer = start, model, optimizer
+        self.bytes_per_param = bytes_per_param
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
@@ -26,7 +27,7 @@ class Attempts:
         self._model.train(size > 1)  # BatchNorm would refuse one sample
         params = [param for param in self._model.parameters() if param.requires_grad]
         num_bytes = self.bytes_per_param * sum(map(nn.Parameter.numel, params))
-        sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._start.world.device)
         buffers, optimizer = Buffers(self._model), self._optimizer
         state = dict(optimizer.state) if optimizer else {}
         buffers.begin()
@@ -34,11 +35,11 @@ class Attempts:
         # two steps that change nothing
         try:
             for _ in range(2):  # the first makes the optimizer allocate its state
-                grads = torch.autograd.grad(self.loss(size), params, allow_unused=True)  # no hook sees it
+                grads = torch.autograd.grad(self._loss(size), params, allow_unused=True)  # no hook sees it
                 if optimizer:
                     for param, grad in zip(params, grads, strict=True):
                         param.grad = grad
-                    self._precision.void_step(optimizer)
+                    self._start.precision.void_step(optimizer)
         finally:
             del sums
             buffers.restore()
@@ -51,9 +52,8 @@ class Attempts:
     def evaluate(self, size: int) -> None:
         """An evaluation batch of `size`."""
         self._model.eval()
-        self.loss(size)
+        self._loss(size)
 
-    def loss(self, size: int) -> Tensor:
+    def _loss(self, size: int) -> Tensor:
         """The loss of a batch of `size`, summed, in the mode that the model is in: scalar."""
-        with self._precision.autocast():
-            return self._task.forward(self._model, self._task.example(size).to(self._device)).loss_sum
+        return forward(self._start, self._model, self._start.task.example(size).to(self._start.world.device), step=0)

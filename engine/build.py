@@ -18,6 +18,7 @@ from engine.plan import require_partners, resolve_eval_batch, resolve_optim, res
 from engine.records.log import open_log
 from engine.records.profile import Profile
 from engine.start import Start
+from engine.step import Outcome
 from engine.training import Training
 from models.blocks import lr_factors, undecayed
 from utils.distributed.agreement import Agreement
@@ -92,9 +93,9 @@ def build_training(start: Start) -> Training:
     return Training(
         **vars(start), log=log, strategy=strategy, state=state,
         schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
-        checkpoints=checkpoints, flags=flags, bad_samples=bad_samples, attempts=attempts, clock=clock,
-        profile=Profile(config.record.profile, run.path / "profile", world, log.note), total_steps=total_steps,
-        last_step=min(total_steps, done.step + stop.steps))
+        checkpoints=checkpoints, flags=flags, outcome=Outcome(), bad_samples=bad_samples, attempts=attempts,
+        profile=Profile(config.record.profile, run.path / "profile", world, log.note), clock=clock,
+        total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
 
 
 def _place(world: World) -> str:

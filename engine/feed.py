@@ -5,10 +5,11 @@ Loading goes on across the ends of epochs and during evaluations, so that no epo
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from torch.utils.data import DataLoader
 
-from data.batch import Batch, GlobalBatch, Taken
+from data.batch import Batch, GlobalBatch
 from data.loader import BadSamples, MicroBatchDataset
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
@@ -18,14 +19,26 @@ from utils.rundir.clock import Clock
 from utils.rundir.state import Progress
 
 
+class Taken(NamedTuple):
+    """What is kept of a micro-batch that the loop has taken."""
+
+    index: int
+    indices: tuple[int, ...]
+    counted: tuple[int, ...]
+
+
 class Feed:
-    """See above. Made once the position is known; goes on to the end of the run."""
+    """Made once the position is known; goes on to the end of the run.
+
+    taken: of this rank's micro-batches of the current global batch, those that the loop has taken so far.
+    """
 
     def __init__(self, start: Start, loader: DataLoader, progress: Progress, bad_samples: BadSamples,
                  clock: Clock):
         self.samples: MicroBatchDataset = loader.dataset
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
+        self.taken: list[Taken] = []
         self._task, self._bad_samples, self._watchdog = start.task, bad_samples, start.watchdog
         epochs = start.config.run.epochs - progress.epoch  # the current one included
         self.sampler.set_position(progress.epoch, progress.sample_offset, epochs)
@@ -47,16 +60,16 @@ class Feed:
             if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             indices = self.sampler.indices(epoch, start)
-            taken: list[Taken] = []
+            self.taken = []
             yield GlobalBatch(
-                micro_batches=self._micro_batches(num_own, taken), num_own=num_own, taken=taken,
+                micro_batches=self._micro_batches(num_own), num_own=num_own,
                 num_micro_batches=self.plan.num_micro_batches, num_samples=end - start,
                 num_tokens=self.sampler.num_tokens(indices), normalizer=self._task.normalizer(indices), epoch=epoch,
                 end=(epoch + 1, 0) if end == self.plan.num_samples else (epoch, end))
             start, self._limit_s = end, self._next_s
 
-    def _micro_batches(self, count: int, taken: list[Taken]) -> Iterator[Batch]:
+    def _micro_batches(self, count: int) -> Iterator[Batch]:
         for micro_batch in islice(self._items, count):
             micro_batch = self._bad_samples.check(micro_batch)
-            taken.append(Taken(micro_batch.index, micro_batch.indices, micro_batch.counted))
+            self.taken.append(Taken(micro_batch.index, micro_batch.indices, micro_batch.counted))
             yield micro_batch

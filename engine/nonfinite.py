@@ -13,15 +13,15 @@ from torch import Tensor
 
 from data.batch import Batch
 from engine.saving import save, wait_for_save
+from engine.step import forward
 from engine.training import Training
 from utils.errors import Exit, UserError, some
-from utils.numerics.seed import seed_micro_batch
 from utils.rundir.state import Progress
 from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
 
 
-def judge_last_step(t: Training) -> None:
+def end_if_diverged(t: Training) -> None:
     """End the run with 80 if the last step's gradient was not finite; that step has changed nothing.
 
     The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,
@@ -29,13 +29,14 @@ def judge_last_step(t: Training) -> None:
     """
     # an unreadable sample
     if t.flags.bad_sample:
-        t.state.progress = t.precision.undo()
+        t.state.progress = t.outcome.position
+        t.precision.undo()
         save(t)  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.stop(t.world)  # Collective.
 
     # a gradient that is not finite
-    if (at := t.precision.pop_nonfinite()) is None:
+    if (at := t.outcome.pop_nonfinite()) is None:
         return
     t.watchdog.enter("looking for what is not finite", t.config.faults.section_timeout)
     named = t.world.gather(nonfinite_names(t, at))  # Collective.
@@ -60,10 +61,8 @@ def nonfinite_names(t: Training, at: Progress) -> list[str]:
     normalizer = t.task.normalizer(sampler.indices(at.epoch, at.sample_offset))
     share = [sampler.micro_batch(at.epoch, at.sample_offset, index) for index in sampler.share]
 
-    def loss_of(batch: Batch) -> torch.Tensor:
-        seed_micro_batch(t.config.run.seed, at.step, batch.index, t.world.device)
-        with t.precision.autocast():
-            return t.task.forward(t.strategy.module, batch.to(t.world.device)).loss_sum / normalizer
+    def loss_of(batch: Batch) -> Tensor:
+        return forward(t, t.strategy.module, batch.to(t.world.device), at.step) / normalizer
 
     found = nonfinite_samples(t.strategy, map(samples.__getitem__, share), len(share), loss_of,
                               lambda index: samples.collated(at.epoch, [index]))  # Collective if forwards are.

@@ -10,6 +10,7 @@ from engine.feed import Feed
 from engine.records.log import Log, SilentLog
 from engine.records.profile import Profile
 from engine.start import Start
+from engine.step import Outcome
 from utils.distributed.agreement import Agreement
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.clock import Clock
@@ -32,6 +33,7 @@ class Training(Start):
     evaluation: Evaluation
     checkpoints: Checkpoints
     flags: Agreement
+    outcome: Outcome
     bad_samples: BadSamples
     attempts: Attempts
     clock: Clock

@@ -8,10 +8,10 @@ depend on where in a bucket a gradient lies.
 import torch
 from torch import nn
 
+from engine.step import forward
 from engine.training import Training
 from utils.errors import UserError, some
 from utils.hardware.allocator import keep_freed_memory
-from utils.numerics.seed import seed_micro_batch
 
 
 def warm_up(t: Training) -> None:
@@ -32,11 +32,9 @@ def warm_up(t: Training) -> None:
     while True:
         # a step that changes nothing
         module.train()
-        for batch in t.strategy.accumulate([t.task.example(t.feed.plan.sizes[1])], 1, t.precision.scale):
-            seed_micro_batch(t.config.run.seed, 0, 0, t.strategy.device)
-            with t.precision.autocast():
-                output = t.task.forward(t.strategy.model, batch.to(t.strategy.device))
-            (output.loss_sum / len(batch.sample_weight) * t.precision.scale).backward()
+        size = t.feed.plan.sizes[1]
+        for model, micro_batch in t.strategy.accumulate([t.task.example(size)], t.precision.scale):
+            (forward(t, model, micro_batch, step=0) / size * t.precision.scale).backward()
         t.precision.void_step(t.state.optimizer)
 
         # parameters without a gradient
@@ -57,7 +55,7 @@ def warm_up(t: Training) -> None:
 
 def names_unused(t: Training, without: dict[str, nn.Parameter]) -> list[str]:
     """Of parameters without a gradient in training mode, those without one in evaluation mode, which skips no layer."""
-    loss = t.attempts.loss(t.feed.plan.sizes[1])
+    loss = forward(t, t.strategy.module, t.task.example(t.feed.plan.sizes[1]).to(t.world.device), step=0)
     gradients = torch.autograd.grad(loss, list(without.values()), allow_unused=True)
     return [name for name, gradient in zip(without, gradients, strict=True) if gradient is None]
 

@@ -39,9 +39,9 @@ def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: t
     with t.clock.on("logging"):  # no part of the next step
         t.profile.step()  # Collective after the last step that --profile records.
     t.log.advance(step)
-    t.state.coverage.add((sample for each in batch.taken for sample in each.counted), batch.epoch)
+    t.state.coverage.add((sample for each in t.feed.taken for sample in each.counted), batch.epoch)
     if t.config.record.ledger:
-        rows = [row for rank in t.world.gather(batch.taken) for row in rank]  # Collective.
+        rows = [row for rank in t.world.gather(t.feed.taken) for row in rank]  # Collective.
         t.log.consumed(step, batch.epoch, [indices for _, indices, _ in sorted(rows)])
     if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
         _record_step(t, losses, grad_norm)  # Collective.

@@ -19,11 +19,11 @@ def main(model: str, device: str) -> None:
     net, (batch, *_) = build(model)
     with World.from_env(device, per_process=2) as world:
         theirs = nn.DataParallel(deepcopy(net).to(world.device), None if device == "cpu" else [0, 1])
-        loss_of(theirs, batch, world.device).backward()
+        loss_of(theirs, batch.to(world.device)).backward()
         strategy = load_strategy("dp-classic")(net.to(world.device), world, blocks_of)
         strategy.setup(1)
-        for each in strategy.accumulate([batch], 1, ONE):
-            loss_of(strategy.model, each, world.device).backward()
+        for split, each in strategy.accumulate([batch], ONE):
+            loss_of(split, each).backward()
         ours, expected = (torch.cat([param.grad.flatten() for param in each.parameters()])
                           for each in (strategy.module, theirs))
         print(float((ours - expected).norm() / expected.norm()), flush=True)

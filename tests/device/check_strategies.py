@@ -29,6 +29,9 @@ class MicroBatch:
     inputs: Tensor  # [B, ...]; the first number of a sample says which it is
     labels: Tensor
 
+    def to(self, device: torch.device) -> "MicroBatch":
+        return MicroBatch(self.index, self.inputs.to(device), self.labels.to(device))
+
 
 def build(name: str) -> tuple[nn.Module, list[MicroBatch]]:
     """The model on the CPU, and six micro-batches."""
@@ -47,8 +50,8 @@ def build(name: str) -> tuple[nn.Module, list[MicroBatch]]:
     return net, found
 
 
-def loss_of(model: nn.Module, batch: MicroBatch, device: torch.device) -> Tensor:
-    return F.cross_entropy(model(batch.inputs.to(device)), batch.labels.to(device), reduction="sum") / 100
+def loss_of(model: nn.Module, batch: MicroBatch) -> Tensor:
+    return F.cross_entropy(model(batch.inputs), batch.labels, reduction="sum") / 100
 
 
 def on_the_cpu(net: nn.Module, batches: list[MicroBatch]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -56,7 +59,7 @@ def on_the_cpu(net: nn.Module, batches: list[MicroBatch]) -> tuple[dict[str, Ten
     after, start = {}, {name: buffer.clone() for name, buffer in net.named_buffers()}
     for batch in batches:
         net.load_state_dict(start, strict=False)
-        loss_of(net, batch, torch.device("cpu")).backward()
+        loss_of(net, batch).backward()
         after = after or {name: buffer.clone() for name, buffer in net.named_buffers()}
     return {name: param.grad for name, param in net.named_parameters()}, after
 
@@ -71,8 +74,8 @@ def main(kind: str, number: int, model: str) -> None:
             lambda part, args, output: seen.append([str(output.device), args[0].flatten(1)[:, 0].int().tolist()]))
         strategy.setup(M)
         averages = Averages(strategy.model_state(), decay=0.5)
-        for batch in strategy.accumulate(batches, M, ONE):
-            loss_of(strategy.model, batch, strategy.device).to(world.device).backward()
+        for replica, batch in strategy.accumulate(batches, ONE):
+            loss_of(replica, batch).to(world.device).backward()
         found = {name: param.grad.cpu() for name, param in strategy.module.named_parameters()}
         strategy.commit_buffers(torch.ones((), dtype=torch.bool, device=world.device))
         averages.update(0, torch.ones((), dtype=torch.bool, device=world.device))

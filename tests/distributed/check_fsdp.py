@@ -211,14 +211,14 @@ def a_gradient_that_is_infinite_in_one_part(world: World, folder: Path) -> Any:
         optim = build_optimizer(strategy.module, OptimOptions(lr=0.001))
         before, scale = _saved(strategy, optim, world)["weights"], float(precision.scale)
         shares = [_batch(index) for index in range(world.rank, M, world.world_size)]
-        for batch in strategy.accumulate(shares, len(shares), precision.scale):
+        for model, batch in strategy.accumulate(shares, precision.scale):
             factor = torch.ones(8)
             factor[7] = float("inf")  # in the last rank's part
-            (strategy.model(batch.inputs["x"]) * factor * batch.sample_weight[:, None]).sum().mul(
+            (model(batch.inputs["x"]) * factor * batch.sample_weight[:, None]).sum().mul(
                 precision.scale).backward()
         precision.unscale_(optim)
         norm = strategy.clip_grad_norm_(1.0)
-        precision.step(optim, None, norm)
+        precision.step(optim, norm)
         after = _saved(strategy, optim, world)["weights"]
         found[name] = [bool(torch.isfinite(norm)), _is_same(before, after), scale, float(precision.scale)]
     return found
@@ -235,8 +235,8 @@ def _batch(index: int) -> Batch:
 
 
 def _norm(strategy: Strategy, shares: list[Batch]) -> float:
-    for batch in strategy.accumulate(shares, len(shares), ONE):
-        (strategy.model(batch.inputs["x"]).square() * batch.sample_weight[:, None]).sum().backward()
+    for model, batch in strategy.accumulate(shares, ONE):
+        (model(batch.inputs["x"]).square() * batch.sample_weight[:, None]).sum().backward()
     return float(strategy.clip_grad_norm_(0.0))
 
 

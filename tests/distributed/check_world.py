@@ -248,8 +248,8 @@ def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
     """[sha256 of what was saved, of what was restored, its best value and step, the error of a folder that is gone]"""
     path = folder / f"saved-{world.world_size}" if world.is_main else Path("/nonexistent")
     states = [_state(world, seed) for seed in (0, 1 + world.rank)]
-    for batch in states[0].strategy.accumulate(shares := _shares(world), len(shares), ONE):
-        states[0].strategy.module(batch.inputs["x"]).square().sum().backward()
+    for model, batch in states[0].strategy.accumulate(_shares(world), ONE):
+        model(batch.inputs["x"]).square().sum().backward()
     states[0].optimizer.step()
     states[0].progress, states[0].best = checkpoint.Progress(step=1), {"step": 1, "metric": "top1", "value": 0.1 + 0.2}
     saving = _checkpoints(path, world)
@@ -303,8 +303,8 @@ def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
 
 def _looking(kind: str, world: World) -> dict[str, Any]:
     def norm() -> float:
-        for batch in strategy.accumulate(shares := _shares(world), len(shares), ONE):
-            strategy.model(batch.inputs["x"]).square().sum().backward()
+        for model, batch in strategy.accumulate(_shares(world), ONE):
+            model(batch.inputs["x"]).square().sum().backward()
         value = float(strategy.clip_grad_norm_(0.0))
         strategy.module.zero_grad(set_to_none=True)
         return value
@@ -362,9 +362,9 @@ def step_of(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World)
     sampler.set_position(0, start)
     items = iter(build_loader(task.train_set, task.collate, sampler, 0, world))
     strategy.module.train()
-    for batch in strategy.accumulate(islice(items, len(sampler.share)), len(sampler.share), ONE):
+    for model, batch in strategy.accumulate([*islice(items, len(sampler.share))], ONE):
         seed_micro_batch(0, start, batch.index, world.device)
-        (task.forward(strategy.model, batch).loss_sum / task.normalizer(sampler.indices(0, start))).backward()
+        (task.forward(model, batch).loss_sum / task.normalizer(sampler.indices(0, start))).backward()
     strategy.commit_buffers(torch.isfinite(strategy.clip_grad_norm_(0.0)))
     strategy.broadcast_buffers()
     result = {f"gradient of {name}": whole(weight.grad).contiguous().clone()
@@ -393,8 +393,8 @@ def _is_norm_finite(kind: str, factors: dict[int, float], world: World) -> bool:
     torch.manual_seed(0)
     strategy = load_strategy(kind)(nn.Linear(5, 3), world)
     strategy.setup(M)
-    for batch in strategy.accumulate(shares := _shares(world), len(shares), ONE):
-        (strategy.model(batch.inputs["x"]).sum() * factors.get(batch.index, 1.0) / M).backward()
+    for model, batch in strategy.accumulate(_shares(world), ONE):
+        (model(batch.inputs["x"]).sum() * factors.get(batch.index, 1.0) / M).backward()
     return bool(torch.isfinite(strategy.clip_grad_norm_(0.0)))
 
 
@@ -422,8 +422,8 @@ def ranks_without_work(world: World, folder: Path) -> Any:
     for share, scale in (([_shares(world)[0]], 2 * ONE), ([batch for batch in _shares(world) if batch.index < 2], ONE)):
         for weight in model.parameters():
             weight.grad = None
-        for batch in strategy.accumulate(share, len(share), scale):
-            (model(batch.inputs["x"]).square().sum() * scale).backward()
+        for module, batch in strategy.accumulate(share, scale):
+            (module(batch.inputs["x"]).square().sum() * scale).backward()
     return [len(share), _sha256({name: weight.grad for name, weight in model.named_parameters()})]
 
 
@@ -462,9 +462,9 @@ def _with_an_unused_weight(
     norms = []
     strategy.module.train()
     for _ in range(2):
-        for batch in strategy.accumulate(shares := _shares(world), len(shares), ONE):
+        for model, batch in strategy.accumulate(_shares(world), ONE):
             strategy.module.index = batch.index
-            task.forward(strategy.model, batch).loss_sum.backward()
+            task.forward(model, batch).loss_sum.backward()
         norms.append(float(strategy.clip_grad_norm_(0.0)))
         optimizer.zero_grad(set_to_none=True)
     frozen = [name for name, weight in strategy.module.named_parameters() if not weight.requires_grad]

@@ -5,16 +5,13 @@ optimizer itself skips the update on the device, and the host reads the answer o
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from utils.hardware.devices import Arriving
 from utils.numerics.optimizers import require_skippable
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Position = TypeVar("Position")  # where the run is; kept and given back as it is
 
 
 def hardware_precision(device: torch.device) -> str:
@@ -26,14 +23,13 @@ def hardware_precision(device: torch.device) -> str:
     return "bf16" if has_bf16 else "fp32"
 
 
-class Precision(Generic[Position]):
+class Precision:
     """How numbers are computed: "fp32", "bf16" or "fp16" on `device`."""
 
     def __init__(self, name: str, device: torch.device):
         self.name, self._dtype, self._device = name, DTYPES.get(name), device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
         self._one = torch.ones((), device=device)
-        self._last: tuple[Position, Arriving] | None = None  # of the last step: its position, is_usual; not read yet
         self._scale_before: tuple[Tensor, Tensor] | None = None  # fp16: loss scale and growth before the last step
 
     def autocast(self) -> AbstractContextManager:
@@ -49,45 +45,40 @@ class Precision(Generic[Position]):
         """Divide the summed gradients by the scale, in place; before clipping."""
         self.scaler.unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer, position: Position, grad_norm: Tensor) -> Tensor:
-        """Apply the update of the step at `position`, unless the gradient is not finite.
+    def step(self, optimizer: torch.optim.Optimizer, grad_norm: Tensor) -> Tensor:
+        """Apply the update, unless the gradient is not finite.
 
         grad_norm: scalar, as clip_grad_norm_ returns it; the same on all ranks, so no collective is needed.
-        Returns is_finite: scalar bool on the device. The host reads what it needs of it one step later (pop_nonfinite).
+        Returns is_finite: scalar bool on the device; to read it on the host now would wait.
         Raises TypeError if the optimizer cannot skip a step.
         """
-        is_usual = is_finite = torch.isfinite(grad_norm)
+        is_finite = torch.isfinite(grad_norm)
         if self.scaler.is_enabled():
             require_skippable(optimizer)  # for any other one GradScaler would wait for the device
             # GradScaler's state_dict() would wait for the device.
             self._scale_before = self.scaler._scale.clone(), self.scaler._growth_tracker.clone()
             self.scaler.step(optimizer)
             self.scaler.update()
-            is_usual = is_finite | (self.scaler._scale >= 1)  # GradScaler's get_scale() would wait, too
         else:
             _step_unless(optimizer, (~is_finite).float())
-        self._last = (position, Arriving(is_usual))
         return is_finite
+
+    def is_usual(self, is_finite: Tensor) -> Tensor:
+        """Whether the last step is one of a run that goes well: scalar bool on the device. is_finite: of step().
+
+        With fp16, steps that are not finite are how the scale finds its level: they count only once it is below 1.
+        """
+        # GradScaler's get_scale() would wait, too
+        return is_finite | (self.scaler._scale >= 1) if self.scaler.is_enabled() else is_finite
 
     def void_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Take a step that changes nothing, so that the optimizer allocates its state for parameters with gradients."""
         _step_unless(optimizer, self._one)
 
-    def undo(self) -> Position:
-        """Return the position of the last step, whose gradient was not finite, and restore its loss scale."""
-        position, _ = self._last
-        self._last = None
+    def undo(self) -> None:
+        """Restore the loss scale from before the last step, whose gradient was not finite."""
         if self.scaler.is_enabled():
             self.scaler._scale, self.scaler._growth_tracker = self._scale_before
-        return position
-
-    def pop_nonfinite(self) -> Position | None:
-        """Return the position of the last step if its gradient was not finite, once; call it before any save.
-
-        With fp16, such steps are how the scale finds its level: they count only after the scale has fallen below 1.
-        """
-        last, self._last = self._last, None
-        return None if last is None or bool(last[1].wait()[0]) else last[0]
 
 
 def _step_unless(optimizer: torch.optim.Optimizer, found_inf: Tensor) -> None:

@@ -8,7 +8,7 @@ the run continues, setup, a warm-up step, require_all_grads; then per step: accu
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -25,6 +25,9 @@ class MicroBatch(Protocol):
     @property
     def index(self) -> int:
         """0 to num_micro_batches - 1."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same samples on `device`."""
 
     def stand_in(self) -> Self:
         """The same samples, of which none counts."""
@@ -55,9 +58,9 @@ def no_blocks(module: nn.Module) -> Sequence[Block]:
 
 
 class Strategy(ABC):
-    """What the program asks of a strategy. `module` is the plain model.
+    """What the program asks of a strategy. `module` is the plain model; a training step computes with what accumulate
+    yields.
 
-    A training step computes the micro-batch that accumulate yields with `model`, on `device`.
     The attributes below are what others must know about a strategy. Nobody asks for its name.
     """
 
@@ -79,8 +82,7 @@ class Strategy(ABC):
         blocks_of: for a strategy that puts the blocks of the model into different places.
         """
         self.module, self.world, self.config = module, world, config
-        self.model: nn.Module = module
-        self.device = world.device
+        self.model: nn.Module = module  # that computes a training step
         # what a step waits for other ranks, apart from work at the same time; None = cannot be told
         self.communication: Stopwatch | None = Stopwatch(world.device)
 
@@ -106,12 +108,13 @@ class Strategy(ABC):
 
     @abstractmethod
     def accumulate(
-        self, micro_batches: Iterable[AnyMicroBatch], count: int, scale: Tensor
-    ) -> Iterator[AnyMicroBatch]:
-        """Yield this rank's micro-batches of one step; the caller runs forward and backward on each. Collective.
+        self, micro_batches: Collection[AnyMicroBatch], scale: Tensor
+    ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+        """Yield what computes each of this rank's micro-batches of one step, and the micro-batch on its device.
 
-        count: how many micro-batches this rank has, maybe 0. scale: scalar, the power of two that losses are multiplied
-        by. Where a forward is collective, a stand-in follows if another rank has one more. After the loop every
+        The caller runs forward and backward on each. Collective. micro_batches: len() and one iteration, maybe of none.
+        scale: scalar, the power of two that losses are multiplied by. Where a forward is collective, a stand-in follows
+        if another rank has one more: the last one again, with its index, and of weight 0. After the loop every
         param.grad is the sum over all micro-batches of all ranks, times scale (this rank's part of it, if the
         parameter is sharded), and has the strides of its parameter: fused optimizers read memory in order.
         """

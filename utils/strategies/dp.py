@@ -9,7 +9,7 @@ One thread keeps all devices busy: forward and backward only queue work, and not
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 
 import torch
@@ -37,16 +37,15 @@ class DP(Replicated):
         self._theirs = [self._buffers, *map(Buffers, self._replicas[1:])]
 
     def accumulate(
-        self, micro_batches: Iterable[AnyMicroBatch], count: int, scale: Tensor
-    ) -> Iterator[AnyMicroBatch]:
-        """Yield each micro-batch with the next replica as `model`, its device as `device`; then gather."""
+        self, micro_batches: Collection[AnyMicroBatch], scale: Tensor
+    ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+        """Yield each micro-batch with the next replica, on its device; then gather."""
         replicate(self.module, self._replicas[1:])
         for buffers in self._theirs:
             buffers.begin()
         for number, micro_batch in enumerate(micro_batches):  # scatter
             place = number % len(self._replicas)
-            self.model, self.device = self._replicas[place], self.world.devices[place]
-            yield micro_batch
+            yield self._replicas[place], micro_batch.to(self.world.devices[place])
             if micro_batch.index == 0:  # the first, which is on the first device
                 self._buffers.keep()
             self._theirs[place].restore()

@@ -9,7 +9,7 @@ Precision is autocast's, as under every strategy: float32 is what is kept, gathe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -48,17 +48,12 @@ class FSDP(Replicated):
         """The model is sharded already; only the number of forwards is new."""
         self._most = -(-num_micro_batches // self.world.world_size)
 
-    def accumulate(
-        self, micro_batches: Iterable[AnyMicroBatch], count: int, scale: Tensor
-    ) -> Iterator[AnyMicroBatch]:
-        """Yield a stand-in after the micro-batches where another rank has one more. Collective."""
-        return super().accumulate(self._with_stand_in(micro_batches, count), count, scale)
-
-    def _with_stand_in(self, micro_batches: Iterable[AnyMicroBatch], count: int) -> Iterator[AnyMicroBatch]:
+    def with_stand_in(self, micro_batches: Collection[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
+        """The micro-batches, then a stand-in where another rank has one more."""
         for micro_batch in micro_batches:
             yield micro_batch
-        # shares differ by one at most; in the warm-up all counts are 1: all ranks have a stand-in, or none
-        if self.is_sharded and count == self._most - 1:
+        # shares differ by one at most; in the warm-up all ranks have one: all have a stand-in, or none
+        if self.is_sharded and len(micro_batches) == self._most - 1:
             yield micro_batch.stand_in()
 
     def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:

@@ -1,12 +1,12 @@
 """What strategies share; those that keep all parameters and all optimizer state on every rank need little else."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.strategies.base import AnyMicroBatch, Item, Strategy
 from utils.strategies.buffers import Buffers
@@ -29,14 +29,18 @@ class Replicated(Strategy):
     def require_all_grads(self) -> None:
         """Nothing to do if every rank uses every parameter in each step."""
 
+    def with_stand_in(self, micro_batches: Collection[AnyMicroBatch]) -> Iterable[AnyMicroBatch]:
+        """The micro-batches: ranks need not have equally many."""
+        return micro_batches
+
     def accumulate(
-        self, micro_batches: Iterable[AnyMicroBatch], count: int, scale: Tensor
-    ) -> Iterator[AnyMicroBatch]:
+        self, micro_batches: Collection[AnyMicroBatch], scale: Tensor
+    ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
         self._buffers.begin()
-        for number, micro_batch in enumerate(micro_batches, 1):
-            with self.grad_sync(number == count, scale):
-                yield micro_batch
+        for number, micro_batch in enumerate(self.with_stand_in(micro_batches), 1):
+            with self.grad_sync(number == len(micro_batches), scale):
+                yield self.model, micro_batch.to(self.world.device)
             if micro_batch.index == 0:
                 self._buffers.keep()
             self._buffers.restore()

@@ -38,7 +38,7 @@ def decide(world, tmp_path):
         notes = []
         run = Run(tmp_path, {"precision": name}, {"start": 1, "cores_per_process": 1}, notes.append, RunLock())
         config = SimpleNamespace(device=SimpleNamespace(precision=given),
-                                 model=SimpleNamespace(model="org/name"))
+                                 model=SimpleNamespace(model="org/name"), run=SimpleNamespace(seed=0))
         task = SimpleNamespace(
             example=lambda size: Batch({"inputs": torch.ones(size, 3)}, torch.zeros(size), torch.ones(size)),
             forward=lambda model, batch: Output(model(**batch.inputs).sum(), None))

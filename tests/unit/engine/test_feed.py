@@ -58,13 +58,13 @@ def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
 
 
 def numbers_of(batch):
-    return [micro_batch.index for micro_batch in batch.micro_batches]
+    return [micro_batch.index for micro_batch in batch]
 
 
 @pytest.mark.parametrize("rank, world_size, share", [(0, 1, [0, 1, 2, 3]), (1, 3, [1]), (0, 3, [0, 3]), (4, 5, [])])
 def test_every_rank_is_handed_its_share_and_the_facts_of_the_whole(rank, world_size, share):
     feed, _ = feed_of(rank, world_size)
-    found = [(numbers_of(batch), batch.num_own, batch.num_samples, batch.normalizer, batch.end, batch.num_tokens)
+    found = [(numbers_of(batch), len(batch), batch.num_samples, batch.normalizer, batch.end, batch.num_tokens)
              for batch in feed.rest_of_epoch(START)]
     order = feed.sampler.order(0)
     expected = [
@@ -76,11 +76,20 @@ def test_every_rank_is_handed_its_share_and_the_facts_of_the_whole(rank, world_s
 def test_the_rest_of_an_epoch_and_the_next_one_come_without_a_gap():
     here = Progress(epoch=1, sample_offset=32)
     feed, _ = feed_of(progress=here, epochs=3)
-    found = [[sample for micro_batch in batch.micro_batches for sample in micro_batch.indices]
+    found = [[sample for micro_batch in batch for sample in micro_batch.indices]
              for progress in (here, Progress(epoch=2)) for batch in feed.rest_of_epoch(progress)]
     orders = {epoch: feed.sampler.order(epoch) for epoch in (1, 2)}
     expected = [orders[1][32:41], orders[1][41:], *(orders[2][a:b] for a, b in zip([0, *ENDS], ENDS, strict=False))]
     assert [sorted(samples) for samples in found] == [sorted(indices.tolist()) for indices in expected]
+
+
+def test_what_the_loop_has_taken_of_a_global_batch_is_known_as_it_takes_it():
+    feed, _ = feed_of()
+    for batch in feed.rest_of_epoch(START):
+        assert [each.index for each in feed.taken] == []
+        for number, micro_batch in enumerate(batch):
+            assert [each.index for each in feed.taken] == [*range(number + 1)]
+            assert feed.taken[-1].counted == micro_batch.indices
 
 
 def test_a_rank_without_work_is_watched_too():

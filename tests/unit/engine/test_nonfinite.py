@@ -1,4 +1,4 @@
-"""engine/nonfinite.py, and judge_last_step: the samples behind a gradient that is not finite are named."""
+"""engine/nonfinite.py, and end_if_diverged: the samples behind a gradient that is not finite are named."""
 
 import copy
 from types import SimpleNamespace
@@ -132,20 +132,20 @@ def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):
     assert net.norm.training is False
 
 
-# --- judge_last_step
+# --- end_if_diverged
 
 
 def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0):
     """The Training after a look at step 7, and `notes`: what the user was told."""
     t = SimpleNamespace(
         world=world, notes=[], flags=SimpleNamespace(bad_sample=False), strategy=Strategy,
-        precision=SimpleNamespace(pop_nonfinite=lambda: None if is_finite else Progress(step=6)),
+        outcome=SimpleNamespace(pop_nonfinite=lambda: None if is_finite else Progress(step=6)),
         state=SimpleNamespace(progress=Progress(step=7, skipped=skipped)),
         watchdog=SimpleNamespace(enter=lambda *words: None),
         config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
     t.log = SimpleNamespace(note=t.notes.append)
     monkeypatch.setattr(nonfinite, "nonfinite_names", lambda t, at: found)
-    nonfinite.judge_last_step(t)
+    nonfinite.end_if_diverged(t)
     return t
 
 

@@ -40,7 +40,8 @@ class Trainer:
         self.precision.unscale_(self.optimizer)
         self.norm = self.strategy.clip_grad_norm_(max_norm)
         self.grads = [param.grad.clone() for param in self.model.parameters()]
-        is_finite = self.precision.step(self.optimizer, self.steps, self.norm)
+        is_finite = self.precision.step(self.optimizer, self.norm)
+        self.is_usual = bool(self.precision.is_usual(is_finite))
         self.optimizer.zero_grad(set_to_none=True)
         return bool(is_finite)
 
@@ -89,30 +90,17 @@ def test_an_optimizer_that_ignores_found_inf_is_refused(world, precision):
     assert trainer.state() == before
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_pop_nonfinite_returns_the_position_of_the_step_once(world, precision):
-    trainer = Trainer(world, precision)
-    trainer.step()
-    trainer.step(poison=NAN)
-    assert [trainer.precision.pop_nonfinite() for _ in range(2)] == [2, None]
-
-
-def test_before_the_first_step_pop_nonfinite_returns_none():
-    assert Precision("fp32", CPU).pop_nonfinite() is None
-
-
-def test_pop_nonfinite_is_about_the_last_step_only(world):
-    trainer = Trainer(world, "fp32")
-    trainer.step(poison=NAN)
-    trainer.step()
-    assert trainer.precision.pop_nonfinite() is None
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_a_finite_gradient_is_applied_and_not_reported(world, precision):
     trainer = Trainer(world, precision)
     before = trainer.state()
-    assert (trainer.step(), trainer.precision.pop_nonfinite(), trainer.state() == before) == (True, None, False)
+    assert (trainer.step(), trainer.is_usual, trainer.state() == before) == (True, True, False)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_that_is_not_finite_is_not_usual(world, precision):
+    trainer = Trainer(world, precision)
+    assert (trainer.step(poison=NAN), trainer.is_usual) == (False, False)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -159,13 +147,13 @@ def test_steps_after_an_overflow_in_fp16_are_as_without_it(world, optimizer):
     assert skipped.state() == plain.state()
 
 
-def test_fp16_reports_a_step_only_below_a_scale_of_1(world):
-    trainer, scales, popped = Trainer(world, "fp16"), [], []
-    while not any(popped) and len(popped) < 50:
+def test_in_fp16_a_void_step_is_usual_down_to_a_scale_of_1(world):
+    trainer, scales, usual = Trainer(world, "fp16"), [], []
+    while all(usual) and len(usual) < 50:
         trainer.step(poison=NAN)
         scales.append(trainer.precision.scaler.get_scale())
-        popped.append(trainer.precision.pop_nonfinite())
-    assert (popped, scales) == ([None] * 16 + [17], [65536 / 2**skips for skips in range(1, 18)])
+        usual.append(trainer.is_usual)
+    assert (usual, scales) == ([True] * 16 + [False], [65536 / 2**skips for skips in range(1, 18)])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
@@ -174,9 +162,8 @@ def test_undo_restores_the_loss_scale_and_its_growth(world, precision):
     trainer.step()
     before = trainer.precision.scaler.state_dict()
     trainer.step(poison=NAN)
-    assert trainer.precision.undo() == 2
+    trainer.precision.undo()
     assert trainer.precision.scaler.state_dict() == before
-    assert trainer.precision.pop_nonfinite() is None
 
 
 def test_the_scale_is_a_power_of_two_with_fp16_and_1_without():

@@ -1,13 +1,13 @@
 """Buffers in a step: every micro-batch starts from the same ones, and the run keeps what micro-batch 0 leaves."""
 
 from copy import deepcopy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.harness.strategies import OnCpu
 from utils.strategies import STRATEGIES, load_strategy
 from utils.strategies.buffers import Buffers
 
@@ -22,7 +22,7 @@ def build_net():
 
 def batch_of(index):
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(index))
-    return SimpleNamespace(index=index, images=images)
+    return OnCpu(index=index, images=images)
 
 
 def buffers_of(model):
@@ -32,9 +32,9 @@ def buffers_of(model):
 def run_step(strategy, indices, is_finite=YES):
     """One step; returns the buffers from which each micro-batch started."""
     starts = []
-    for batch in strategy.accumulate(map(batch_of, indices), len(indices), torch.ones(())):
+    for model, batch in strategy.accumulate([*map(batch_of, indices)], torch.ones(())):
         starts.append(buffers_of(strategy.module))
-        strategy.model(batch.images).sum().backward()
+        model(batch.images).sum().backward()
     strategy.commit_buffers(is_finite)
     return starts
 
@@ -75,8 +75,8 @@ def test_a_rank_without_micro_batch_0_keeps_its_own_until_they_are_sent(strategy
 def test_a_step_without_commit_leaves_no_trace(strategy):
     """The warm-up is one."""
     before = buffers_of(strategy.module)
-    for batch in strategy.accumulate(map(batch_of, [0, 1]), 2, torch.ones(())):
-        strategy.model(batch.images).sum().backward()
+    for model, batch in strategy.accumulate([*map(batch_of, [0, 1])], torch.ones(())):
+        model(batch.images).sum().backward()
     assert buffers_of(strategy.module) == before
 
 

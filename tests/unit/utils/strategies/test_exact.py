@@ -4,7 +4,6 @@ On several processes: tests/distributed. M micro-batches per step.
 """
 
 from itertools import combinations, permutations
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.harness.strategies import OnCpu
 from utils.strategies import exact
 from utils.strategies.exact import LIMIT, Exact
 
@@ -45,7 +45,7 @@ def build(num_micro_batches=M, world=None, model=None):
 def batch_of(index, plant=None):
     """plant: {(param name, flat index): value}, added to the micro-batch's gradient there."""
     images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(index))
-    return SimpleNamespace(index=index, images=images.to(memory_format=torch.channels_last), plant=plant or {})
+    return OnCpu(index=index, images=images.to(memory_format=torch.channels_last), plant=plant or {})
 
 
 def loss_of(model, batch):
@@ -58,8 +58,8 @@ def loss_of(model, batch):
 def step(strategy, batches, scale=ONE):
     """{name: gradient or None} after one step."""
     strategy.module.zero_grad(set_to_none=True)
-    for batch in strategy.accumulate(batches, len(batches), scale):
-        (loss_of(strategy.model, batch) * scale).backward()
+    for model, batch in strategy.accumulate(batches, scale):
+        (loss_of(model, batch) * scale).backward()
     return {name: None if param.grad is None else param.grad.clone()
             for name, param in strategy.module.named_parameters()}
 
@@ -167,7 +167,7 @@ def operations_of_sums(world, num_layers):
         torch.autograd.grad(loss_of(), list(model.parameters()))
     strategy = build(world=world, model=model)
     with Operations() as of_step:
-        for _ in strategy.accumulate([SimpleNamespace(index=index) for index in range(M)], M, ONE):
+        for _ in strategy.accumulate([OnCpu(index=index) for index in range(M)], ONE):
             loss_of().backward()
     return of_step.number - M * of_plain.number
 
@@ -193,9 +193,9 @@ class Optional(nn.Module):
 
 def optional_step(strategy, *uses_b):
     strategy.module.zero_grad(set_to_none=True)
-    batches = [SimpleNamespace(index=index, uses_b=use) for index, use in enumerate(uses_b)]
-    for batch in strategy.accumulate(batches, len(batches), ONE):
-        strategy.model(batch.uses_b).backward()
+    batches = [OnCpu(index=index, uses_b=use) for index, use in enumerate(uses_b)]
+    for model, batch in strategy.accumulate(batches, ONE):
+        model(batch.uses_b).backward()
     return [None if param.grad is None else param.grad.tolist() for param in strategy.module.parameters()]
 
 
@@ -215,7 +215,7 @@ def test_a_bucket_is_sent_in_the_last_backward_when_it_is_complete(world):
     strategy, is_sent = build(world=world, model=model), []
     for uses_b in (False, True, False, True):
         model.zero_grad(set_to_none=True)
-        for _ in strategy.accumulate([SimpleNamespace(index=index) for index in range(2)], 2, ONE):
+        for _ in strategy.accumulate([OnCpu(index=index) for index in range(2)], ONE):
             strategy.model(uses_b).backward()
             is_sent.append([bucket.work is not None for bucket in strategy._buckets])
     assert is_sent == [[False], [False], [False], [True]] * 2
