@@ -156,7 +156,7 @@ def folder_of(run: Run) -> Path:
 
 def table(rows: list[Recipe], summaries: dict[Run, dict]) -> str:
     """In Markdown. Rows whose runs are missing have their expectations alone."""
-    lines = ["| technique | on | figure | expected | without | with | found |", "|---|---|---|---|---|---|---|"]
+    lines = ["| technique | on | figure | expected | without | found |", "|---|---|---|---|---|---|"]
     lines += [f"{beginning(row)} {' | '.join(_cells(row.figure, pairs_of(row, summaries)))} |" for row in rows]
     return "\n".join(lines)
 
@@ -182,14 +182,14 @@ def values(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[list[float], li
     return [value(each, usual) for each, _ in pairs], [value(each, figure) for _, each in pairs]
 
 
-def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str, str]:
+def _cells(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[str, str]:
     if not pairs:
-        return "", "", ""
+        return "", ""
     without, having = values(figure, pairs)
     steps, fewer = (mean(pair[index]["step"] for pair in pairs) for index in (0, 1))
     differences = [b - a for a, b in zip(without, having, strict=True)]
-    note = f" ({100 * fewer / steps:.0f} %)" if fewer < steps else ""
-    return shown(without), shown(having) + note, f"{verdict(differences)} ({shown(differences, '+')})"
+    note = f", {100 * fewer / steps:.0f} % of the steps" if fewer < steps else ""
+    return shown(without), f"{verdict(differences)} ({shown(differences, '+')}){note}"
 
 
 def verdict(differences: list[float]) -> str:
