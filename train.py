@@ -23,13 +23,13 @@ if __name__ == "__main__":  # before torch is imported: --help, typing errors an
 import torch
 
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
-from engine.arithmetic import resolve_arithmetic
 from engine.build import build_training
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_size_that_fits
 from engine.nonfinite import end_if_diverged
 from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step, watch_run
+from engine.resolve import resolve_arithmetic
 from engine.saving import save, wait_for_save
 from engine.start import Start
 from engine.step import forward

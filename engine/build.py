@@ -2,6 +2,7 @@
 
 import math
 import sys
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +15,9 @@ from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed
 from engine.memory import resolve_size
-from engine.plan import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
-from engine.records.log import open_log
+from engine.records.log import Log, SilentLog, open_log
 from engine.records.profile import Profile
+from engine.resolve import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from engine.step import Outcome
 from engine.training import Training
@@ -31,44 +32,78 @@ from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
 from utils.rundir.room import warn_of_room
-from utils.rundir.state import TrainState
+from utils.rundir.state import Progress, TrainState
 from utils.settings.option import Interval
 from utils.settings.run_options import OptimOptions
 from utils.strategies.base import Strategy
 
 
+class Feeds(NamedTuple):
+    """What brings samples to the training and its evaluations, and what the ranks agree on meanwhile."""
+
+    feed: Feed
+    evaluation: Evaluation
+    flags: Agreement
+    bad_samples: BadSamples
+    clock: Clock
+
+
 def build_training(start: Start) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
-    # model and optimizer
-    config, world, run, task, watchdog = start.config, start.world, start.run, start.task, start.watchdog
+    # what learns
+    config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
     checkpoints = Checkpoints(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
-    start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
-    model, optim = strategy.module, resolve_optim(start)
-    optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model, run.kept["undecayed_tables"]))
-    averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
-
-    # micro-batches that fit into memory
-    attempts = Attempts(start, model, optimizer, strategy.bytes_per_param)
+    start, optim, state = build_state(start, is_new)  # Collective.
+    strategy = state.strategy
+    attempts = Attempts(start, strategy.module, state.optimizer, strategy.bytes_per_param)
     plan = _plan_that_fits(start, strategy, attempts, is_new)  # Collective.
     eval_batch = resolve_eval_batch(start, strategy, plan)
     _note_idle_cores(start, strategy, plan)
-
-    # state: new, or that of the newest checkpoint
-    state = TrainState(
-        strategy, optimizer, start.precision.scaler, averages=averages, coverage=Coverage(len(task.train_set)))
     run.follow(state)
-    is_resumed = checkpoints.restore(state)  # Collective.
+    checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
     run.keep_resolved()
     if config.device.compile:
-        compile_model(model)
+        compile_model(strategy.module)
     strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
 
-    # data
-    clock = Clock(world.device, strategy.communication)
+    # what it learns from
+    feeds = build_data(start, state, plan, eval_batch, checkpoints)  # Collective.
+
+    # how long, and what is written down
+    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
+    stop = config.run.stop_after or Interval(f"{sys.maxsize}")
+    start.watchdog.stop_after(stop.seconds)
+    log = build_log(start, state.progress, plan, optim, total_steps)
+    return Training(
+        **vars(start), **feeds._asdict(), log=log, strategy=strategy, state=state,
+        schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), checkpoints=checkpoints, outcome=Outcome(),
+        attempts=attempts, profile=Profile(config.record.profile, run.path / "profile", world, log.note),
+        total_steps=total_steps, last_step=min(total_steps, state.progress.step + stop.steps))
+
+
+def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainState]:
+    """A new run's model, optimizer and averages; with the precision and the rates that it trains in. Collective.
+
+    is_new: else a checkpoint will replace the weights. Raises UserError (64, 66) for what the settings do not allow.
+    """
+    start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
+    model, optim = strategy.module, resolve_optim(start)
+    without_decay = undecayed(model, start.run.kept["undecayed_tables"])
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim), without_decay)
+    averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
+    coverage = Coverage(len(start.task.train_set))
+    return start, optim, TrainState(
+        strategy, optimizer, start.precision.scaler, averages=averages, coverage=coverage)
+
+
+def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int, checkpoints: Checkpoints) -> Feeds:
+    """The samples, from the run's position on. Collective: looks at the room on the disks first."""
+    config, world, run, task = start.config, start.world, start.run, start.task
+    clock = Clock(world.device, state.strategy.communication)
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
-    flags = Agreement(world, watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
+    flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped)
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
@@ -76,26 +111,21 @@ def build_training(start: Start) -> Training:
     warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(start, loader, state.progress, bad_samples, clock)
-    evaluation = Evaluation(start, strategy, eval_batch, bad_samples, flags)
+    evaluation = Evaluation(start, state.strategy, eval_batch, bad_samples, flags)
+    return Feeds(feed, evaluation, flags, bad_samples, clock)
 
-    # length, log
-    done = state.progress
-    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
-    stop = config.run.stop_after or Interval(f"{sys.maxsize}")
-    watchdog.stop_after(stop.seconds)
+
+def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions, total_steps: int) -> Log | SilentLog:
+    """The log from the position `done` on; it has said in words what this start trains."""
+    config, world, run, task = start.config, start.world, start.run, start.task
     log = open_log(run, task, done, total_steps, config.record.ledger)
     log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
-             f" {_rates(optim)}; {f'resumed at step {done.step}' if is_resumed else 'a new run'}")
+             f" {_rates(optim)}; {f'resumed at step {done.step}' if done.step else 'a new run'}")
     log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
-    return Training(
-        **vars(start), log=log, strategy=strategy, state=state,
-        schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), feed=feed, evaluation=evaluation,
-        checkpoints=checkpoints, flags=flags, outcome=Outcome(), bad_samples=bad_samples, attempts=attempts,
-        profile=Profile(config.record.profile, run.path / "profile", world, log.note), clock=clock,
-        total_steps=total_steps, last_step=min(total_steps, done.step + stop.steps))
+    return log
 
 
 def _place(world: World) -> str:

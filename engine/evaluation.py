@@ -7,10 +7,9 @@ import torch
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import EvaluationSampler
-from engine.arithmetic import with_possible_precision
-from engine.plan import FORMER_EVAL_BATCH
 from engine.records.evaluation_files import require_writable, write_output
 from engine.records.log import json_line
+from engine.resolve import FORMER_EVAL_BATCH, with_possible_precision
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import blocks_of, freeze

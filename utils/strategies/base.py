@@ -66,7 +66,7 @@ class Strategy(ABC):
 
     max_processes = sys.maxsize  # of a run
     min_devices = max_devices = 1  # of a process; require_possible
-    is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/plan.py and arithmetic.py
+    is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/resolve.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
     is_split = False  # no device has all weights: the strategy takes the model in host memory; rundir/checkpoint.py
     is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/attempts.py, build.py

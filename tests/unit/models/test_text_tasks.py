@@ -22,7 +22,7 @@ from data.loader import BadSamples, MicroBatchDataset
 from data.sampler import WINDOW, MicroBatchRequest
 from data.texts.tokenizer import load_tokenizer, train_tokenizer
 from engine.evaluation import Evaluation
-from engine.plan import resolve_optim
+from engine.resolve import resolve_optim
 from engine.start import Start
 from models.metrics.metric import Totals
 from models.objectives import values_of

@@ -305,7 +305,7 @@ import sys
 from pathlib import Path
 from unittest.mock import patch
 import torch
-from engine.arithmetic import resolve_arithmetic
+from engine.resolve import resolve_arithmetic
 from utils.distributed.world import World
 from utils.numerics.kernels import replace_kernels
 from utils.rundir.run import Run
@@ -321,7 +321,7 @@ with World.from_env("cpu") as world:
                             ({}, "fp16"), ({}, "bf16"),
                             ({"device": "cpu", "fast_dropout": True, "fast_convolutions": True}, "bf16")):
         run = Run(Path(sys.argv[1]), kept, {"start": 1, "cores_per_process": 1}, print, None)
-        with patch("engine.arithmetic.replace_kernels", wraps=replace_kernels) as replace:
+        with patch("engine.resolve.replace_kernels", wraps=replace_kernels) as replace:
             resolve_arithmetic(DeviceOptions(precision=precision), run, world)
         print(not torch.equal(mask(), before), torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
               *(asked.args[0] for asked in replace.call_args_list), run.kept["fast_dropout"],

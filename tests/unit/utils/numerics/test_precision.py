@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.arithmetic import resolve_arithmetic
+from engine.resolve import resolve_arithmetic
 from tests.unit.utils.numerics.test_optimizers import OPTIMIZERS
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from data.batch import Batch
-from engine.arithmetic import with_possible_precision
+from engine.resolve import with_possible_precision
 from engine.start import Start
 from models.output import Output
 from utils.errors import Exit, UserError

@@ -1,4 +1,4 @@
-"""engine/plan.py: what --micro-batch-size and --eval-batch-size mean in a run, and that it keeps it."""
+"""engine/resolve.py: what --micro-batch-size and --eval-batch-size mean in a run, and that it keeps it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data.plan import BatchPlan, cut
-from engine.plan import AUTO_LIMIT, require_partners, resolve_eval_batch, resolve_optim, resolve_plan
+from engine.resolve import AUTO_LIMIT, require_partners, resolve_eval_batch, resolve_optim, resolve_plan
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
