@@ -5,6 +5,7 @@ BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
+UNIT := tests/test_architecture.py tests/unit
 
 .PHONY: train check pictures test faults zoo cluster image-test soak lint prove accuracy recipes bench
 .PHONY: lock oldest size clean
@@ -14,10 +15,10 @@ train: .venv/ready                  ## train the built-in digits on two processe
 	@NPROC_PER_NODE=2 ./launch.sh
 
 check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a few minutes
-	$(BIN)/python -m pytest -m "not slow" $(WORKERS) tests/unit tests/test_architecture.py
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(UNIT)
 
-test: .venv/ready-dev lint          ## everything that must hold; under 20 minutes on two cores
-	$(BIN)/python -m pytest -m "not slow" $(WORKERS)
+test: check                         ## everything that must hold, unit tests first; under 20 minutes on two cores
+	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(addprefix --ignore=,$(UNIT))
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, README, changing.md
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \

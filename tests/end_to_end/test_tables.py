@@ -2,13 +2,11 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from models import predict
 from tests.harness.run_directory import records
 from utils.errors import Exit
 
@@ -21,10 +19,13 @@ TUTORIAL = [*SMALL, "--task", "image-regression", "--image-column", "image,mask"
             "--lr", "1e-3", "--warmup-steps", "0", "--max-steps", "6"]
 
 
-def predicted(run, source):
-    """What models.predict prints."""
-    words = [sys.executable, "-m", "models.predict", run, source, "--device", "cpu"]
-    return subprocess.run(list(map(str, words)), cwd=ROOT, capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def predicted(capsys):
+    """predicted(run, source): the lines that models.predict prints."""
+    def lines(run, source):
+        assert predict.main([str(run), str(source), "--device", "cpu"]) == Exit.DONE
+        return capsys.readouterr().out.splitlines()
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +63,10 @@ def test_each_sample_has_its_target_as_it_is_in_the_table(tutorial, photo_tables
     assert figures["targets"]["brightness"]["mae"] == pytest.approx(np.mean(errors), rel=1e-5)
 
 
-def test_predict_gives_what_the_evaluation_wrote(tutorial, photo_tables):
+def test_predict_gives_what_the_evaluation_wrote(tutorial, photo_tables, predicted):
     evaluated = list(csv.DictReader((tutorial[2] / "eval" / "samples.csv").open()))
-    of_table = list(csv.DictReader(predicted(tutorial[2], photo_tables / "val.csv").splitlines()))
-    of_pair = list(csv.DictReader(predicted(tutorial[2], evaluated[0]["input"]).splitlines()))
+    of_table = list(csv.DictReader(predicted(tutorial[2], photo_tables / "val.csv")))
+    of_pair = list(csv.DictReader(predicted(tutorial[2], evaluated[0]["input"])))
     for found, expected in ((of_table, evaluated), (of_pair, evaluated[:1])):
         assert [float(row["brightness"]) for row in found] == pytest.approx(
             [float(row["brightness_prediction"]) for row in expected], rel=1e-4)
@@ -78,12 +79,12 @@ def test_eval_only_repeats_the_figures(tutorial, run_train):
     assert json.loads(result.out)["loss"] == best["value"]
 
 
-def test_several_labels_of_texts_train_and_are_predicted(text_tables, run_dir, run_train):
+def test_several_labels_of_texts_train_and_are_predicted(text_tables, run_dir, run_train, predicted):
     result = run_train(*TEXT, "--task", "text-classification", "--data", text_tables, "--text-column", "text",
                        "--label-column", "labels", "--multi-label", "--precision", "fp32", "--run-dir", run_dir)
     assert result.returncode == 0, result.text
     assert "map 0." in result.out and "a random order 0." in result.out
-    header, *rows = predicted(run_dir, text_tables / "val.csv").splitlines()
+    header, *rows = predicted(run_dir, text_tables / "val.csv")
     assert header == "input,prediction,long,topic0,topic1,topic2" and len(rows) == 147
     with (run_dir / "eval" / "samples.csv").open(newline="") as file:
         evaluated = [[float(value) for value in row["probability"].split("|") if value] for row in csv.DictReader(file)]
