@@ -156,7 +156,7 @@ def folder_of(run: Run) -> Path:
 
 def table(rows: list[Recipe], summaries: dict[Run, dict]) -> str:
     """In Markdown. Rows whose runs are missing have their expectations alone."""
-    lines = ["| technique | on | figure | expected | without | found |", "|---|---|---|---|---|---|"]
+    lines = ["| technique | on | expected | without | found |", "|---|---|---|---|---|"]
     lines += [f"{beginning(row)} {' | '.join(_cells(row.figure, pairs_of(row, summaries)))} |" for row in rows]
     return "\n".join(lines)
 
@@ -169,7 +169,8 @@ def pairs_of(row: Recipe, summaries: dict[Run, dict]) -> list[tuple[dict, dict]]
 
 def beginning(row: Recipe) -> str:
     """Of its line in the table: what was known before it was measured."""
-    return f"| `{row.technique}` | {row.base.what} | {row.figure} | {row.expected} |"
+    figure = "" if row.figure == "top1" else f"; {row.figure}"
+    return f"| `{row.technique}` | {row.base.what}{figure} | {row.expected} |"
 
 
 def values(figure: str, pairs: list[tuple[dict, dict]]) -> tuple[list[float], list[float]]:
