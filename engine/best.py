@@ -69,6 +69,6 @@ def _is_better(value: float, other: float, is_high: bool, min_delta: float = 0.0
 
 
 def recorded(run_dir: Path, step: int, name: str) -> float | None:
-    """A value of the evaluation at `step` by RUN/metrics.jsonl; None if it is not there (in runs of older versions)."""
+    """A value of the evaluation at `step` by RUN/metrics.jsonl; None if it is not there."""
     found = [record.get(name) for record in records(run_dir, "val") if record["step"] == step]
     return found[-1] if found else None

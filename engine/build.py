@@ -90,8 +90,7 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
     """
     start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
-    without_decay = undecayed(model, start.run.kept["undecayed_tables"])
-    optimizer = build_optimizer(model, optim, lr_factors(model, optim), without_decay)
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
     coverage = Coverage(len(start.task.train_set))
     return start, optim, TrainState(

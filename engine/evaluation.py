@@ -9,7 +9,7 @@ from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import EvaluationSampler
 from engine.records.evaluation_files import require_writable, write_output
 from engine.records.log import json_line
-from engine.resolve import FORMER_EVAL_BATCH, with_possible_precision
+from engine.resolve import EVAL_BATCH, with_possible_precision
 from engine.start import Start
 from models.activations import checkpoint_activations
 from models.blocks import blocks_of, freeze
@@ -98,7 +98,7 @@ def evaluate_only(start: Start) -> Exit:
         world.on_rank_zero(lambda: require_writable(task, output))  # Collective.
 
     # their figures
-    eval_batch = run.resolve("eval_batch_size", config.batch.eval_batch_size, lambda: FORMER_EVAL_BATCH)
+    eval_batch = run.resolve("eval_batch_size", config.batch.eval_batch_size, lambda: EVAL_BATCH)
     bad_samples = BadSamples(config.data.bad_samples, None)
     flags = Agreement(world, stop=start.watchdog.wants_to_stop, bad_sample=bad_samples.has_stopped)
     values = Evaluation(start, strategy, eval_batch, bad_samples, flags).run()  # Collective.

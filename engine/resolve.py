@@ -18,6 +18,7 @@ from utils.hardware.compiling import require_compiler
 from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import Precision, hardware_precision
 from utils.numerics.seed import seeded
+from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import settings
 from utils.settings.run_options import DeviceOptions, OptimOptions
@@ -28,7 +29,7 @@ AUTO_LIMIT, DEVICE_LIMIT = 64, 256  # samples in a micro-batch of `--micro-batch
 INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
 INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
 INVARIANT_LIMIT = 32  # ... and at most as many
-FORMER_EVAL_BATCH = 64  # samples in an evaluation batch, before that was a setting
+EVAL_BATCH = 64  # samples in a batch of --eval-only where no run has resolved it
 
 
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
@@ -37,10 +38,6 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     require_possible(config, world)
     if config.compile:
         world.everywhere(partial(require_compiler, world.device.type))  # Collective.
-    is_new = "device" not in run.kept
-    is_fast = run.kept.setdefault("fast_dropout", is_new)  # this and the next: not if an earlier version began the run
-    has_fast_convolutions = run.kept.setdefault("fast_convolutions", is_new)
-    run.kept.setdefault("undecayed_tables", is_new)  # see models.blocks.undecayed
     run.resolve("device", config.device, lambda: world.device.type)
     is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
@@ -58,8 +55,8 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     vendor.set_tf32(precision != "fp32")
 
     # kernels on the CPU
-    if is_fast:
-        replace_kernels(has_fast_convolutions)
+    if run.resolved.fast_dropout:
+        replace_kernels(run.resolved.fast_convolutions)
         vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
     return Precision(precision, world.device)
 
@@ -84,7 +81,7 @@ def with_possible_precision(start: Start, model: nn.Module, trains: bool, is_new
     if config.precision != "auto":
         raise UserError(f"--precision {name}: {words}; use --precision fp32")
     run.note(f"--precision auto is fp32: {words}")
-    run.kept["precision"] = "fp32"
+    run.keep(precision="fp32")
     vendor.set_tf32(False)
     vendor.allow_16_bit_attention(False)
     return replace(start, precision=Precision("fp32", world.device))
@@ -114,9 +111,9 @@ def _resolve_precision(config: DeviceOptions, run: Run, world: World) -> str:
     """--precision as the run keeps it; auto: what the hardware of all ranks computes in. Collective."""
     found = world.gather([hardware_precision(world.device), socket.gethostname()])
     without = sorted({host for name, host in found if name != "bf16"})
-    kept, differ = run.kept.get("precision"), len({name for name, _ in found}) > 1
+    kept, differ = run.resolved.precision, len({name for name, _ in found}) > 1
     name = run.resolve("precision", config.precision, lambda: "fp32" if without else "bf16")
-    if config.precision == "auto" and kept is None and differ:
+    if config.precision == "auto" and kept is UNSET and differ:
         run.note(f"--precision auto is fp32: {some(without)} does not compute in bf16, and other nodes do")
     elif config.precision == "auto" and kept == "bf16" and without:
         run.note(f"warning: the run keeps bf16, and {some(without)} emulates bf16, which is slow; --precision fp32 is"
@@ -147,14 +144,14 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
 
     # resolve
     if fit:
-        kept = run.kept.pop("micro_batches")
+        kept = run.resolved.micro_batches
+        run.keep(micro_batches=UNSET)
         run.note(f"out of memory: a global batch is cut into {counted(derive(), 'micro-batch')} instead of {kept}, each"
                  f" of at most {counted(fit, 'sample')}")
-    if "micro_batches" in run.kept:
-        run.kept.setdefault("eval_batch_size", FORMER_EVAL_BATCH)  # an earlier version began the run
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
     if size == "auto" and lanes > count and not strategy.is_invariant:
-        count = run.kept["micro_batches"] = count * -(-lanes // count)
+        count *= -(-lanes // count)
+        run.keep(micro_batches=count)
         who = "processes" if strategy.lanes == 1 else "devices"
         run.note(f"{lanes} {who} need more: a global batch is now cut into {count} micro-batches; the run is not"
                  " bit-exact from here on")
@@ -222,7 +219,5 @@ def resolve_optim(start: Start) -> OptimOptions:
     def derive_factor() -> float:
         return start.task.head_lr_factor if optim.lr == "auto" and not is_sgd else 1.0
 
-    if "lr" in start.run.kept and optim.head_lr_factor == "auto":
-        start.run.kept.setdefault("head_lr_factor", 1.0)  # an earlier version began the run
     return replace(optim, lr=start.run.resolve("lr", optim.lr, derive),
                    head_lr_factor=start.run.resolve("head_lr_factor", optim.head_lr_factor, derive_factor))

@@ -63,16 +63,14 @@ def _record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> 
 
 def close_epoch(t: Training) -> None:
     """The record of a finished epoch: how many different samples reached a backward in it. Collective."""
-    if (count := t.state.coverage.count(t.world)) is not None:  # Collective.
-        t.log.epoch(t.state.progress.position(t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
+    count = t.state.coverage.count(t.world)  # Collective.
+    t.log.epoch(t.state.progress.position(t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
 
 
 def note_coverage(t: Training, evaluated: int | None) -> None:
     """One line about a finished epoch: whether it left samples out. evaluated: of an evaluation at its end. Collective.
     """
     count, num_samples, num_in_set = t.state.coverage.count(t.world), len(t.task.train_set), len(t.task.eval_set)
-    if count is None:
-        return
     text = f"epoch {t.state.progress.epoch}: trained on {count} of {counted(num_samples, 'sample')}"
     if evaluated is not None:
         text += f", evaluated {evaluated} of {num_in_set}"

@@ -52,10 +52,6 @@ class MaskedLM(TextTask):
             raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model"
                             " and --tokenizer")
 
-        # whether texts are packed; see build_model
-        if "data" in run.kept:
-            run.kept.setdefault("first_position", None)  # an earlier version began the run
-
         # masks
         probability = config.masks.mask_probability
         self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
@@ -74,13 +70,13 @@ class MaskedLM(TextTask):
 
     @property
     def _packs(self) -> bool:
-        return self._run.kept["first_position"] is not None
+        return self._run.resolved.first_position is not None
 
     def _batch(self, samples: Sequence[MaskedSample], is_packed: bool) -> Batch:
         texts = [sample.text for sample in samples]
         if is_packed:
             inputs, starts = packed(texts, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
-                                    self._run.kept["first_position"])
+                                    self._run.resolved.first_position)
         else:
             inputs = self.encoder_inputs(texts)
             width = inputs["input_ids"].shape[1]

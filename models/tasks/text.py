@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,8 @@ from models.text.bert import EncoderSpec, build_encoder, config_of, save_model_f
 from models.text.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
 from utils.files import cache_path
-from utils.hardware.vendor import TILE, width_multiple
+from utils.hardware.vendor import width_multiple
+from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig, TextRegressionConfig
 
@@ -40,14 +42,13 @@ class TextTask:
         self._config, self._run, self._world = config, run, world
         self.origin = f"with the weights of {config.model.model}" if config.model.pretrained else "from scratch"
 
-        # what is read; a run that an earlier version began keeps its classes
-        is_new = "data" not in run.kept
+        # what is read
         cache, val = cache_path(), ValSplit(config.data.val_fraction, config.run.seed)
         root = demo.data_root(config.data.data, config.run.task, cache, world)  # Collective.
         source = TextSource(
             root=root, inputs=TEXTS, input_column=config.text.text_column, label_columns=label_columns,
             label_kind=label_kind, group_column=config.data.group_column, skip_bad=config.data.bad_samples == "skip",
-            split=config.run.split, as_written=run.kept.setdefault("names_as_written", not is_new), tokenizer="",
+            split=config.run.split, tokenizer="",
             max_length=config.text.max_length, split_long=split_long)
 
         # encoder's config and tokenizer
@@ -59,10 +60,8 @@ class TextTask:
             config, self._encoder, lambda: read_texts(source), run, world)
         self._source = source = replace(source, tokenizer=digest)
 
-        # width and padding of batches; a run that an earlier version began keeps its own
-        self._pad_to = run.kept.setdefault("pad_to", width_multiple(world.device.type) if is_new else TILE)
-        if not is_new:
-            run.kept.setdefault("padding_side", "right")  # else see LabelledTextTask
+        # the width of batches
+        self._pad_to = run.resolve("pad_to", "auto", partial(width_multiple, world.device.type))
 
         # token ids: the first process of a node writes them, the others map what it has written
         def prepare() -> None:
@@ -90,11 +89,13 @@ class TextTask:
 
     def _tried(self, name: str, find: Callable[[], Any], words: str) -> Any:
         """What find() says of the model on rank 0, kept. words: for a note on the model if that is None. Collective."""
-        if name not in self._run.kept:
-            self._run.kept[name] = self._world.on_rank_zero(find, takes_long=True)  # Collective.
-            if self._run.kept[name] is None and not self._run.is_read_only:
-                self._run.note(f"{self._config.model.model} {words}")
-        return self._run.kept[name]
+        if (kept := getattr(self._run.resolved, name)) is not UNSET:
+            return kept
+        answer = self._world.on_rank_zero(find, takes_long=True)  # Collective.
+        self._run.keep(**{name: answer})
+        if answer is None and not self._run.is_read_only:
+            self._run.note(f"{self._config.model.model} {words}")
+        return answer
 
     def _report(self, text: str, is_head_new: bool) -> None:
         self._run.note(text)
@@ -104,7 +105,7 @@ class TextTask:
     def encoder_inputs(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
         """As wide as the longest sample or a little wider; see data.texts.text_set.padded."""
         return padded(samples, self._tokenizer.pad_token_id, self._config.text.max_length, self._pad_to,
-                      self._run.kept.get("padding_side"))
+                      self._run.resolved.padding_side)
 
     def preview(self, batch: Batch) -> list[str]:
         """The tokens of each sample in words, without padding."""

@@ -17,6 +17,7 @@ from data.texts.tokenizer import folder_digest, load_tokenizer, train_tokenizer
 from models.text.bert import SIZES, config_of, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
+from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run, require_shared
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig
 from utils.settings.spelling import suggestion
@@ -40,10 +41,10 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
         return name if is_local else None
 
     # the commit, then the files on every node
-    commits = run.kept.setdefault("hub", {})
+    commits = run.resolve("hub", "auto", dict)
     kept = commits.get(name)
-    commit = commits[name] = world.on_rank_zero(  # Collective.
-        lambda: Path(_fetch(name, kept, kept)).name, takes_long=True)
+    commit = world.on_rank_zero(lambda: Path(_fetch(name, kept, kept)).name, takes_long=True)  # Collective.
+    run.keep(hub=commits | {name: commit})
     world.on_rank_zero(lambda: _fetch(name, commit, kept), per_node=True)  # Collective.
     return world.everywhere(lambda: _fetch(name, commit, kept, local_files_only=True))  # Collective.
 
@@ -51,11 +52,10 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
 def resolve_encoder(name: str, run: Run, world: World) -> str | None:
     """RUN/encoder, which has the config of the encoder that --model names; None for one of SIZES. Collective.
 
-    Kept from the run's first start on, so that a later start does not need the hub. (A run of an earlier version kept
-    none: its --eval-only writes nothing and reads the folder itself.)
+    Kept from the run's first start on, so that a later start does not need the hub.
     Raises UserError: 66 if --model has no config, 78 if the kept one changed.
     """
-    folder, is_kept = run.path / "encoder", "encoder" in run.kept
+    folder, is_kept = run.path / "encoder", run.resolved.encoder is not UNSET
     source = None if is_kept else find_folder(name, run, world)  # Collective.
     if not is_kept and (source is None or run.is_read_only):
         return source
@@ -81,7 +81,7 @@ def resolve_tokenizer(
     Raises UserError: 64 or 66 if there is none, what texts() raises, 78 if the kept one changed.
     """
     # where it comes from
-    folder, is_kept, source = run.path / "tokenizer", "tokenizer" in run.kept, None
+    folder, is_kept, source = run.path / "tokenizer", run.resolved.tokenizer is not UNSET, None
     if not is_kept:
         given = config.text.tokenizer
         source = find_folder(config.model.model if given == "auto" else given, run, world)  # Collective.

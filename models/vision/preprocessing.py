@@ -21,6 +21,7 @@ from data.images.index import ImageIndex
 from models.vision.timm_models import data_config, is_timm, timm_preprocessing
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
+from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import flag
 from utils.settings.image_options import ImageOptions, ModelOptions
@@ -61,8 +62,7 @@ def resolve_preprocessing(
     """
     # what is known about the weights
     known = evaluated = None
-    is_new = "image_size" not in run.kept
-    if is_new and (model.pretrained or model.weights):
+    if run.resolved.image_size is UNSET and (model.pretrained or model.weights):
         known, evaluated = world.on_rank_zero(lambda: [  # Collective.
             preprocessing_of_weights(model, for_test) for for_test in (not run.is_there, True)])
     usual = known or IMAGENET
@@ -74,9 +74,9 @@ def resolve_preprocessing(
     resize_size = run.resolve("resize_size", "auto", lambda: (
         round(size * known["resize_size"] / known["image_size"]) if known else
         usual_resize_size(images.augmentation, size)))
-    # An earlier version took 65535. Weights that are evaluated as they are keep what they were trained with.
+    # weights that are evaluated as they are keep what they were trained with
     white = run.resolve("white_value", "auto", lambda: (
-        WHITES[-1] if not is_new else (run.is_read_only and (known or {}).get("white_value"))
+        (run.is_read_only and (known or {}).get("white_value"))
         or world.on_rank_zero(lambda: white_for(index))))  # Collective.
     found = Preprocessing(size, resize_size, **values, white_value=white)
     known, evaluated = (each and each | {"white_value": white} for each in (known, evaluated))

@@ -15,29 +15,26 @@ class Coverage:
     """
 
     def __init__(self, num_samples: int = 0):
-        self._bits, self._epoch, self._is_known = bytearray(1 + num_samples // 8), 0, True
+        self._bits, self._epoch = bytearray(1 + num_samples // 8), 0
 
     def add(self, indices: Iterable[int], epoch: int = 0) -> None:
         """Samples that this rank used in `epoch`; those of another epoch are forgotten."""
         if epoch != self._epoch:
-            self._bits[:], self._epoch, self._is_known = bytes(len(self._bits)), epoch, True
+            self._bits[:], self._epoch = bytes(len(self._bits)), epoch
         for index in indices:
             self._bits[index >> 3] |= 1 << (index & 7)
 
-    def count(self, world: World) -> int | None:
-        """How many different samples all ranks used; None if an earlier version began the epoch. Collective."""
-        return int.from_bytes(self._joined(world).numpy().tobytes()).bit_count() if self._is_known else None
+    def count(self, world: World) -> int:
+        """How many different samples all ranks used. Collective."""
+        return int.from_bytes(self._joined(world).numpy().tobytes()).bit_count()
 
     def state_dict(self, world: World) -> dict[str, int | Tensor]:
-        """The epoch and the samples of all ranks, [1 + N // 8] uint8; {} if they are not known. Collective."""
-        return {"epoch": self._epoch, "samples": self._joined(world)} if self._is_known else {}
+        """The epoch and the samples of all ranks, [1 + N // 8] uint8. Collective."""
+        return {"epoch": self._epoch, "samples": self._joined(world)}
 
-    def load(self, state: dict[str, int | Tensor], epoch: int) -> None:
-        """Continue what state_dict returned. epoch: that of the last step, of which nothing is known if `state` is {}.
-        """
-        self._epoch, self._is_known = epoch, bool(state)
-        if state:
-            self._epoch, self._bits[:] = state["epoch"], state["samples"].cpu().numpy().tobytes()
+    def load(self, state: dict[str, int | Tensor]) -> None:
+        """Continue what state_dict returned."""
+        self._epoch, self._bits[:] = state["epoch"], state["samples"].cpu().numpy().tobytes()
 
     def _joined(self, world: World) -> Tensor:
         """This rank's bits, which become those of all ranks. Collective: N / 8 bytes."""

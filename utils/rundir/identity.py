@@ -90,13 +90,9 @@ def _has_content(path: Path) -> bool:
 
 
 def fixed_values(config: Config, path: Path) -> dict[str, Any]:
-    """What the settings that are fixed at the first start became in the run in `path`.
-
-    In a run that an earlier version began, such a setting may have had a value instead of `auto`.
-    """
-    kept, old = read_json(path / "auto.json"), _read_settings(path / "config.yaml")
-    values = {name: kept.get(name, old.get(name, "auto")) for name, known in facts(config).items() if known.fixed}
-    return {name: value for name, value in values.items() if value != "auto"}
+    """What the settings that are fixed at the first start became in the run in `path`."""
+    kept = read_json(path / "auto.json")
+    return {name: kept[name] for name, known in facts(config).items() if known.fixed and name in kept}
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,8 +30,9 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, explain
 from utils.files import read_json, sync, wait_to_see, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
-from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
+from utils.rundir.identity import code_digest, compare, kept_settings, run_path
 from utils.rundir.lock import RunLock
+from utils.rundir.resolved import UNSET, Resolved
 from utils.rundir.restart import acts_fresh, keep_ending, launch_id, slurm_starts
 from utils.rundir.state import Progress, TrainState
 from utils.settings.config import Config
@@ -40,13 +42,13 @@ from utils.strategies import load_strategy
 class Run:
     """An open run directory. Rank 0 alone writes; the other ranks hold the same facts.
 
-    kept: RUN/auto.json. facts: of this start, for RUN/status.json. lock: None = the directory is only read.
+    kept: what RUN/auto.json holds. facts: of this start, for RUN/status.json. lock: None = the directory is only read.
     is_there: False if --eval-only evaluates weights as they are, and there is no run directory.
     """
 
     def __init__(self, path: Path, kept: dict[str, Any], facts: Mapping[str, Any], note: Callable[[str], None],
                  lock: RunLock | None):
-        self.path, self.kept, self.note = path, kept, note
+        self.path, self.resolved, self.note = path, Resolved.of(kept), note
         self.is_read_only = lock is None
         self.is_there = facts.get("is_there", True)
         self.writes = lock is not None and lock.is_held
@@ -58,17 +60,21 @@ class Run:
 
     def resolve(self, name: str, given: Any, derive: Callable[[], Any]) -> Any:
         """The value of a setting that may be `auto`: resolved at the first start, kept from then on."""
-        kept = self.kept.get(name)
+        kept = getattr(self.resolved, name)
         if given == "auto":
-            given = derive() if kept is None else kept
-        elif kept not in (None, given):
+            given = derive() if kept is UNSET else kept
+        elif kept not in (UNSET, given):
             self.note(f"{name} was {kept} in this run and is now {given}; the run is not bit-exact from here on")
-        self.kept[name] = given
+        self.keep(**{name: given})
         return given
+
+    def keep(self, **values: Any) -> None:
+        """From here on these are what the run has resolved, by fields of Resolved."""
+        self.resolved = replace(self.resolved, **values)
 
     def require_same(self, name: str, value: str, what: str) -> None:
         """Raise UserError (78) if the run was created with another value."""
-        if self.kept.setdefault(name, value) != value:
+        if self.resolve(name, "auto", lambda: value) != value:
             raise UserError(f"{what} changed since {self.path} was created; restore it, or use another --run-dir or"
                             " --fresh", Exit.OTHER_RUN)
 
@@ -76,13 +82,13 @@ class Run:
         """Raise UserError on every rank if the data set differs between nodes (65) or from the run's (78). Collective.
         """
         world.require_same(fingerprint, "the data set")
-        is_same_program = self.kept.get("code") == self._facts.get("code")
+        is_same_program = self.resolved.code == self._facts.get("code")
         self.require_same("data", fingerprint, "the data set" if is_same_program else
                           "the data set, or what this version of the program reads of it,")
 
     def keep_resolved(self) -> None:
         """Write RUN/auto.json; before the first step."""
-        self.write_json("auto.json", self.kept)
+        self.write_json("auto.json", self.resolved.as_dict())
 
     def follow(self, state: TrainState) -> None:
         """From here on the status says at which step `state` is."""
@@ -175,11 +181,11 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
             raise UserError(f"cannot create the run directory {path}: {error.strerror}; use another --run-dir",
                             Exit.CANNOT_CREATE) from None
         compare(config, path, note)
-        last, kept = read_json(path / "status.json"), _kept(config, path)
+        last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
         _describe(config, path, world.world_size)
         facts = _facts(last, world, launches)
         _note_changes(config, kept, last, facts, note)
-        return kept, facts
+        return {"code": facts["code"], **kept}, facts
 
     try:
         kept, facts = world.on_rank_zero(prepare)  # Collective.
@@ -218,13 +224,7 @@ def _read(config: Config, path: Path, world: World, note: Callable[[str], None])
         raise UserError(f"{path} holds no checkpoint: train first; or evaluate weights as they are, with --model and"
                         " --pretrained and without --run-dir", Exit.NO_INPUT)
     compare(config, path, note)
-    return _kept(config, path), _facts({}, world, [])
-
-
-def _kept(config: Config, path: Path) -> dict[str, Any]:
-    """What the settings became at the run's first start: RUN/auto.json; {} at the first start."""
-    kept = read_json(path / "auto.json")
-    return kept | fixed_values(config, path) if kept else kept
+    return read_json(path / "auto.json"), _facts({}, world, [])
 
 
 def _acquire(config: Config, path: Path, lock: RunLock, launches: list[str | None],
@@ -249,7 +249,7 @@ def _note_changes(config: Config, kept: dict[str, Any], last: Mapping[str, Any],
         if kept and not load_strategy(strategy).is_invariant and before not in (None, now):
             note(f"{before} {name.replace('_', ' ')} before, {now} now: with --strategy {strategy} sums are rounded"
                  " differently from here on; a new run with --strategy exact avoids this")
-    if kept.setdefault("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
+    if kept.get("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
         note(f"warning: the program changed since {run_path(config)} was created; results may differ from here on; for"
              " the same bits, continue with the program that began the run")
 

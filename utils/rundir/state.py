@@ -64,5 +64,4 @@ class TrainState:
         if state["scaler"]:  # else the run did not use fp16 so far
             self.scaler.load_state_dict(state["scaler"])
         self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
-        last_epoch = self.progress.epoch - (self.progress.sample_offset == 0)
-        self.coverage.load(state.get("coverage", {}), last_epoch)  # an earlier version saved none
+        self.coverage.load(state["coverage"])

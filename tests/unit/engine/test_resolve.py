@@ -50,7 +50,7 @@ def run_in(tmp_path, notes, kept=None):
 def test_auto_is_the_least_multiple_of_the_processes_in_the_limit(tmp_path, num_samples, batch, world_size, expected):
     run = run_in(tmp_path, [])
     resolved(run, world_size, num_samples, global_batch_size=batch)
-    assert run.kept == {"micro_batches": expected}
+    assert run.resolved.micro_batches == expected
 
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 9))
@@ -62,11 +62,10 @@ def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_fact
     assert fewer == 0 or -(-n // fewer) > AUTO_LIMIT
 
 
-@pytest.mark.parametrize("kind, kept, expected", [
-    ({}, None, (4, 256)), ({}, 16, (16, 64)),  # an earlier version began the second run
-    ({"is_sharded": True}, None, (16, 64)), ({"is_invariant": True}, None, (32, 64))])
-def test_on_an_accelerator_auto_is_larger_where_it_is_tried(tmp_path, kind, kept, expected):
-    run = run_in(tmp_path, [], {"micro_batches": kept} if kept else None)
+@pytest.mark.parametrize("kind, expected", [
+    ({}, (4, 256)), ({"is_sharded": True}, (16, 64)), ({"is_invariant": True}, (32, 64))])
+def test_on_an_accelerator_auto_is_larger_where_it_is_tried(tmp_path, kind, expected):
+    run = run_in(tmp_path, [])
     start, strategy = start_of(run, BatchOptions(global_batch_size=1000)), strategy_of(**kind)
     start.world = replace(start.world, device=torch.device("cuda", 0))
     plan = resolve_plan(start, strategy)
@@ -78,7 +77,7 @@ def test_a_size_that_fits_takes_the_place_of_autos_limit_and_is_kept(tmp_path, w
     run = run_in(tmp_path, notes := [])
     before = resolved(run, world_size).num_micro_batches
     plan = resolved(run, world_size, fit=fit)
-    assert plan.num_micro_batches == run.kept["micro_batches"] == count and plan.sizes[1] <= fit
+    assert plan.num_micro_batches == run.resolved.micro_batches == count and plan.sizes[1] <= fit
     assert notes == [f"out of memory: a global batch is cut into {count} micro-batches instead of {before},"
                      f" each of at most {fit} samples"]
 
@@ -91,7 +90,7 @@ def test_auto_is_kept_when_fewer_processes_go_on(tmp_path):
 def test_auto_is_cut_finer_for_more_processes_with_a_note(tmp_path):
     run = run_in(tmp_path, notes := [], {"micro_batches": 4})
     plan = resolved(run, 6)
-    assert (plan.num_micro_batches, run.kept["micro_batches"], len(notes)) == (8, 8, 1)
+    assert (plan.num_micro_batches, run.resolved.micro_batches, len(notes)) == (8, 8, 1)
     assert "8 micro-batches" in notes[0]
     assert "not bit-exact from here" in notes[0]
 
@@ -103,13 +102,13 @@ def test_auto_is_cut_finer_for_more_processes_with_a_note(tmp_path):
 def test_auto_of_an_invariant_strategy_ignores_the_processes(tmp_path, batch, model, expected, world_size):
     run = run_in(tmp_path, [])
     resolved(run, world_size, 1000, model, is_invariant=True, global_batch_size=batch)
-    assert run.kept == {"micro_batches": expected}
+    assert run.resolved.micro_batches == expected
 
 
 def test_a_run_that_becomes_invariant_keeps_its_micro_batches(tmp_path):
     run = run_in(tmp_path, notes := [], {"micro_batches": 3})
     assert resolved(run, 3, is_invariant=True).num_micro_batches == 3
-    assert (run.kept["micro_batches"], notes) == (3, [])
+    assert (run.resolved.micro_batches, notes) == (3, [])
 
 
 @pytest.mark.parametrize("size, wanted", [("auto", "--micro-batch-size 12"), (16, "--micro-batch-size 12")])
@@ -137,7 +136,7 @@ def test_a_given_cut_is_refused_for_more_processes(tmp_path):
 def test_a_given_cut_takes_the_place_of_the_kept_one_with_a_note(tmp_path):
     run = run_in(tmp_path, notes := [], {"micro_batches": 4})
     resolved(run, 1, global_batch_size=128, micro_batch_size=16)
-    assert (run.kept["micro_batches"], len(notes)) == (8, 1)
+    assert (run.resolved.micro_batches, len(notes)) == (8, 1)
 
 
 def test_a_model_with_batch_norm_needs_two_samples_in_each_micro_batch(tmp_path):
@@ -185,12 +184,6 @@ def mixing_in(tmp_path, notes, options, processes, plan):
     require_partners(start, SimpleNamespace(is_invariant=False), plan)
 
 
-def test_a_run_of_an_earlier_version_keeps_its_evaluation_batch(tmp_path):
-    run = run_in(tmp_path, [], {"micro_batches": 8})
-    plan = resolved(run, 1)
-    assert resolve_eval_batch(start_of(run, BatchOptions()), strategy_of(), plan) == 64
-
-
 @pytest.mark.parametrize("given_size, micro_batches, expected", [
     ("auto", 8, 16), ("auto", 1, 64), ("auto", 64, 2), (7, 8, 7)])
 def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_size, micro_batches, expected):
@@ -207,7 +200,7 @@ def test_an_evaluation_batch_is_twice_the_micro_batch_and_kept(tmp_path, given_s
 def test_the_learning_rate_grows_with_the_global_batch(tmp_path, optimizer, batch, expected):
     run = run_in(tmp_path, [])
     optim = resolve_optim(start_for(run, OptimOptions(optimizer=optimizer), batch))
-    assert (optim.lr, run.kept["lr"]) == (expected, expected)
+    assert (optim.lr, run.resolved.lr) == (expected, expected)
 
 
 def test_a_given_or_kept_learning_rate_is_taken_as_it_is(tmp_path):
@@ -217,12 +210,11 @@ def test_a_given_or_kept_learning_rate_is_taken_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("options, of_task, kept, expected", [
     ({}, 10, {}, 10), ({}, 1, {}, 1), ({"optimizer": "sgd"}, 10, {}, 1), ({"lr": 0.1}, 10, {}, 1),
-    ({"lr": 0.1, "head_lr_factor": 3}, 1, {}, 3), ({}, 10, {"lr": 1e-3, "head_lr_factor": 5}, 5),
-    ({}, 10, {"lr": 1e-3}, 1)])  # the last: begun by a version without the setting
+    ({"lr": 0.1, "head_lr_factor": 3}, 1, {}, 3), ({}, 10, {"lr": 1e-3, "head_lr_factor": 5}, 5)])
 def test_a_head_learns_faster_if_the_task_says_so_and_lr_is_auto(tmp_path, options, of_task, kept, expected):
     run = run_in(tmp_path, [], kept)
     optim = resolve_optim(start_for(run, OptimOptions(**options), 64, of_task))
-    assert (optim.head_lr_factor, run.kept["head_lr_factor"]) == (expected, expected)
+    assert (optim.head_lr_factor, run.resolved.head_lr_factor) == (expected, expected)
 
 
 def start_for(run, optim, batch, head_lr_factor=1.0):

@@ -43,7 +43,7 @@ def decide(world, tmp_path):
             example=lambda size: Batch({"inputs": torch.ones(size, 3)}, torch.zeros(size), torch.ones(size)),
             forward=lambda model, batch: Output(model(**batch.inputs).sum(), None))
         start = Start(config, world, run, task, Precision(name, torch.device("cpu")), None)
-        return with_possible_precision(start, model, trains, is_new), notes, run.kept
+        return with_possible_precision(start, model, trains, is_new), notes, run.resolved
 
     return decided
 
@@ -52,14 +52,14 @@ def decide(world, tmp_path):
 def test_auto_is_fp32_where_the_model_cannot_compute_in_bf16(is_training, decide):
     """Whether it raises in training or in evaluation alone."""
     start, [note], kept = decide(Model({(torch.bfloat16, is_training)}))
-    assert start.precision.name == kept["precision"] == "fp32"
+    assert start.precision.name == kept.precision == "fp32"
     assert "--precision auto is fp32: --model org/name cannot compute in bf16 (does not compute)" in note
 
 
 @pytest.mark.parametrize("fails, precision", [((torch.bfloat16, True), "bf16"), ((torch.bfloat16, False), "fp32")])
 def test_an_evaluation_alone_tries_no_training(fails, precision, decide):
     start, _, kept = decide(Model({fails}), trains=False)
-    assert start.precision.name == kept["precision"] == precision
+    assert start.precision.name == kept.precision == precision
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
@@ -77,7 +77,7 @@ def test_a_given_precision_that_the_model_lacks_is_64(name, is_new, decide):
 def test_a_run_keeps_bf16_where_it_can_or_has_begun(model, is_new, decide):
     """Memory is another question."""
     start, notes, kept = decide(model, is_new=is_new)
-    assert start.precision.name == kept["precision"] == "bf16" and notes == []
+    assert start.precision.name == kept.precision == "bf16" and notes == []
 
 
 def test_what_a_model_cannot_do_in_any_precision_is_raised(decide):

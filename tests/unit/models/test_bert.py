@@ -363,7 +363,7 @@ def test_a_name_of_the_hub_is_one_commit_for_the_whole_run(hub, run, world, tmp_
     for commit in ("a" * 40, "b" * 40):
         root = hub(commit)
         found.append(find_folder("org/name", run, world))
-    assert found == [f"{root}/snapshots/{'a' * 40}"] * 2 and run.kept["hub"] == {"org/name": "a" * 40}
+    assert found == [f"{root}/snapshots/{'a' * 40}"] * 2 and run.resolved.hub == {"org/name": "a" * 40}
     assert find_folder("org/name", new_run(other), world) == f"{root}/snapshots/{'b' * 40}"
 
 
@@ -381,14 +381,14 @@ def test_a_cached_commit_needs_no_hub_whatever_its_client_raises(is_cached, hub,
         root = hub("a" * 40)
         assert find_folder("org/name", run, world) == f"{root}/snapshots/{'a' * 40}"
     else:
-        run.kept["hub"] = {"org/name": "a" * 40}
+        run.keep(hub={"org/name": "a" * 40})
         with pytest.raises(UserError, match=r"cannot be fetched from the hub \(Name or service not known\)") as error:
             find_folder("org/name", run, world)
         assert error.value.code == Exit.NO_INPUT
 
 
 def test_a_commit_that_is_gone_is_66_with_the_ways_out(hub, run, world):
-    run.kept["hub"] = {"org/name": "a" * 40}
+    run.keep(hub={"org/name": "a" * 40})
     cache = hub("b" * 40).parent
     with pytest.raises(UserError, match=f"org/name at commit {'a' * 40}, .* to {cache}; or .* --fresh") as error:
         find_folder("org/name", run, world)

@@ -39,8 +39,8 @@ def start(tmp_path, world):
         config = MaskedLMConfig(text=TextOptions(tokenizer=source or "auto", vocab_size=1000),
                                 model=TextModelOptions(model="bert-tiny"))
         tokenizer, digest = resolve_tokenizer(config, None, texts, run, world)
-        assert run.kept["tokenizer"] == digest
-        return tokenizer, run.kept
+        assert run.resolved.tokenizer == digest
+        return tokenizer, run.resolved.as_dict()
     return start
 
 

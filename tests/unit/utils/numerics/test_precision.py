@@ -217,9 +217,8 @@ def _torch_settings():
 def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
     run = Run(tmp_path, dict(kept), lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = resolve_arithmetic(options, run, world)
-    resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": not kept,
-                "fast_convolutions": not kept, "undecayed_tables": not kept}
-    assert (torch.get_num_threads(), precision.name, run.kept) == (threads, name, resolved)
+    resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": True, "fast_convolutions": True}
+    assert (torch.get_num_threads(), precision.name, run.resolved.as_dict()) == (threads, name, resolved)
 
 
 @pytest.mark.usefixtures("_torch_settings")
@@ -227,7 +226,7 @@ def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kep
 def test_under_exact_auto_is_one_thread_whatever_the_cores(world, tmp_path, strategy, kept, threads):
     run = Run(tmp_path, dict(kept), lock=None, note=print, facts={"start": 1, "cores_per_process": 3})
     resolve_arithmetic(DeviceOptions(precision="fp32", strategy=strategy), run, world)
-    assert (torch.get_num_threads(), run.kept["threads"]) == (threads, threads)
+    assert (torch.get_num_threads(), run.resolved.threads) == (threads, threads)
 
 
 @pytest.mark.usefixtures("_torch_settings")

@@ -21,15 +21,6 @@ def test_another_epoch_begins_with_none(world):
 def test_a_resumed_epoch_counts_what_came_before(world):
     before, after = Coverage(9), Coverage(9)
     before.add([0, 1, 8], epoch=4)
-    after.load(before.state_dict(world), epoch=4)
+    after.load(before.state_dict(world))
     after.add([2, 3], epoch=4)
     assert after.count(world) == 5
-
-
-def test_an_epoch_of_an_earlier_version_is_not_counted_but_the_next_is(world):
-    coverage = Coverage(9)
-    coverage.load({}, epoch=2)
-    coverage.add([5], epoch=2)
-    assert coverage.count(world) is None and coverage.state_dict(world) == {}
-    coverage.add([5], epoch=3)
-    assert coverage.count(world) == 1

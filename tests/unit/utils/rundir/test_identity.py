@@ -14,7 +14,7 @@ import yaml
 from tests.unit.utils.conftest import config_of, refusal, start
 from utils.errors import Exit, UserError
 from utils.rundir import identity as identity_module
-from utils.rundir.identity import compare, fixed_values, kept_settings, require_same_program, run_path
+from utils.rundir.identity import compare, kept_settings, require_same_program, run_path
 from utils.rundir.run import open_run
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.option import option, options
@@ -244,9 +244,3 @@ def test_a_fixed_setting_is_compared_by_what_it_became():
     with pytest.raises(UserError, match=r"--lr was 0.5 and is now 0.25") as error:
         compare(config_of("--lr=0.25"), path)
     assert error.value.code == Exit.OTHER_RUN
-
-
-def test_a_run_begun_before_a_setting_was_auto_keeps_its_value():
-    path = begun({"device": "cpu"}, "--lr=0.5", "--image-size=64")
-    compare(config_of(), path)
-    assert fixed_values(config_of(), path) == {"lr": 0.5, "image_size": 64}

@@ -55,7 +55,7 @@ def test_data_are_compared_by_fingerprint_and_not_by_path(world):
 def test_other_data_after_a_change_of_the_program_may_be_its_doing(world, code, is_blamed):
     with open_run(config_of("--run-dir=run"), world, print) as run:
         run.require_same_data("fingerprint", world)
-        run.kept |= {"code": code} if code else {}
+        run.keep(code=code or run.resolved.code)
         with pytest.raises(UserError) as refused:
             run.require_same_data("another", world)
     assert (refused.value.code, "this version of the program" in str(refused.value)) == (Exit.OTHER_RUN, is_blamed)
@@ -112,7 +112,7 @@ def test_a_run_directory_that_is_not_shared_is_74_and_leaves_nothing(world, monk
 def resolved_in(kept, given, derived="derived"):
     notes = []
     run = Run(Path("run"), kept, {"start": 1, "cores_per_process": 1}, notes.append, lock=None)
-    return run.resolve("threads", given, lambda: derived), run.kept["threads"], len(notes)
+    return run.resolve("threads", given, lambda: derived), run.resolved.threads, len(notes)
 
 
 @pytest.mark.parametrize("kept, given, expected", [

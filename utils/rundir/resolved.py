@@ -1,0 +1,52 @@
+"""What a run became at its first start: the settings that may be `auto`, and what it found out about data and model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+UNSET: Any = object()  # not resolved yet; not in the file
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """RUN/auto.json, a line for each key. Run.keep alone changes it."""
+
+    # what decides the bits
+    device: str = UNSET  # the type: "cpu", "xpu", ...
+    threads: int = UNSET  # of torch, per process
+    precision: str = UNSET  # fp32, bf16 or fp16
+    fast_dropout: bool = True  # on the CPU, dropout is computed by the program's own kernel
+    fast_convolutions: bool = True  # so are the gradients of filters
+    micro_batches: int = UNSET  # in a global batch
+    eval_batch_size: int = UNSET
+    lr: float = UNSET
+    head_lr_factor: float = UNSET
+
+    # what must not change
+    code: str = UNSET  # a digest of the program
+    data: str = UNSET  # the fingerprint of the data set
+    tokenizer: str = UNSET  # texts: a digest of RUN/tokenizer
+    encoder: str = UNSET  # texts: a digest of RUN/encoder; unset for a size of --model
+
+    # images
+    image_size: int = UNSET  # pixels
+    resize_size: int = UNSET  # of the shorter side in an evaluation
+    interpolation: str = UNSET
+    mean: list[float] = UNSET
+    std: list[float] = UNSET
+    white_value: int = UNSET  # of files with 16 bits
+
+    # texts
+    hub: dict[str, str] = UNSET  # the commit of each name that was fetched from the hub
+    pad_to: int = UNSET  # the width of a batch is a multiple of this many tokens
+    padding_side: str | None = UNSET  # right, left or None (either); not of masked-lm
+    first_position: int | None = UNSET  # masked-lm: of each packed text; None = texts are not packed
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From what the file holds; keys of other versions are left out."""
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+    def as_dict(self) -> dict[str, Any]:
+        """What the file holds: what is resolved."""
+        return {name: value for name, value in vars(self).items() if value is not UNSET}
