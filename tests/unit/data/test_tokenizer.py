@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -132,6 +133,7 @@ def test_texts_are_decoded_again(trained):
 # --- pairs
 
 
+@cache
 def byte_level():
     """One as GPT-2's, where a character may be several tokens."""
     core = Tokenizer(models.BPE(byte_fallback=False))

@@ -62,8 +62,8 @@ def test_more_variants_than_torchs_own_limit_are_compiled(model):
     found = 0
     for is_trained, kind in itertools.product((True, False), ({}, {"is_padded": True}, {"is_packed": True})):
         with torch.set_grad_enabled(is_trained):
-            sizes = itertools.product((4, 1, 3), (8, 9), (5, 1, 6))
-            found += num_variants(model, [batch(*size, **kind) for size in sizes])
+            # fixed, free, and of one sample
+            found += num_variants(model, [batch(*size, **kind) for size in ((4, 8, 5), (3, 9, 6), (1, 8, 5))])
     assert found > OWN_LIMIT
     assert num_variants(model, [batch(2, 8, 5)]) == 0
 
