@@ -171,7 +171,7 @@ def notes_of(
     """The notes of a run that has these records, and what to say at its start."""
     # the data
     task, world, chosen = start.task, start.world, settings(start.config)
-    objective, majority, first = getattr(task, "objective", None), None, [few_steps(start, total_steps)]
+    objective, majority, first = task.objective, None, [few_steps(start, total_steps)]
     if isinstance(objective, Classes):
         counts = objective.class_counts
         majority = float(objective.eval_counts[counts.argmax()] / objective.eval_counts.sum())

@@ -23,7 +23,7 @@ INK = (32, 36, 44)
 
 def show_first_batch(t: Training) -> None:
     """The first training samples of a new run, augmented as the first epoch has them."""
-    if t.state.progress.step == 0 and hasattr(t.task, "preview"):
+    if t.state.progress.step == 0:
         t.log.show("train/first_batch", 0, partial(_first_batch, t))
 
 
@@ -78,17 +78,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
-def _first_batch(t: Training) -> np.ndarray | str:
+def _first_batch(t: Training) -> np.ndarray | str | None:
     shown = t.task.preview(t.feed.samples.collated(0, t.feed.sampler.indices(0, 0)[:MAX_FIRST].tolist()))
+    if not shown:
+        return None
     if isinstance(shown[0], str):
         return table(["what the model sees"], [[text] for text in shown])
     return tiles(shown, MAX_FIRST)
 
 
 def _mistakes(task: Task, samples: Tensor) -> np.ndarray | str | None:
-    if not (chosen := worst(samples, task.objective.is_wrong(samples))):
+    chosen = worst(samples, task.objective.is_wrong(samples))
+    shown = task.preview(task.collate([task.eval_set[0, index] for index in chosen])) if chosen else ()
+    if not shown:
         return None
-    shown = task.preview(task.collate([task.eval_set[0, index] for index in chosen]))
     rows = [task.objective.sample(index, row) for index, row in zip(chosen, samples[chosen].tolist(), strict=True)]
     if isinstance(shown[0], str):
         return table(["text", *rows[0]], [[text, *row.values()] for text, row in zip(shown, rows, strict=True)])

@@ -3,9 +3,10 @@
 It never wraps, moves, saves or reduces, and knows no strategy.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,28 +17,32 @@ from data.sampler import Lengths
 from models.metrics.metric import Metric
 from models.objectives import Objective
 from models.output import Output, Prediction
+from utils.errors import UserError
 
 
-class Task(Protocol):
+class Task(ABC):
     """The contract. Built on every rank in the same way, from (config, run, world). Collective: an index, a download.
 
     What it learns from the data before training (a vocabulary, for example) is made once and kept in its run.
+    What has a value here may stay as it is.
     """
 
     train_set: SampleSet
     eval_set: SampleSet  # always of epoch 0
-    objective: Objective  # what is predicted; a task without labels may lack it, and has these three itself
+    objective: Objective | None = None  # what is predicted, with its metrics and normalizer; None without labels
     metrics: tuple[Metric, ...]
     best: str  # the metric that decides which model is best: among the names of `metrics`
     unit: str  # what a sample is called ("img")
     origin: str  # where the initial weights come from, in words: "from scratch"
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
-    head_lr_factor: float  # what `--head-lr-factor auto` is beside `--lr auto` (with SGD: 1), once the model is built
-    lengths: Lengths | None  # of train_set's samples, once the model is built; None if all are alike
+    # what `--head-lr-factor auto` is beside `--lr auto` (with SGD: 1), once the model is built
+    head_lr_factor: float = 1.0
+    lengths: Lengths | None = None  # of train_set's samples, once the model is built; None if all are alike
     classes: tuple[str, ...]  # names of the outputs: classes in label order, labels, or targets
     fingerprint: str  # of the data set; a run continues only on the same one
-    notes: tuple[str, ...]  # for the user, a line each
+    notes: tuple[str, ...] = ()  # for the user, a line each
 
+    @abstractmethod
     def collate(self, samples: Sequence[Any]) -> Batch:
         """Samples of train_set or eval_set as one batch."""
 
@@ -47,16 +52,20 @@ class Task(Protocol):
         Its samples, the sum of their class weights, or its predicted tokens.
         indices: [N] int64 into train_set, those of all ranks.
         """
+        return self.objective.normalizer(indices)
 
+    @abstractmethod
     def example(self, size: int) -> Batch:
         """A synthetic batch of `size` samples of the largest shape that training or evaluation meets."""
 
+    @abstractmethod
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The model on the CPU, drawn from torch's default generator. Collective.
 
         initial_weights: False if a checkpoint will replace them.
         """
 
+    @abstractmethod
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Loss and logits of a batch on the model's device.
 
@@ -65,19 +74,24 @@ class Task(Protocol):
         """
 
     def preview(self, batch: Batch) -> Sequence[np.ndarray] | Sequence[str]:
-        """What the model sees of each sample, for TensorBoard: [H, W, 3] uint8, or a text. A task may lack it."""
+        """What the model sees of each sample, for TensorBoard: [H, W, 3] uint8, or a text."""
+        return ()
 
     def inputs(self) -> Iterable[tuple[int, str]]:
         """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""
+        return ()
 
+    @abstractmethod
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Write a ready-to-use model into the existing `folder`: RUN/model."""
 
     def baselines(self) -> dict[str, float]:
         """What trivial methods reach on eval_set, by name, in the unit of `best`. For the closing lines."""
+        return {}
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """For the closing lines: {what to do with the finished run: its command, for a shell}. Both are quoted."""
+        return {}
 
     @staticmethod
     def predict(
@@ -88,3 +102,4 @@ class Task(Protocol):
         The description has `classes`, the names of the outputs, and what models.objectives.answer needs. At most
         `batch_size` inputs are classified at a time, on `device`. Raises UserError (64, 65, 66).
         """
+        raise UserError(f"{folder}: models.predict is not written for the task of this model")

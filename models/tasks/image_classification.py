@@ -30,6 +30,7 @@ from data.tables.source import TableSource
 from data.tables.table import IMAGES
 from models.objectives import build_objective, kind_of, label_columns_of
 from models.output import Output, Prediction, widened
+from models.tasks.base import Task
 from models.vision.classifier import build_model, classify_images, load_model_folder, require_known, save_model_folder
 from models.vision.preprocessing import description_of, resolve_preprocessing
 from models.vision.timm_models import is_timm
@@ -46,13 +47,13 @@ from utils.settings.run_options import LabelOptions
 SCRATCH_LR, PRETRAINED_LR = {"adamw": 1e-3, "sgd": 0.02}, {"adamw": 3e-4, "sgd": 0.015}
 
 
-class ImageTask:
+class ImageTask(Task):
     """--task image-classification and image-regression: see models/tasks/base.py. Collective.
 
     Building it scans the data once per node.
     """
 
-    unit, lengths, head_lr_factor = "img", None, 1.0
+    unit = "img"
 
     def __init__(self, config: ImageClassificationConfig | ImageRegressionConfig, run: Run, world: World):
         # index: the first process of a node scans, the others read what it cached
@@ -89,8 +90,7 @@ class ImageTask:
         self.objective = build_objective(
             config, self.classes, train.labels, evaluated.labels, described if described and as_they_are else None)
         self.notes += self.objective.notes
-        self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
-        self.best = self.objective.best
+        self.metrics, self.best = self.objective.metrics, self.objective.best
         self._mix = build_mixing(config.augment, self._prepared.image_size)
         self._mean, self._std = (  # [1, 3 * I, 1, 1] each
             255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)

@@ -17,6 +17,7 @@ from data.splits import ValSplit, hold_out, require_split, select
 from data.tables.table import TEXTS
 from data.texts.index import TextIndex, TextSource, open_texts, read_texts, tokenize
 from data.texts.text_set import TextSample, TokenTable, padded
+from models.tasks.base import Task
 from models.text.bert import EncoderSpec, build_encoder, config_of, save_model_folder
 from models.text.hub import find_folder, resolve_encoder, resolve_tokenizer
 from utils.distributed.world import World
@@ -29,10 +30,10 @@ from utils.settings.config import MaskedLMConfig, TextClassificationConfig, Text
 SCRATCH_WIDTH = 128  # of an encoder: Adam's rate of a wider one from scratch falls as its width grows (docs/data.md)
 
 
-class TextTask:
+class TextTask(Task):
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
-    unit, head_lr_factor, new_head_lr_factor = "txt", 1.0, 1.0
+    unit, new_head_lr_factor = "txt", 1.0
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr of SCRATCH_WIDTH from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not
@@ -117,7 +118,7 @@ class TextTask:
         """Loads into transformers: AutoModel..., pipeline."""
         described = {"task": self._config.run.task, "text_columns": list(self._text_columns),
                      "max_tokens": self._config.text.max_length}
-        if hasattr(self, "objective"):  # what else decides is the encoder's problem_type
+        if self.objective:  # what else decides is the encoder's problem_type
             described |= {name: value for name, value in self.objective.described().items() if name != "loss"}
         save_model_folder(weights, self._encoder_config, described, self._tokenizer, folder)
 

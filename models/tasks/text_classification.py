@@ -48,8 +48,7 @@ class LabelledTextTask(TextTask):
             model = read_config(self._encoder).to_dict()
         self.objective = build_objective(config, self.classes, self._train.labels, self._eval.labels, model)
         self.notes += self.objective.notes
-        self.metrics, self.normalizer = self.objective.metrics, self.objective.normalizer
-        self.best = self.objective.best
+        self.metrics, self.best = self.objective.metrics, self.objective.best
         self._inputs: list[tuple[int, str]] | None = None  # once they are needed
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
