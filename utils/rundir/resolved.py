@@ -39,8 +39,8 @@ class Resolved:
     # texts
     hub: dict[str, str] = UNSET  # the commit of each name that was fetched from the hub
     pad_to: int = UNSET  # the width of a batch is a multiple of this many tokens
-    padding_side: str | None = UNSET  # right, left or None (either); not of masked-lm
-    first_position: int | None = UNSET  # masked-lm: of each packed text; None = texts are not packed
+    padding_side: str | None = UNSET  # right, left, or None: the encoder reads padding
+    first_position: int | None = UNSET  # of each packed text; None = texts are not packed
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
