@@ -22,7 +22,7 @@ test: check                         ## everything that must hold, unit tests fir
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, README, changing.md
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
-		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py readme.py starts.py timings.py)
+		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py own_models.py readme.py starts.py timings.py)
 
 zoo: .venv/ready-dev                ## every architecture of text encoders trains, evaluates and predicts
 	$(BIN)/python -m pytest tests/zoo $(subst loadfile --no-loadscope-reorder,load,$(WORKERS))

@@ -4,18 +4,18 @@ A block is a residual block, a layer of a transformer, or any other part that ha
 belongs to the part before it, and a part without parameters (dropout, say) to the part after it. Block 0 is the stem:
 embeddings or the first convolution, with parameters that belong to no part (positions, a class token).
 
-The models are torchvision's classifiers, transformers' encoders, which have a base_model_prefix, and timm's, which have
-a group_matcher: their blocks are the groups of timm's own layer-wise decay, and the head.
+The models are yours (models/own.py), torchvision's classifiers, transformers' encoders, which have a base_model_prefix,
+and timm's, which have a group_matcher: their blocks are the groups of timm's own layer-wise decay, and the head.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 
-from torch import nn
+from torch import Tensor, nn
 
 from models.vision.timm_models import classifiers_of, groups_of
-from utils.errors import UserError
+from utils.errors import UserError, some
 from utils.settings.run_options import OptimOptions
 
 _UNDECAYED = (
@@ -94,6 +94,43 @@ def freeze(model: nn.Module, what: int | str) -> None:
         for part in block.parts:
             part.eval()
             part.train = lambda mode=True, part=part: part  # the loop calls train() on the whole model
+
+
+def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequence[int] | None) -> list[str]:
+    """Load `weights`, the head only if it fits. Returns the names of the head's tensors if the model keeps its new one.
+
+    outputs: for each output of the model, that of the weights; None if their classes are others, and so the head.
+
+    A new head starts near 0, with a standard deviation of 0.01 (as MobileNetV2's), so that its first gradients do not
+    spoil the features: EfficientNet's own start for 10 classes is +-0.3, and its first loss 6.
+
+    Raises UserError (64) if the rest does not fit.
+    """
+    # BatchNorm counts its batches since torch 0.4.1; older files (resnet18's, for example) lack the counters.
+    own, is_in_head = model.state_dict(), in_head(model)
+    weights = {name: param for name, param in own.items() if name.endswith(".num_batches_tracked")} | weights
+
+    # what is new, what does not fit
+    wrong = {"missing": own.keys() - weights.keys(), "unknown": weights.keys() - own.keys(),
+             "of another shape": {name for name in own if name in weights and own[name].shape != weights[name].shape}}
+    has_new_head = outputs is None or any(map(is_in_head, set().union(*wrong.values())))
+    new_head = [name for name in own if has_new_head and is_in_head(name)]
+    wrong = {what: sorted(name for name in names if not is_in_head(name)) for what, names in wrong.items()}
+    if found := "; ".join(f"{what}: {some(names)}" for what, names in wrong.items() if names):
+        raise UserError(f"the weights do not fit --model: {found}; use weights of the same architecture")
+
+    # load them
+    weights = {name: own[name] if name in new_head else weights[name] for name in own}
+    for name in () if has_new_head else filter(is_in_head, own):
+        if own[name].shape[:1] == (len(outputs),):
+            weights[name] = weights[name][outputs]
+    model.load_state_dict(weights)
+    for name, param in model.named_parameters():
+        if name in new_head and param.ndim > 1:
+            nn.init.normal_(param, std=0.01)
+        elif name in new_head and name.endswith("bias"):
+            nn.init.zeros_(param)
+    return new_head
 
 
 def lr_factors(model: nn.Module, config: OptimOptions) -> dict[str, float]:

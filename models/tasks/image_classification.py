@@ -1,4 +1,4 @@
-"""Images: folders of classes or tables, any torchvision classifier; one class, several labels, or numbers.
+"""Images: folders of classes or tables, any image classifier; one class, several labels, or numbers.
 
 Legend: B samples, C outputs, I images of a sample, H, W height and width in pixels.
 """
@@ -74,7 +74,7 @@ class ImageTask(Task):
 
         # preprocessing, and what suits the weights
         if not described and not is_timm(config.model.model):
-            require_known(config.model.model)
+            require_known(config.model.model, config.model.pretrained and not config.model.weights)
         self._prepared, notes = resolve_preprocessing(  # Collective.
             config.images, config.model, index.splits["train"], run, world)
         self.notes = (*index.notes, *notes)
@@ -126,7 +126,7 @@ class ImageTask(Task):
         return Batch(inputs={"images": images}, labels=encoded, sample_weight=torch.ones(size))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
-        """The torchvision classifier that --model names. Collective. Raises UserError (64)."""
+        """The classifier that --model names. Collective. Raises UserError (64)."""
         model, self._architecture, notes = build_model(
             self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world,
             own_head=self._config.run.eval_only, num_images=self._num_images)

@@ -83,9 +83,9 @@ class TextTask(Task):
             weights = find_folder(config.model, self._run, self._world)  # Collective.
         spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes,
                            own_head=self._config.run.eval_only, report=self._report)
-        model = self._world.everywhere(lambda: build_encoder(spec, config, self._encoder, weights))  # Collective.
-        model.config.architectures = [type(model).__name__]
-        self._encoder_config = model.config
+        model, self._encoder_config = self._world.everywhere(  # Collective.
+            lambda: build_encoder(spec, config, self._encoder, weights))
+        self._encoder_config.architectures = [type(model).__name__]
         return model
 
     def _tried(self, name: str, find: Callable[[], Any], words: str) -> Any:

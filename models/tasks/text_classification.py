@@ -66,9 +66,9 @@ class LabelledTextTask(TextTask):
         self._tokenizer.init_kwargs["padding_side"] = self._tokenizer.padding_side  # these are saved
         described = self.objective.described()
         if described.get("loss") == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
-            model.config.problem_type = "multi_label_classification"
+            self._encoder_config.problem_type = "multi_label_classification"
         if "target_mean" in described:  # it gives the outputs as they are
-            model.config.problem_type = "regression"
+            self._encoder_config.problem_type = "regression"
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
@@ -117,11 +117,11 @@ class LabelledTextTask(TextTask):
             require_columns(path, columns.texts, "give a table with the columns of training")
 
         # model
-        model, tokenizer, max_tokens = load_classifier(folder), load_tokenizer(str(folder)), described["max_tokens"]
+        (model, config), tokenizer = load_classifier(folder), load_tokenizer(str(folder))
         side = find_padding_side(model, tokenizer)
-        described["classes"] = [model.config.id2label[index] for index in range(model.config.num_labels)]
+        described["classes"] = [config.id2label[index] for index in range(config.num_labels)]
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
-        outputs = partial(outputs_for_texts, model.to(device), tokenizer, max_tokens, side)
+        outputs = partial(outputs_for_texts, model.to(device), tokenizer, described["max_tokens"], side)
         return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)
 
 

@@ -26,9 +26,12 @@ from data.splits import plain
 from data.texts.tokenizer import is_special
 from models.blocks import in_head
 from models.objectives import DESCRIBED
+from models.own import TEXT_MODELS
+from models.text.own_classifier import OwnConfig, build_own_classifier
 from utils.errors import Exit, UserError, counted, explain, first_line, some
 from utils.settings.text_options import SIZES, TextModelOptions
 
+BUILT = (*TEXT_MODELS, *SIZES)  # names of --model that are built from scratch
 MAX_PADDING = 1024  # tokens: vocabularies of models are rounded up for speed
 _LOADING = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True, "trust_remote_code": False,
             "output_loading_info": True}
@@ -49,10 +52,12 @@ class EncoderSpec:
     report: Callable[[str, bool], None] = lambda text, is_head_new: None  # called where the head is not as it was
 
 
-def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | None, weights: str | None) -> nn.Module:
-    """The model on the CPU, in float32; fresh weights come from torch's default generator.
+def build_encoder(
+    spec: EncoderSpec, config: TextModelOptions, folder: str | None, weights: str | None
+) -> tuple[nn.Module, PreTrainedConfig]:
+    """The model on the CPU, in float32, and its config; fresh weights come from torch's default generator.
 
-    folder: with its config, None for one of SIZES. weights: the folder whose weights are loaded, if any.
+    folder: with its config, None for one of BUILT. weights: the folder whose weights are loaded, if any.
     Raises UserError: 64 if tokenizer, length or weights do not fit, 66 if the folder holds no such model.
     """
     # its config
@@ -85,15 +90,15 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
         described.problem_type = "single_label_classification"
 
     # the model
+    if classes and isinstance(described, OwnConfig):
+        model, new = build_own_classifier(described, spec.max_length, weights, outputs, spec.own_head)
+        if new:
+            spec.report(f"new weights in the head: {some(new)}", True)
+        return model, described
     try:
-        if weights:
-            model, new = _load(spec, weights, described, config.model)
-        else:
-            model = spec.head.from_config(described, dtype=torch.float32)
-    except UserError:
-        raise
+        model, new = _load(spec, weights, described, config.model)
     except Exception as error:  # whatever the library raises about values
-        if explain(error)[1] != Exit.INTERNAL:  # memory, the disk
+        if explain(error)[1] != Exit.INTERNAL:  # memory, the disk, a UserError
             raise
         if "Unrecognized configuration class" not in str(error):
             raise UserError(f"--model {config.model}: its config.json does not describe a model"
@@ -106,7 +111,7 @@ def build_encoder(spec: EncoderSpec, config: TextModelOptions, folder: str | Non
         model.config.pad_token_id = spec.tokenizer.pad_token_id
     if spec.max_length > (limit := _max_tokens(model)):
         raise UserError(f"--max-length {spec.max_length}: --model {config.model} takes at most {limit} tokens")
-    return model
+    return model, model.config
 
 
 def _max_tokens(model: nn.Module) -> float:
@@ -130,9 +135,11 @@ def takes_types(described: PreTrainedConfig) -> bool:
 
 
 def config_of(name: str, folder: str | None) -> PreTrainedConfig:
-    """The config of the encoder in `folder` (of resolve_encoder), or of one of SIZES. Raises UserError (66)."""
+    """The config of the encoder in `folder` (of resolve_encoder), or of one of BUILT. Raises UserError (66)."""
     if folder is not None:
         return read_config(folder)
+    if name in TEXT_MODELS:
+        return OwnConfig(architecture=name)
     layers, width = SIZES[name]
     return transformers.BertConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width)
@@ -177,8 +184,16 @@ def outputs_of(described: PreTrainedConfig, classes: list[str], own_head: bool) 
     return None
 
 
-def _load(spec: EncoderSpec, folder: str, described: PreTrainedConfig, name: str) -> tuple[nn.Module, list[str]]:
-    """The model with the weights in `folder`, and the names of those that it lacks, all of the head. name: --model."""
+def _load(
+    spec: EncoderSpec, folder: str | None, described: PreTrainedConfig, name: str
+) -> tuple[nn.Module, list[str]]:
+    """The model with the weights in `folder`, if any, and the names of those that it lacks, all of the head.
+
+    name: of --model. Raises UserError (64, 65, 66).
+    """
+    if folder is None:
+        return spec.head.from_config(described, dtype=torch.float32), []
+
     # load
     try:
         model, found = spec.head.from_pretrained(folder, config=described, ignore_mismatched_sizes=True, **_LOADING)
@@ -265,12 +280,16 @@ def save_model_folder(
         raise OSError(f"cannot write the tokenizer to {folder}: {error}") from error
 
 
-def load_classifier(folder: Path) -> nn.Module:
-    """What save_model_folder wrote, in evaluation mode, on the CPU. Raises UserError (65)."""
+def load_classifier(folder: Path) -> tuple[nn.Module, PreTrainedConfig]:
+    """What save_model_folder wrote, in evaluation mode, on the CPU, and its config. Raises UserError (64, 65)."""
+    if isinstance(described := read_config(str(folder)), OwnConfig):
+        model, _ = build_own_classifier(
+            described, described.max_tokens, str(folder), range(described.num_labels), own_head=True)
+        return model.eval(), described
     try:
         model, found = transformers.AutoModelForSequenceClassification.from_pretrained(folder, **_LOADING)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{folder} cannot be read ({first_line(error)})", Exit.BAD_DATA) from None
     if found["missing_keys"]:
         raise UserError(f"{folder}: model.safetensors lacks {some(sorted(found['missing_keys']))}", Exit.BAD_DATA)
-    return model.eval()
+    return model.eval(), model.config

@@ -14,7 +14,7 @@ import huggingface_hub
 from transformers import PreTrainedTokenizerBase
 
 from data.texts.tokenizer import folder_digest, load_tokenizer, train_tokenizer
-from models.text.bert import SIZES, config_of, read_config, takes_types
+from models.text.bert import BUILT, config_of, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
 from utils.rundir.resolved import UNSET
@@ -37,7 +37,7 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
     # what the name means
     is_local = is_folder(name, world)  # Collective: on all nodes or on none.
     world.everywhere(lambda: _check(name))  # Collective.
-    if is_local or name in SIZES:
+    if is_local or name in BUILT:
         return name if is_local else None
 
     # the commit, then the files on every node
@@ -50,7 +50,7 @@ def find_folder(name: str, run: Run, world: World) -> str | None:
 
 
 def resolve_encoder(name: str, run: Run, world: World) -> str | None:
-    """RUN/encoder, which has the config of the encoder that --model names; None for one of SIZES. Collective.
+    """RUN/encoder, which has the config of the encoder that --model names; None for one of BUILT. Collective.
 
     Kept from the run's first start on, so that a later start does not need the hub.
     Raises UserError: 66 if --model has no config, 78 if the kept one changed.
@@ -120,8 +120,8 @@ def _check(name: str) -> None:
         if not files & {file.name for file in path.iterdir()}:
             raise UserError(f"{name} is not a model folder: it needs a config.json with a model_type,"
                             " as RUN/model of a text run has", Exit.NO_INPUT)
-    elif name not in SIZES and (path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1):
-        raise UserError(f"{name}: there is no such model folder; give a folder, one of {', '.join(SIZES)}, or a name on"
+    elif name not in BUILT and (path.exists() or name.startswith(("/", ".", "~")) or name.count("/") > 1):
+        raise UserError(f"{name}: there is no such model folder; give a folder, one of {', '.join(BUILT)}, or a name on"
                         " the hub", Exit.NO_INPUT)
 
 
@@ -148,10 +148,10 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
                         f" out: copy a hub cache that has this commit to {cache}; or start over with --fresh",
                         Exit.NO_INPUT)
     owner = next((owner for owner, begin in OWNERS.items() if re.match(begin, name)), None)
-    meant = "" if owner else suggestion(name, SIZES, " It is trained from scratch")
+    meant = "" if owner else suggestion(name, BUILT, " It is trained from scratch")
     full = f"{owner}/{name}" if owner else name
     raise UserError(
-        f"{name} is not a folder, not one of {', '.join(SIZES)}{meant}, and"
+        f"{name} is not a folder, not one of {', '.join(BUILT)}{meant}, and"
         f"{f' {full}, its full name,' if owner else ''} cannot be fetched from the hub ({reason})."
         f" Ways out: fetch it elsewhere (hf download {full} --local-dir DIR) and pass DIR; or copy the hub's cache to"
         f" {cache}; or give --model one of these sizes, to train from scratch"

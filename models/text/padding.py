@@ -30,8 +30,8 @@ def outputs_for_texts(
     has_types = "token_type_ids" in tokenizer.model_input_names
     samples = [TextSample(np.array(one.ids), np.array(one.type_ids if has_types else [], np.uint8), 0)
                for one in encoded]
-    inputs = padded(samples, tokenizer.pad_token_id, max_length, 1, side)
-    return model(**{name: tensor.to(model.device) for name, tensor in inputs.items()}).logits
+    inputs, device = padded(samples, tokenizer.pad_token_id, max_length, 1, side), next(model.parameters()).device
+    return model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits
 
 
 def find_padding_side(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -1,4 +1,4 @@
-"""Image classifiers by name, torchvision's or timm's (models/vision/timm_models.py); RUN/model of an image run.
+"""Image classifiers by name: yours (models/own.py), torchvision's, or timm's (timm_models.py); RUN/model of a run.
 
 Initial weights: models/vision/weights.py.
 
@@ -25,12 +25,15 @@ from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder
 from data.images.index import ImageIndex
 from data.labels import outputs_for
+from models.blocks import load_backbone
 from models.objectives import values_of
 from models.output import Prediction
+from models.own import IMAGE_MODELS
+from models.trial import WAY_OUT, build_tried
 from models.vision.dropout import set_drop_path, set_dropout
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
-from models.vision.weights import initial_weights_of, load_backbone, read_weights, with_channels, with_more_channels
+from models.vision.weights import initial_weights_of, read_weights, with_channels, with_more_channels
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores
@@ -45,27 +48,22 @@ def build_classifier(
     architecture: str, num_classes: int, image_size: int = 224, num_images: int = 1, dropout: float | None = None,
     drop_path: float | None = None
 ) -> nn.Module:
-    """A classifier of torchvision or timm with fresh weights from torch's default generator; without auxiliary heads.
+    """A classifier with fresh weights from torch's default generator; without auxiliary heads.
 
     Its input is [B, 3 * num_images, image_size, image_size] float, its output [B, num_classes]. Raises UserError (64)
     for an unknown name, or one that does not take images of that size.
     """
-    # build, and try on a black image
-    build = build_timm if is_timm(architecture) else _build_torchvision
-    try:
-        model = build(architecture, num_classes, image_size, dropout, drop_path)
+    def build() -> nn.Module:
+        build_named = build_timm if is_timm(architecture) else _build_named
+        model = build_named(architecture, num_classes, image_size, dropout, drop_path)
         widen_input(model, num_images)
-        with torch.no_grad():
-            output = model.eval()(torch.zeros(1, 3 * num_images, image_size, image_size))  # [1, C]
-        model.train()
-    except UserError:
-        raise
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise UserError(f"--model {architecture} does not take images of --image-size {image_size} ({error}); use"
-                        " another size, or --model resnet18, which takes any") from None
-    if getattr(output, "shape", None) != (1, num_classes):
-        raise UserError(f"--model {architecture} is not a classifier of images: it has no figure for each class; use"
-                        " another --model")
+        return model
+
+    # build, and try on black images
+    is_own = architecture in IMAGE_MODELS
+    model = build_tried(
+        architecture, build, (torch.zeros(1 + is_own, 3 * num_images, image_size, image_size),), num_classes,
+        WAY_OUT if is_own else f"use another --image-size than {image_size}, or --model resnet18, which takes any")
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
     if isinstance(model, torchvision.models.MNASNet):
@@ -73,17 +71,23 @@ def build_classifier(
     return model
 
 
-def require_known(architecture: str) -> None:
-    """Raise UserError (64) for a name that torchvision does not have."""
-    known = torchvision.models.list_models(module=torchvision.models)
-    if architecture.lower() not in known:
+def require_known(architecture: str, is_pretrained: bool = False) -> None:
+    """Raise UserError (64) for a name that neither models/own.py nor torchvision has.
+
+    is_pretrained: published weights are asked for, which a model of models/own.py does not have.
+    """
+    known = [*IMAGE_MODELS, *torchvision.models.list_models(module=torchvision.models)]
+    if architecture not in known and architecture.lower() not in known:
         close = difflib.get_close_matches(architecture.lower(), known, n=3) or ["resnet18", "resnet50"]
         raise UserError(
-            f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, and there is no"
-            f" such folder; did you mean {', '.join(close)}?")
+            f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, nor has"
+            f" models/own.py, and there is no such folder; did you mean {', '.join(close)}?")
+    if architecture in IMAGE_MODELS and is_pretrained:
+        raise UserError(f"--pretrained: --model {architecture} is of models/own.py, and has no published weights; give"
+                        " a file with --weights, or leave --pretrained out to train from scratch")
 
 
-def _build_torchvision(
+def _build_named(
     architecture: str, num_classes: int, image_size: int, dropout: float | None, drop_path: float | None
 ) -> nn.Module:
     require_known(architecture)
@@ -92,7 +96,10 @@ def _build_torchvision(
         options = {"aux_logits": False, "init_weights": True}
     if architecture.lower().startswith("vit_"):
         options["image_size"] = image_size
-    model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
+    if architecture in IMAGE_MODELS:
+        model = IMAGE_MODELS[architecture](num_classes)
+    else:
+        model = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **options)
     if dropout is not None:
         set_dropout(model, dropout)
     if drop_path is not None:
@@ -130,8 +137,8 @@ def build_model(
     described = described or {"architecture": config.model}
     if is_timm(described["architecture"]):
         world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
-    model = build_classifier(
-        described["architecture"], len(classes), image_size, num_images, config.dropout, config.drop_path)
+    model = world.everywhere(lambda: build_classifier(  # Collective.
+        described["architecture"], len(classes), image_size, num_images, config.dropout, config.drop_path))
     is_library = config.pretrained and not config.weights and not folder
     if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1

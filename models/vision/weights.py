@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.blocks import in_head
 from models.vision.timm_models import converted, is_timm, num_outputs, timm_weights, wordnet_ids
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line, say, some
@@ -163,40 +162,3 @@ def with_more_channels(model: nn.Module, weights: dict[str, Tensor]) -> dict[str
 def with_channels(kernels: Tensor, num_channels: int) -> Tensor:
     """`kernels` [O, less, k, k] of a convolution with zeros for further channels: [O, num_channels, k, k]."""
     return F.pad(kernels, (0, 0, 0, 0, 0, num_channels - kernels.shape[1]))
-
-
-def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequence[int] | None) -> list[str]:
-    """Load `weights`, the head only if it fits. Returns the names of the head's tensors if the model keeps its new one.
-
-    outputs: for each output of the model, that of the weights; None if their classes are others, and so the head.
-
-    A new head starts near 0, with a standard deviation of 0.01 (as MobileNetV2's), so that its first gradients do not
-    spoil the features: EfficientNet's own start for 10 classes is +-0.3, and its first loss 6.
-
-    Raises UserError (64) if the rest does not fit.
-    """
-    # BatchNorm counts its batches since torch 0.4.1; older files (resnet18's, for example) lack the counters.
-    own, is_in_head = model.state_dict(), in_head(model)
-    weights = {name: param for name, param in own.items() if name.endswith(".num_batches_tracked")} | weights
-
-    # what is new, what does not fit
-    wrong = {"missing": own.keys() - weights.keys(), "unknown": weights.keys() - own.keys(),
-             "of another shape": {name for name in own if name in weights and own[name].shape != weights[name].shape}}
-    has_new_head = outputs is None or any(map(is_in_head, set().union(*wrong.values())))
-    new_head = [name for name in own if has_new_head and is_in_head(name)]
-    wrong = {what: sorted(name for name in names if not is_in_head(name)) for what, names in wrong.items()}
-    if found := "; ".join(f"{what}: {some(names)}" for what, names in wrong.items() if names):
-        raise UserError(f"the weights do not fit --model: {found}; use weights of the same architecture")
-
-    # load them
-    weights = {name: own[name] if name in new_head else weights[name] for name in own}
-    for name in () if has_new_head else filter(is_in_head, own):
-        if own[name].shape[:1] == (len(outputs),):
-            weights[name] = weights[name][outputs]
-    model.load_state_dict(weights)
-    for name, param in model.named_parameters():
-        if name in new_head and param.ndim > 1:
-            nn.init.normal_(param, std=0.01)
-        elif name in new_head and name.endswith("bias"):
-            nn.init.zeros_(param)
-    return new_head

@@ -20,6 +20,9 @@ TECHNIQUES = {
     "freeze-decay-texts": ("text-classification", [
         "--freeze", "1", "--layer-decay", "0.7", "--checkpoint-activations", "--dropout", "0.3", "--ema-decay", "0.9"],
         STEPS),
+    "own-images": ("image-classification", ["--model", "small-cnn", "--freeze", "1", "--layer-decay", "0.7",
+                                            "--checkpoint-activations"], STEPS),
+    "own-texts": ("text-classification", ["--model", "bag-of-words", "--freeze", "1"], STEPS),
     "several-labels": ("tables", [
         "--class-weights", "balanced", "--label-smoothing", "0.1", "--mixup", "0.4"], STEPS)}
 TASKS = {task: ["--task", task, *words] for task, words in WORDS.items()} | {"tables": [

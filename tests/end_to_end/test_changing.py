@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.harness.project_copy import copy_project, run_in
 from tests.harness.run_directory import weights_sha256
+from utils.errors import Exit
 
 PAGE = (ROOT / "docs" / "changing.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
@@ -61,7 +62,8 @@ def values(run: Path, split: str) -> list[dict[str, float]]:
 
 
 def test_every_change_has_a_test():
-    assert set(CHANGES) == {"Add a loss", "Add a metric", "Add a task", "Add a strategy", "Delete the text tasks"}
+    assert set(CHANGES) == {"Train your own network", "Add a loss", "Add a metric", "Add a task", "Add a strategy",
+                            "Delete the text tasks"}
 
 
 @pytest.mark.parametrize("title", CHANGES)
@@ -71,6 +73,21 @@ def test_a_changed_program_has_the_projects_style(title, changed):
     done = subprocess.run([Path(sys.executable).with_name("ruff"), "check", *program], cwd=folder, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.slow
+def test_an_own_network_learns_resumes_and_predicts(train, changed, session_dir):
+    title = "Train your own network"
+    folder, _ = changed(title)
+    assert len(re.search(r"```diff\n(.*?)```", SECTIONS[title], re.S)[1].splitlines()) <= 15
+    stopped = run_in(folder, f"{changed(title)[1]} --run-dir own --stop-after 30 --device cpu", session_dir / "cache")
+    assert stopped.returncode == Exit.STOPPED, stopped.stdout + stopped.stderr
+    finished = run_in(folder, f"{changed(title)[1]} --run-dir own --device cpu", session_dir / "cache")
+    assert finished.returncode == 0 and "resumed at step 30" in finished.stdout, finished.stdout + finished.stderr
+    assert values(folder / "own", "val")[-1]["top1"] > 0.8
+    [predict] = re.findall(r"^predict +(.*)$", finished.stdout, re.M)
+    predicted = run_in(folder, predict, session_dir / "cache")
+    assert predicted.returncode == 0 and len(predicted.stdout.splitlines()) == 2, predicted.stderr
 
 
 @pytest.mark.slow
@@ -136,6 +153,7 @@ def test_without_the_text_tasks_images_train_and_help_names_no_other(train, chan
     assert "image-classification" in helped.stdout and "masked-lm" not in helped.stdout
     left = subprocess.run(["grep", "-rlE", r"transformers|masked-lm|text-classification", "--include=*.py", "train.py",
                            "engine", "models", "data", "utils"], cwd=changed(title)[0], capture_output=True, text=True)
-    words_alone = {"engine/warm_up.py", "models/blocks.py", "models/activations.py", "data/images/index.py",
-                   "utils/settings/spelling.py", "utils/settings/habits.py", "utils/strategies/dp_classic.py"}
+    words_alone = {"engine/warm_up.py", "models/own.py", "models/blocks.py", "models/activations.py",
+                   "data/images/index.py", "utils/settings/spelling.py", "utils/settings/habits.py",
+                   "utils/strategies/dp_classic.py"}
     assert set(left.stdout.split()) == words_alone

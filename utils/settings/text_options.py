@@ -1,5 +1,6 @@
 """The settings of text tasks. A setting is one line, as in run_options.py."""
 
+import re
 from pathlib import Path
 
 from utils.settings.option import NAME_OR_PATH, option, options
@@ -7,6 +8,8 @@ from utils.settings.option import NAME_OR_PATH, option, options
 # Encoders that are built from scratch: layers and width. A head has 64 dimensions.
 # Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
+# Names in models/own.py, read from its text: nothing here imports torch.
+OWN = re.findall(r"""["']([^"'\n]+)["']\s*:""", (Path(__file__).parents[2] / "models" / "own.py").read_text())
 
 
 @options
@@ -36,8 +39,8 @@ class TextModelOptions:
     """Model"""
 
     model: str = option(
-        "bert-small", "bert-tiny, -mini, -small or -base, built from scratch; or the name of a transformers model; or a"
-        " model folder", path=NAME_OR_PATH)
+        "bert-small", "bert-tiny, -mini, -small or -base, or one of models/own.py, built from scratch; or the name of a"
+        " transformers model; or a model folder", path=NAME_OR_PATH)
     pretrained: bool = option(
         False, "the weights of a folder or a transformers model are used unless --no-pretrained is given; the head is"
         " new if the task or the classes differ")
@@ -48,4 +51,4 @@ class TextModelOptions:
     @staticmethod
     def has_weights(model: str) -> bool:
         """Whether a --model comes with weights, so that --pretrained is the default."""
-        return Path(model).is_dir() or model not in SIZES
+        return Path(model).is_dir() or model not in (*SIZES, *OWN)

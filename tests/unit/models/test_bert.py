@@ -80,7 +80,7 @@ def built(model, task="text-classification", classes=CLASSES, pretrained=True, m
     folder = None if str(model) in SIZES else str(model)
     spec = EncoderSpec(HEADS[task], tokenizer, max_length, () if task == "masked-lm" else classes)
     return build_encoder(spec, TextModelOptions(model=str(model), pretrained=pretrained), folder,
-                         folder if pretrained else None)
+                         folder if pretrained else None)[0]
 
 
 def refused(*arguments, **options) -> UserError:
@@ -468,7 +468,7 @@ def test_sparse_prediction_keeps_nothing_of_a_batch(folders):
 
 def own_head(folder, classes=CLASSES):
     spec = EncoderSpec(HEADS["text-classification"], TOKENIZER, 32, classes, own_head=True)
-    return build_encoder(spec, TextModelOptions(model=str(folder), pretrained=True), str(folder), str(folder))
+    return build_encoder(spec, TextModelOptions(model=str(folder), pretrained=True), str(folder), str(folder))[0]
 
 
 def test_a_model_evaluated_as_it_is_keeps_its_head(own):

@@ -65,8 +65,8 @@ def test_dropout_of_an_encoder_is_every_one_but_of_attention(family, tmp_path):
     configured(family).save_pretrained(tmp_path)
     spec = EncoderSpec(HEADS["text-classification"], TOKENIZER, 16, CLASSES)
     found, own = ({name: part.p for name, part in built.named_modules() if isinstance(part, nn.Dropout)}
-                  for built in (build_encoder(spec, TextModelOptions(model=str(tmp_path), dropout=dropout),
-                                              str(tmp_path), None) for dropout in (0.37, None)))
+                  for built, _ in (build_encoder(spec, TextModelOptions(model=str(tmp_path), dropout=dropout),
+                                                 str(tmp_path), None) for dropout in (0.37, None)))
     of_attention = {name for name in own if re.search(r"attention\.(self\.)?dropout$", name)}
     assert of_attention and found == {name: own[name] if name in of_attention else 0.37 for name in own}
 

@@ -26,8 +26,8 @@ def build(folder, task="text-classification", classes=CLASSES, pretrained=True):
     reports = []
     spec = EncoderSpec(HEADS[task], TOKENIZER, 32, classes if task == "text-classification" else (),
                        report=lambda text, is_head_new: reports.append((text, is_head_new)))
-    model = build_encoder(spec, TextModelOptions(model=str(folder), pretrained=pretrained), str(folder),
-                          str(folder) if pretrained else None)
+    model, _ = build_encoder(spec, TextModelOptions(model=str(folder), pretrained=pretrained), str(folder),
+                             str(folder) if pretrained else None)
     return model.eval(), reports
 
 

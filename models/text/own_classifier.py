@@ -1,0 +1,53 @@
+"""The text classifiers of models/own.py, beside transformers' encoders: with a config, and called as they are."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from models.blocks import load_backbone
+from models.own import TEXT_MODELS
+from models.trial import build_tried
+from utils.errors import Exit, UserError, some
+
+
+class OwnConfig(PreTrainedConfig):
+    """config.json of such a model, whose name in models/own.py is `architecture`. transformers alone refuses it."""
+
+    model_type = "models/own.py"
+    hidden_size = 128  # what --lr auto takes it for
+
+
+AutoConfig.register(OwnConfig.model_type, OwnConfig)
+
+
+def build_own_classifier(
+    described: OwnConfig, max_length: int, folder: str | None, outputs: Sequence[int] | None, own_head: bool
+) -> tuple[nn.Module, list[str]]:
+    """The network, tried on texts of `max_length` tokens, with the weights in `folder`, if any; and the new ones.
+
+    outputs, what is new: see load_backbone. Raises UserError: 64 if the user's code fails or the weights do not fit, 65
+    if own_head and the head's do not fit, 65 or 66 if they cannot be read.
+    """
+    tokens = torch.ones(2, max_length, dtype=torch.int64)
+    model = build_tried(
+        described.architecture, lambda: TEXT_MODELS[described.architecture](described.num_labels, described.vocab_size),
+        (tokens, tokens), described.num_labels)
+    model.register_forward_pre_hook(_with_mask, with_kwargs=True)
+    model.register_forward_hook(lambda model, args, logits: SequenceClassifierOutput(logits=logits))
+    from models.vision.weights import read_weights  # imports torchvision
+
+    new = load_backbone(model, read_weights(Path(folder, "model.safetensors"), "--model"), outputs) if folder else []
+    if new and own_head:
+        raise UserError(f"the weights in {folder} are not for the head that {described.architecture} has in"
+                        f" models/own.py ({some(new)}); use the network that they were trained with", Exit.BAD_DATA)
+    return model, new
+
+
+def _with_mask(model: nn.Module, args: tuple, inputs: dict[str, Tensor]) -> tuple[tuple[Tensor, Tensor], dict]:
+    """input_ids and attention_mask; a batch without padding has none."""
+    ids = inputs["input_ids"]
+    return (ids, inputs.get("attention_mask", torch.ones_like(ids))), {}

@@ -1,0 +1,190 @@
+"""Networks of models/own.py: what is wrong with them is one message, and all else treats them as any other model."""
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from data.texts.tokenizer import train_tokenizer
+from models.blocks import blocks_of
+from models.own import IMAGE_MODELS, TEXT_MODELS
+from models.tasks import load_task
+from models.text.bert import EncoderSpec, build_encoder, load_classifier, save_model_folder
+from models.vision.classifier import build_classifier, build_model, load_model_folder, require_known
+from models.vision.classifier import save_model_folder as save_image_folder
+from utils.errors import Exit, UserError
+from utils.settings.image_options import ModelOptions
+from utils.settings.text_options import OWN, TextModelOptions
+
+TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog"], 100)
+CLASSES = ("cat", "dog", "eel")
+IMAGE_FOLDER = {"architecture": "small-cnn", "image_size": 16, "resize_size": 16, "interpolation": "bilinear",
+                "mean": [0.5] * 3, "std": [0.5] * 3, "white_value": 255}
+
+
+class Flat(nn.Module):
+    """One layer; `shape` is what it makes of its output."""
+
+    def __init__(self, num_outputs, shape):
+        super().__init__()
+        self.layer, self.shape = nn.LazyLinear(num_outputs), shape
+
+    def forward(self, inputs, mask=None):
+        return self.shape(self.layer(inputs.flatten(1).float()))
+
+
+def raising(*sizes):
+    raise KeyError("no such layer")
+
+
+WRONG = {
+    "raises": (raising, ["KeyError: 'no such layer'"]),
+    "no module": (lambda *sizes: None, ["AttributeError: 'NoneType'"]),
+    "an output more": (lambda outputs, *rest: Flat(outputs + 1, lambda logits: logits), ["[2, 4]", "[2, 3] is needed"]),
+    "no batch": (lambda outputs, *rest: Flat(outputs, lambda logits: logits[0]), ["[3]", "[2, 3] is needed"]),
+    "a tuple": (lambda outputs, *rest: Flat(outputs, lambda logits: (logits,)), ["gives tuple"])}
+
+
+def build_text(model="bag-of-words", folder=None, classes=CLASSES, task="text-classification", own_head=False,
+               **options):
+    """(the network, its config), and what was reported."""
+    reports = []
+    spec = EncoderSpec(load_task(task).head, TOKENIZER, 16, classes if task == "text-classification" else (), own_head,
+                       lambda text, is_head_new: reports.append((text, is_head_new)))
+    options = {"pretrained": folder is not None} | options
+    return build_encoder(spec, TextModelOptions(model=str(folder or model), **options), folder and str(folder),
+                         folder and str(folder)), reports
+
+
+def built_image(world, model="small-cnn", classes=CLASSES, **options):
+    return build_model(ModelOptions(model=str(model), **options), classes, 16, True, world)[0]
+
+
+@pytest.fixture
+def text_folder(tmp_path):
+    """RUN/model of a text run."""
+    (model, config), _ = build_text()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_model_folder(model.state_dict(), config, {"max_tokens": 16}, TOKENIZER, folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_one_message_that_names_the_file(case, world, monkeypatch):
+    function, parts = WRONG[case]
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", function)
+    monkeypatch.setitem(TEXT_MODELS, "my-net", function)
+    for build in (lambda: built_image(world, "my-net"), lambda: build_text("my-net")):
+        with pytest.raises(UserError) as error:
+            build()
+        assert error.value.code == Exit.USAGE
+        assert [part for part in ("--model my-net", "models/own.py", *parts) if part not in str(error.value)] == []
+
+
+def test_the_message_names_the_line_of_the_file(world, monkeypatch):
+    with torch.device("cpu"):
+        broken = IMAGE_MODELS["small-cnn"](3)
+    broken.head = nn.Linear(5, 3)
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", lambda num_outputs: broken)
+    with pytest.raises(UserError, match=r"shapes cannot be multiplied .* \(models/own\.py line \d+\)"):
+        built_image(world, "my-net")
+
+
+@pytest.mark.parametrize("name, function", [(name, IMAGE_MODELS) for name in IMAGE_MODELS]
+                         + [(name, TEXT_MODELS) for name in TEXT_MODELS])
+def test_the_last_block_of_an_example_is_its_head(name, function):
+    model = function[name](*[3, 50][:1 if function is IMAGE_MODELS else 2])
+    *others, head = [list(block.params) for block in blocks_of(model)]
+    assert head == ["head.weight", "head.bias"] and len(others) >= 1
+    assert {param for block in (*others, head) for param in block} == dict(model.named_parameters()).keys()
+
+
+def test_published_weights_of_an_own_model_are_refused():
+    for refuse in (lambda: require_known("small-cnn", is_pretrained=True), lambda: build_text(pretrained=True)):
+        with pytest.raises(UserError, match=r"--pretrained: --model (small-cnn|bag-of-words) is") as error:
+            refuse()
+        assert error.value.code == Exit.USAGE
+
+
+def test_texts_begin_from_scratch_without_a_flag():
+    assert set(TEXT_MODELS) <= set(OWN)
+    assert [TextModelOptions.has_weights(name) for name in ("bag-of-words", "bert-tiny", "org/name")] == [
+        False, False, True]
+
+
+@pytest.mark.parametrize("prefix", ["", "module.model."])
+def test_a_file_of_weights_lends_the_backbone_to_other_classes(prefix, world, tmp_path):
+    weights = {prefix + name: param for name, param in built_image(world, classes=("a", "b")).state_dict().items()}
+    torch.save(weights, tmp_path / "weights.pth")
+    loaded = built_image(world, weights=str(tmp_path / "weights.pth")).state_dict()
+    assert {name for name in loaded if name.startswith("head.")} == {"head.weight", "head.bias"}
+    assert all(torch.equal(loaded[name], weights[prefix + name]) for name in loaded if not name.startswith("head."))
+
+
+def test_further_images_are_further_channels_that_change_nothing_at_first():
+    torch.manual_seed(0)
+    one = build_classifier("small-cnn", 3, 16).eval()
+    torch.manual_seed(0)
+    two = build_classifier("small-cnn", 3, 16, num_images=2).eval()
+    images = torch.rand(2, 6, 16, 16)
+    torch.testing.assert_close(two(images), one(images[:, :3]))
+
+
+def test_an_image_folder_gives_back_what_was_saved(tmp_path):
+    weights = build_classifier("small-cnn", 3, 16).state_dict()
+    save_image_folder(weights, IMAGE_FOLDER | {"classes": list(CLASSES)}, tmp_path)
+    loaded = load_model_folder(tmp_path)[0].state_dict()
+    assert loaded.keys() == weights.keys() and all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_a_text_folder_gives_back_what_was_saved(text_folder):
+    loaded, config = load_classifier(text_folder)
+    assert tuple(config.id2label.values()) == CLASSES
+    (again, _), reports = build_text(folder=text_folder, own_head=True)
+    ids = torch.randint(5, 50, (2, 7))
+    assert torch.equal(loaded(input_ids=ids).logits, again.eval()(input_ids=ids).logits) and reports == []
+    assert json.loads((text_folder / "config.json").read_text())["architecture"] == "bag-of-words"
+
+
+def test_a_batch_without_padding_has_a_mask_of_ones(text_folder):
+    model, _ = load_classifier(text_folder)
+    ids = torch.randint(5, 50, (2, 7))
+    padded, mask = torch.cat([ids, torch.zeros(2, 3, dtype=torch.int64)], 1), torch.ones(2, 10, dtype=torch.int64)
+    mask[:, 7:] = 0
+    torch.testing.assert_close(copy.deepcopy(model)(input_ids=padded, attention_mask=mask).logits,
+                               model(input_ids=ids).logits)
+
+
+def test_the_same_classes_in_another_order_keep_their_outputs(text_folder):
+    loaded, _ = load_classifier(text_folder)
+    (other, _), _ = build_text(folder=text_folder, classes=("eel", "cat", "dog"))
+    assert torch.equal(other.head.weight, loaded.head.weight[[2, 0, 1]])
+
+
+def test_other_classes_get_a_new_head_on_the_same_embeddings(text_folder):
+    loaded, _ = load_classifier(text_folder)
+    (other, _), [(said, is_new)] = build_text(folder=text_folder, classes=("ape", "bee", "cow"))
+    assert torch.equal(other.embedding.weight, loaded.embedding.weight)
+    assert not torch.equal(other.head.weight, loaded.head.weight) and is_new and "head.weight" in said
+
+
+def test_weights_without_the_head_are_not_evaluated(text_folder):
+    weights = load_file(text_folder / "model.safetensors")
+    save_file({"embedding.weight": weights["embedding.weight"]}, text_folder / "model.safetensors")
+    for load in (lambda: load_classifier(text_folder), lambda: build_text(folder=text_folder, own_head=True)):
+        with pytest.raises(UserError, match=r"are not for the head that bag-of-words has in models/own\.py") as error:
+            load()
+        assert error.value.code == Exit.BAD_DATA
+
+
+@pytest.mark.parametrize("words, parts", [
+    ({"task": "masked-lm"}, ["does not suit this task", "models/own.py"]),
+    ({"dropout": 0.1}, ["--dropout", "has no dropout"])])
+def test_what_an_own_text_model_cannot_do_is_refused(words, parts):
+    with pytest.raises(UserError) as error:
+        build_text(**words)
+    assert error.value.code == Exit.USAGE and [part for part in parts if part not in str(error.value)] == []
