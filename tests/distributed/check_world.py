@@ -27,7 +27,7 @@ from data.batch import Batch
 from data.loader import build_loader
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
-from engine import arithmetic
+from engine import resolve
 from engine.nonfinite import nonfinite_samples
 from engine.warm_up import warm_up
 from models.output import Output
@@ -45,6 +45,7 @@ from utils.numerics.seed import seed_micro_batch
 from utils.rundir import checkpoint
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
+from utils.rundir.state import Progress, TrainState
 from utils.settings.command_line import parse_command_line
 from utils.settings.run_options import DeviceOptions, OptimOptions, RecordOptions
 from utils.strategies import load_strategy
@@ -168,12 +169,12 @@ def a_folder_that_the_last_rank_lacks(world: World, folder: Path) -> Any:
 def hardware_that_differs(world: World, folder: Path) -> Any:
     """[precision, notes] of --precision auto in a new run and in one that keeps bf16, and of a given one."""
     has_bf16 = world.rank != world.world_size - 1 or world.world_size == 1
-    arithmetic.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
+    resolve.hardware_precision = lambda device: "bf16" if has_bf16 else "fp32"
     found = []
     for kept, given in (({}, "auto"), ({"precision": "bf16"}, "auto"), ({}, "bf16")):
         notes: list[str] = []
         run = Run(folder, dict(kept), {"start": 1, "cores_per_process": 1}, notes.append, RunLock())
-        found.append([arithmetic.resolve_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
+        found.append([resolve.resolve_arithmetic(DeviceOptions(precision=given), run, world).name, notes])
     return found
 
 
@@ -251,7 +252,7 @@ def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
     for model, batch in states[0].strategy.accumulate(_shares(world), ONE):
         model(batch.inputs["x"]).square().sum().backward()
     states[0].optimizer.step()
-    states[0].progress, states[0].best = checkpoint.Progress(step=1), {"step": 1, "metric": "top1", "value": 0.1 + 0.2}
+    states[0].progress, states[0].best = Progress(step=1), {"step": 1, "metric": "top1", "value": 0.1 + 0.2}
     saving = _checkpoints(path, world)
     saving.save(states[0], lambda weights: None)
     saving.flush()
@@ -279,7 +280,7 @@ def a_nest_on_every_rank(world: World, folder: Path) -> Any:
 def a_save_that_fails(world: World, folder: Path) -> Any:
     """Whether each rank knows of the error by itself, and what flush() raises."""
     state, checkpoints = _state(world), _checkpoints(folder / f"failing-{world.world_size}", world)
-    state.progress = checkpoint.Progress(step=1)
+    state.progress = Progress(step=1)
     checkpoints.save(state, lambda weights: _refuse("the disk is full", Exit.IO))
     told = _error_of(checkpoints.flush)
     return [checkpoints.has_failed(), told]
@@ -289,10 +290,10 @@ def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
     return checkpoint.Checkpoints(SimpleNamespace(path=path, start=1, note=print), world, RecordOptions())
 
 
-def _state(world: World, seed: int = 0) -> checkpoint.TrainState:
+def _state(world: World, seed: int = 0) -> TrainState:
     torch.manual_seed(seed)
     model = nn.Linear(5, 3)
-    return checkpoint.TrainState(
+    return TrainState(
         load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions(lr=0.001)), torch.amp.GradScaler("cpu"))
 
 
