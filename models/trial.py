@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from models import own
 from utils.errors import UserError, first_line
 
-WAY_OUT = "correct it in models/own.py"
+OWN = "correct it in models/own.py"  # the way out for a network there
 
 
 def build_tried(
-    name: str, build: Callable[[], nn.Module], inputs: tuple[Tensor, ...], num_outputs: int, way_out: str = WAY_OUT
+    name: str, build: Callable[[], nn.Module], inputs: tuple[Tensor, ...], num_outputs: int, way_out: str = OWN
 ) -> nn.Module:
     """The model that build() returns, in training mode, tried on `inputs` of B samples. name: of --model.
 

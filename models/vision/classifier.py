@@ -29,7 +29,7 @@ from models.blocks import load_backbone
 from models.objectives import values_of
 from models.output import Prediction
 from models.own import IMAGE_MODELS
-from models.trial import WAY_OUT, build_tried
+from models.trial import OWN, build_tried
 from models.vision.dropout import set_drop_path, set_dropout
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
@@ -59,11 +59,11 @@ def build_classifier(
         widen_input(model, num_images)
         return model
 
-    # build, and try on black images
+    # try it on black images; one is enough for a library's
     is_own = architecture in IMAGE_MODELS
-    model = build_tried(
-        architecture, build, (torch.zeros(1 + is_own, 3 * num_images, image_size, image_size),), num_classes,
-        WAY_OUT if is_own else f"use another --image-size than {image_size}, or --model resnet18, which takes any")
+    images = torch.zeros(1 + is_own, 3 * num_images, image_size, image_size)
+    way_out = OWN if is_own else f"use another --image-size than {image_size}, or --model resnet18, which takes any"
+    model = build_tried(architecture, build, (images,), num_classes, way_out)
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
     if isinstance(model, torchvision.models.MNASNet):
