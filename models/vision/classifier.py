@@ -62,7 +62,8 @@ def build_classifier(
     # try it on black images; one is enough for a library's
     is_own = architecture in IMAGE_MODELS
     images = torch.zeros(1 + is_own, 3 * num_images, image_size, image_size)
-    way_out = OWN if is_own else f"use another --image-size than {image_size}, or --model resnet18, which takes any"
+    way_out = OWN if is_own else (
+        f"use another --image-size than {image_size}, or another --model: resnet18 takes images of any size")
     model = build_tried(architecture, build, (images,), num_classes, way_out)
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.

@@ -181,7 +181,7 @@ def test_an_unknown_name_is_refused_with_close_ones(name, meant, world):
 
 def test_a_model_that_is_no_classifier_is_refused(monkeypatch):
     monkeypatch.setattr(timm, "create_model", lambda *args, **options: torch.nn.Conv2d(3, 3, 1))
-    with pytest.raises(UserError, match="is not a classifier of images"):
+    with pytest.raises(UserError, match=r"gives torch\.Size\(\[1, 3, 64, 64\]\) where \[1, 3\] is needed"):
         build_classifier(TINY, 3, 64)
 
 
