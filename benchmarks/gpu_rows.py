@@ -112,7 +112,7 @@ def build_model(kind: str, sizes: Sizes, data: Path) -> nn.Module:
         return build_classifier(sizes.image_model, sizes.classes, sizes.side).to(memory_format=torch.channels_last)
     spec = EncoderSpec(load_task(TASKS[kind]).head, load_tokenizer(str(data / "tokenizer")), sizes.tokens,
                        ("0", "1") if kind == "text" else ())
-    model = build_encoder(spec, TextModelOptions(model=sizes.text_model), None, None)
+    model, _ = build_encoder(spec, TextModelOptions(model=sizes.text_model), None, None)
     if kind == "mlm":
         SparsePrediction.add_to(model)
     return model

@@ -65,8 +65,8 @@ class ModelOptions:
     """Model"""
 
     model: str = option(
-        "resnet18", "name of a torchvision classifier; timm/NAME = one of timm's, if that is installed; one of"
-        " models/own.py; or the model folder of another run", path=NAME_OR_PATH)
+        "resnet18", "a classifier of torchvision, timm/NAME, or a name in models/own.py; or another run's model folder",
+        path=NAME_OR_PATH)
     pretrained: bool = option(
         False, "start from the library's weights of --model NAME; the weights in --model FOLDER are used unless"
         " --no-pretrained is given; the head is new if the classes differ")
