@@ -90,7 +90,8 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
     """
     start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
-    optimizer = build_optimizer(model, optim, lr_factors(model, optim), undecayed(model))
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim),
+                                undecayed(model, start.run.resolved.undecayed_tables))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
     coverage = Coverage(len(start.task.train_set))
     return start, optim, TrainState(

@@ -37,6 +37,7 @@ class TableSource:
     group_column: str | None = None
     skip_bad: bool = False  # a row that cannot be a sample is left out, with a note; False: it is an error
     split: str = "val"  # read besides train and val: test needs no labels until it is evaluated
+    as_written: bool = False  # see data.splits.ClassNames
 
     @cached_property
     def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
@@ -119,7 +120,7 @@ class RowReader:
         """Raises UserError (65) if the labels are of another kind."""
         source.require_labels()
         self._source, self._num_bad, self._first_bad = source, 0, ""
-        self.labels = LabelReader(source.label_kind, source.label_columns)
+        self.labels = LabelReader(source.label_kind, source.label_columns, as_written=source.as_written)
 
     def rows(self, split: str, problem_of: Callable[[Path, Row], str] = lambda table, row: "") -> Iterator[Row]:
         """Those of a split. problem_of: what else keeps a row of a table from being a sample; "" for nothing.

@@ -97,7 +97,7 @@ def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray
     # texts are numbered over all splits, those of train first
     split = source.split if source.split in source.splits else "train"  # it is held out of train
     first = 0 if split == "train" else int(numbers.min())
-    labels = LabelReader(source.label_kind, source.label_columns, classes)
+    labels = LabelReader(source.label_kind, source.label_columns, classes, source.as_written)
     rows = (row for _, row in source.rows(split) if not source.problem(row, labels, is_train=False))
 
     # those that are wanted

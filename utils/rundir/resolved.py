@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 UNSET: Any = object()  # not resolved yet; not in the file
+OF_0_9 = {"undecayed_tables": False, "names_as_written": True, "white_value": 65535,
+          "padding_side": "right"}  # how version 0.9 trained; it kept no such keys
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class Resolved:
     precision: str = UNSET  # fp32, bf16 or fp16
     fast_dropout: bool = True  # on the CPU, dropout is computed by the program's own kernel
     fast_convolutions: bool = True  # so are the gradients of filters
+    undecayed_tables: bool = True  # class tokens, positions and scales have no decay (models.blocks.undecayed)
     micro_batches: int = UNSET  # in a global batch
     eval_batch_size: int = UNSET
     lr: float = UNSET
@@ -27,6 +30,7 @@ class Resolved:
     data: str = UNSET  # the fingerprint of the data set
     tokenizer: str = UNSET  # texts: a digest of RUN/tokenizer
     encoder: str = UNSET  # texts: a digest of RUN/encoder; unset for a size of --model
+    names_as_written: bool = False  # names of classes that look the same are different, see data.splits.ClassNames
 
     # images
     image_size: int = UNSET  # pixels
@@ -44,7 +48,8 @@ class Resolved:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From what the file holds; keys of other versions are left out."""
+        """From what the file holds, which is {} in a new run; keys of other versions are left out."""
+        values = OF_0_9 | values if "data" in values else values
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
     def as_dict(self) -> dict[str, Any]:

@@ -182,6 +182,9 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
                             Exit.CANNOT_CREATE) from None
         compare(config, path, note)
         last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
+        if kept and "fast_convolutions" not in kept:
+            raise UserError(f"{path} was begun by a version before 0.9, which trained otherwise; finish it with that"
+                            " version, or use another --run-dir or --fresh", Exit.OTHER_RUN)
         _describe(config, path, world.world_size)
         facts = _facts(last, world, launches)
         _note_changes(config, kept, last, facts, note)

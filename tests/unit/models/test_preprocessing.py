@@ -18,6 +18,7 @@ from models.vision.preprocessing import (
 )
 from utils.errors import Exit, UserError
 from utils.rundir.lock import RunLock
+from utils.rundir.resolved import Resolved
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.image_options import ImageOptions, ModelOptions
@@ -55,7 +56,7 @@ def resolved(tmp_path, world):
         run = Run(tmp_path, kept if kept is not None else {}, facts, print, lock)
         found = resolve_preprocessing(images, model, index, run, world)
         if kept is not None:
-            kept |= {name: value for name, value in run.resolved.as_dict().items() if not name.startswith("fast_")}
+            kept |= {name: value for name, value in run.resolved.as_dict().items() if name not in Resolved().as_dict()}
         return found
     return resolve
 
@@ -164,9 +165,10 @@ def test_files_of_16_bits_are_read_by_the_depth_of_the_data_set(tmp_path):
 
 
 @pytest.mark.parametrize("kept, is_read_only, white", [
-    ({}, False, 1023), ({}, True, 4095), ({"white_value": 255, "image_size": 40}, False, 255)])
+    ({}, False, 1023), ({}, True, 4095), ({"white_value": 255, "image_size": 40}, False, 255),
+    ({"data": "of a run of 0.9", "image_size": 40}, False, 65535)])
 def test_whose_depth_counts(resolved, model_folder, tmp_path, kept, is_read_only, white):
-    """The data's in a new run, that of weights which are evaluated as they are; a run keeps its own."""
+    """The data's in a new run, that of weights which are evaluated as they are; a run keeps its own, or 65535."""
     (model_folder / "config.json").write_text(json.dumps({"architecture": "resnet18", "white_value": 4095} | OWN))
     for path in (tmp_path / "images").glob("*/*.png"):
         Image.fromarray(np.full((9, 9), 1000, np.uint16)).save(path)

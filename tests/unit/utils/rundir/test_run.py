@@ -82,6 +82,16 @@ def test_a_program_that_changed_is_warned_of_once(world):
         ["warning: the program changed since run was created"], []]
 
 
+def test_a_run_from_before_0_9_is_refused_and_stays_as_it_is(world):
+    start(world, "--run-dir=run")
+    file = Path("run", "auto.json")
+    file.write_text(json.dumps({"code": "old", "data": "hash", "lr": 0.1, "fast_dropout": True}))
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"}
+    error = refusal(world, "--run-dir=run")
+    assert error.code == Exit.OTHER_RUN and "before 0.9" in str(error) and "--fresh" in str(error)
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"} == before
+
+
 @pytest.mark.parametrize("setting", ["--output=rows.csv", "--split=test"])
 def test_what_is_for_eval_only_is_refused_without_it_and_leaves_nothing(world, setting):
     error, name = refusal(world, "--run-dir=run", setting), setting.partition("=")[0]
