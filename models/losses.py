@@ -89,7 +89,7 @@ _PAIR = re.compile(r"(.+?)=([^,=]+)(?:,|$)")  # A=1
 
 
 def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> Tensor | None:
-    """The value of --class-weights as [C] float32; None if it is none. labels: of the training set.
+    """The value of --class-weights as [C] float32; None without weights. labels: of the training set.
 
     labels: [N], or [N, C] that are yes or no: then a weight is that of a yes against a no.
     A=1,B=2 in any order, or 1,2 in label order. A name may hold commas and equals signs. Raises UserError (64).

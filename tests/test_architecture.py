@@ -311,7 +311,7 @@ def test_what_is_read_before_torch_does_not_import_it():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_only_what_is_read_before_torch_imports_types_for_the_checker_alone():
+def test_only_what_is_read_before_torch_imports_types_for_checkers():
     program = f"import sys, {', '.join(READ_BEFORE_TORCH)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     hiding = {dotted(path) for path, tree in MODULES.items() if "typing.TYPE_CHECKING" in imports_of(tree)}

@@ -85,7 +85,7 @@ def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False)
 
 
 def kept_index(file: Path, read: Callable[[], Kept], val: ValSplit, data: str) -> FolderIndex:
-    """What read() finds, from the cache if no directory has changed since; val is held out of train if there is none.
+    """What read() finds, from the cache if no directory changed since; val is held out of train if the data lack it.
 
     One process per node should come first, so that the others find its cache; any number at once is safe.
     file: of the cache; its name holds all else that decides what is found. It names the folder with the arrays, whose
@@ -112,7 +112,7 @@ def kept_index(file: Path, read: Callable[[], Kept], val: ValSplit, data: str) -
 
 
 def _opened(file: Path) -> Kept | None:
-    """What is kept; None if there is none, it is damaged, or a directory has changed."""
+    """What is kept; None if nothing is, it is damaged, or a directory has changed."""
     with suppress(OSError, ValueError):
         about = read_checked(file)
         found = open_arrays(file.with_name(about["folder"]))

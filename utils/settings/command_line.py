@@ -109,7 +109,7 @@ def _refuse_numbers_of_nodes() -> None:
 
 
 def _config_file(first: Mapping[str, str]) -> str:
-    """--config, or with --eval-only the file in --run-dir. "" if there is none."""
+    """--config, or with --eval-only the file in --run-dir. "" without a file."""
     if not ("eval_only" in first and first.get("run_dir")):
         return first.get("config", "")
     file = Path(first["run_dir"]) / "config.yaml"

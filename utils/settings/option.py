@@ -81,7 +81,7 @@ _TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NA
 
 
 def parse(kind: Any, words: Sequence[str]) -> Any:
-    """The value that the words behind a flag are. Raises ValueError if they are none of this type."""
+    """The value that the words behind a flag are. Raises ValueError if they are no value of this type."""
     word = words[0] if len(words) == 1 else None
     if get_origin(kind) in UNIONS:
         for each in reversed(get_args(kind)):  # None and auto stand last, and a name may be any word
