@@ -1,7 +1,7 @@
 """Batches that are tried on this rank and change nothing: for sizes that fit into memory, and for a precision.
 
-An attempt takes part in no collective, so that a rank that fails alone keeps no other rank waiting; where a forward is
-collective, none is made.
+An attempt takes part in no collective, so that a rank that fails alone keeps no other rank waiting. Where a forward is
+collective, callers make none, but all ranks together in the warm-up.
 """
 
 import torch

@@ -75,8 +75,13 @@ def build_strategy(start: Start, initial_weights: bool, trains: bool) -> tuple[S
     if trains:
         freeze(model, config.optim.freeze)
         checkpoint_activations(model, config.device)
-    start = with_possible_precision(start, model, trains, initial_weights)  # Collective.
-    return start, kind(model, world, blocks_of, config.device)  # may shard it
+    is_here = not kind.is_split or world.device.type == "cpu"  # else the strategy brings it to the devices, first
+    if is_here:
+        start = with_possible_precision(start, model, trains, initial_weights)  # Collective.
+    strategy = kind(model, world, blocks_of, config.device)  # may shard it
+    if not (is_here or strategy.is_sharded):  # no rank can try a forward that is collective
+        start = with_possible_precision(start, strategy.module, trains, initial_weights)  # Collective.
+    return start, strategy
 
 
 def evaluate_only(start: Start) -> Exit:

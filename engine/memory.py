@@ -1,5 +1,4 @@
-"""A device's memory: batch sizes that fit are found by trying, before training starts and where memory runs out later.
-"""
+"""A device's memory: batch sizes that fit are found by trying, before training starts and after memory ran out."""
 
 import socket
 import traceback

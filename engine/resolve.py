@@ -64,14 +64,12 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
 def with_possible_precision(start: Start, model: nn.Module, trains: bool, is_new: bool) -> Start:
     """`start`, in fp32 if `--precision auto` chose what the model cannot compute in. Collective.
 
-    model: before a strategy takes it. One that is sharded onto accelerators is on none as a whole, and is not tried.
-    trains: else its evaluation alone is tried. is_new: the weights are initial ones; a run that has begun keeps its
-    precision. Some models write numbers or types into their arithmetic that bf16 does not have. Raises UserError (64)
-    for a precision that was given.
+    model: on the device or devices, where a forward is not collective. trains: else its evaluation alone is tried.
+    is_new: the weights are initial ones; a run that has begun keeps its precision. Some models write numbers or types
+    into their arithmetic that bf16 does not have. Raises UserError (64) for a precision that was given.
     """
     config, run, world, name = start.config.device, start.run, start.world, start.precision.name
-    is_here = next(model.parameters()).device.type == world.device.type
-    if name == "fp32" or not is_here or not (is_new or config.precision != "auto"):
+    if name == "fp32" or not (is_new or config.precision != "auto"):
         return start
     found = world.everywhere(partial(_reason_against, start, model, trains), takes_long=True)  # Collective.
     reason = next(filter(None, world.gather(found)), "")  # Collective.

@@ -25,7 +25,7 @@ class Outcome:
     """Where the last step was, and whether its gradient was finite: read one step later, so the host never waits."""
 
     def __init__(self) -> None:
-        self.position = Progress()  # before the last step
+        self.position: Progress | None = None  # before the last step
         self._is_usual: Arriving | None = None  # not read yet
 
     def note(self, position: Progress, is_usual: Tensor) -> None:

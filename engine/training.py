@@ -20,7 +20,7 @@ from utils.strategies.base import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Start):
-    """What the loop works with; one name for each concern. All that changes while it runs is in `state`.
+    """What the loop works with; one name for each concern. All that a run is stands in `state`.
 
     A reader of train.py needs this list alone, and that of Start: all that a step touches is reached from here by name.
     """

@@ -4,7 +4,6 @@ Without it a resumed run would differ in bits: DDP lays out its buckets anew aft
 depend on where in a bucket a gradient lies.
 """
 
-
 import torch
 from torch import nn
 

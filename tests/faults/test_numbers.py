@@ -43,6 +43,14 @@ def test_a_bad_sample_is_named_with_step_and_rank_on_1_and_2_processes(
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
+def test_the_run_ends_before_the_next_update_without_a_save_that_asks(photos, run_dir, start_torchrun):
+    words = [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1000, "--workers", 0]
+    bad = sample_of(rank=0, step=1)
+    assert_failed(start_torchrun(None, *words, script=SCRIPT, env={"NAN_SAMPLES": str(bad)}), run_dir, Exit.DIVERGED,
+                  "the gradient of optimizer step 1 is not finite")
+    assert status(run_dir)["step"] == 1
+
+
 @pytest.mark.slow
 def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(
         words, photos, run_dir, start_torchrun, run_torchrun):

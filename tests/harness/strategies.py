@@ -12,5 +12,7 @@ ACROSS = [  # one device, and the whole model, for each of several processes
 class OnCpu(SimpleNamespace):
     """A micro-batch of a test: an index, and what its forward needs."""
 
+    place = None  # where to() has put it
+
     def to(self, device):
-        return self
+        return OnCpu(**vars(self) | {"place": device})

@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 UNSET: Any = object()  # not resolved yet; not in the file
-OF_0_9 = {"undecayed_tables": False, "names_as_written": True, "white_value": 65535,
-          "padding_side": "right"}  # how version 0.9 trained; it kept no such keys
+OF_0_9 = {"undecayed_tables": False, "names_as_written": True, "white_value": 65535, "padding_side": "right",
+          "first_position": None}  # how version 0.9 trained, where it kept no such key
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Resolved:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From what the file holds, which is {} in a new run; keys of other versions are left out."""
-        values = OF_0_9 | values if "data" in values else values
+        if "data" in values and "names_as_written" not in values:  # every run has that key since
+            values = OF_0_9 | values
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
     def as_dict(self) -> dict[str, Any]:

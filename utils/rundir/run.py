@@ -48,7 +48,8 @@ class Run:
 
     def __init__(self, path: Path, kept: dict[str, Any], facts: Mapping[str, Any], note: Callable[[str], None],
                  lock: RunLock | None):
-        self.path, self.resolved, self.note = path, Resolved.of(kept), note
+        self.path, self.note = path, note
+        self._resolved = Resolved.of(kept)
         self.is_read_only = lock is None
         self.is_there = facts.get("is_there", True)
         self.writes = lock is not None and lock.is_held
@@ -57,6 +58,11 @@ class Run:
         self._facts, self._lock = dict(facts), lock
         self._state: TrainState | None = None
         self._writing = threading.Lock()
+
+    @property
+    def resolved(self) -> Resolved:
+        """What RUN/auto.json holds, or will hold."""
+        return self._resolved
 
     def resolve(self, name: str, given: Any, derive: Callable[[], Any]) -> Any:
         """The value of a setting that may be `auto`: resolved at the first start, kept from then on."""
@@ -70,7 +76,7 @@ class Run:
 
     def keep(self, **values: Any) -> None:
         """From here on these are what the run has resolved, by fields of Resolved."""
-        self.resolved = replace(self.resolved, **values)
+        self._resolved = replace(self._resolved, **values)
 
     def require_same(self, name: str, value: str, what: str) -> None:
         """Raise UserError (78) if the run was created with another value."""
@@ -180,11 +186,11 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
         except OSError as error:
             raise UserError(f"cannot create the run directory {path}: {error.strerror}; use another --run-dir",
                             Exit.CANNOT_CREATE) from None
-        compare(config, path, note)
         last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
-        if kept and "fast_convolutions" not in kept:
-            raise UserError(f"{path} was begun by a version before 0.9, which trained otherwise; finish it with that"
+        if kept and not kept.get("fast_convolutions"):
+            raise UserError(f"{path} was begun by an older version, which trained otherwise; finish it with that"
                             " version, or use another --run-dir or --fresh", Exit.OTHER_RUN)
+        compare(config, path, note)
         _describe(config, path, world.world_size)
         facts = _facts(last, world, launches)
         _note_changes(config, kept, last, facts, note)

@@ -8,7 +8,7 @@ the run continues, setup, a warm-up step, require_all_grads; then per step: accu
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -34,6 +34,14 @@ class MicroBatch(Protocol):
 
 
 AnyMicroBatch, Item = TypeVar("AnyMicroBatch", bound=MicroBatch), TypeVar("Item")
+
+
+class MicroBatches(Protocol[AnyMicroBatch]):
+    """This rank's micro-batches of one step: a list, or a data.batch.GlobalBatch, which can be read once."""
+
+    def __iter__(self) -> Iterator[AnyMicroBatch]: ...
+
+    def __len__(self) -> int: ...
 
 
 class Block(Protocol):
@@ -66,12 +74,12 @@ class Strategy(ABC):
 
     max_processes = sys.maxsize  # of a run
     min_devices = max_devices = 1  # of a process; require_possible
-    is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/resolve.py
+    is_invariant = False  # sums have the same bits on any number of ranks; asked in engine/ and rundir/run.py
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
     is_split = False  # no device has all weights: the strategy takes the model in host memory; rundir/checkpoint.py
-    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; engine/attempts.py, build.py
+    is_sharded = False  # a forward of `module` is collective: no rank can try one alone; asked in engine/
     finds_unused = False  # has --find-unused-parameters
-    bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/attempts.py
+    bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/build.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
@@ -108,7 +116,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def accumulate(
-        self, micro_batches: Collection[AnyMicroBatch], scale: Tensor
+        self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor
     ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield what computes each of this rank's micro-batches of one step, and the micro-batch on its device.
 

@@ -9,14 +9,14 @@ One thread keeps all devices busy: forward and backward only queue work, and not
 """
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
 
 from utils.hardware.compiling import compile_model
-from utils.strategies.base import AnyMicroBatch
+from utils.strategies.base import AnyMicroBatch, MicroBatches
 from utils.strategies.buffers import Buffers
 from utils.strategies.replicated import Replicated
 
@@ -37,7 +37,7 @@ class DP(Replicated):
         self._theirs = [self._buffers, *map(Buffers, self._replicas[1:])]
 
     def accumulate(
-        self, micro_batches: Collection[AnyMicroBatch], scale: Tensor
+        self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor
     ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch with the next replica, on its device; then gather."""
         replicate(self.module, self._replicas[1:])

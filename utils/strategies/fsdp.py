@@ -9,7 +9,7 @@ Precision is autocast's, as under every strategy: float32 is what is kept, gathe
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from utils.distributed.world import World
 from utils.settings.run_options import DeviceOptions
-from utils.strategies.base import DEFAULTS, AnyMicroBatch, Block, BlocksOf, Item, no_blocks
+from utils.strategies.base import DEFAULTS, AnyMicroBatch, Block, BlocksOf, Item, MicroBatches, no_blocks
 from utils.strategies.replicated import Replicated
 
 
@@ -48,7 +48,7 @@ class FSDP(Replicated):
         """The model is sharded already; only the number of forwards is new."""
         self._most = -(-num_micro_batches // self.world.world_size)
 
-    def with_stand_in(self, micro_batches: Collection[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
+    def with_stand_in(self, micro_batches: MicroBatches[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
         """The micro-batches, then a stand-in where another rank has one more."""
         for micro_batch in micro_batches:
             yield micro_batch

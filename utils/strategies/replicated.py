@@ -1,6 +1,6 @@
 """What strategies share; those that keep all parameters and all optimizer state on every rank need little else."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.strategies.base import AnyMicroBatch, Item, Strategy
+from utils.strategies.base import AnyMicroBatch, Item, MicroBatches, Strategy
 from utils.strategies.buffers import Buffers
 
 
@@ -29,12 +29,12 @@ class Replicated(Strategy):
     def require_all_grads(self) -> None:
         """Nothing to do if every rank uses every parameter in each step."""
 
-    def with_stand_in(self, micro_batches: Collection[AnyMicroBatch]) -> Iterable[AnyMicroBatch]:
+    def with_stand_in(self, micro_batches: MicroBatches[AnyMicroBatch]) -> Iterable[AnyMicroBatch]:
         """The micro-batches: ranks need not have equally many."""
         return micro_batches
 
     def accumulate(
-        self, micro_batches: Collection[AnyMicroBatch], scale: Tensor
+        self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor
     ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
         self._buffers.begin()

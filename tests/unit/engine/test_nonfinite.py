@@ -180,3 +180,23 @@ def test_where_no_sample_is_found_the_sum_is_named(world, monkeypatch):
 def test_of_a_finite_gradient_nothing_is_said(world, monkeypatch):
     t = check(monkeypatch, world, [], is_finite=True)
     assert (t.state.progress, t.notes) == (Progress(step=7), [])
+
+
+def test_a_step_that_an_unreadable_sample_made_void_is_saved_as_it_was_before(world, monkeypatch):
+    done = []
+
+    class Stopped(Exception):
+        """As BadSamples.stop ends the run."""
+
+    def stop(world):
+        raise Stopped
+
+    t = SimpleNamespace(
+        world=world, flags=SimpleNamespace(bad_sample=True), bad_samples=SimpleNamespace(stop=stop),
+        outcome=SimpleNamespace(position=Progress(step=6)), state=SimpleNamespace(progress=Progress(step=7)),
+        precision=SimpleNamespace(undo=lambda: done.append("undo")))
+    monkeypatch.setattr(nonfinite, "save", lambda t: done.append(t.state.progress))
+    monkeypatch.setattr(nonfinite, "wait_for_save", lambda t: done.append("wait"))
+    with pytest.raises(Stopped):
+        nonfinite.end_if_diverged(t)
+    assert done == ["undo", Progress(step=6), "wait"]

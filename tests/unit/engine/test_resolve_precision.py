@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from data.batch import Batch
+from engine import evaluation
 from engine.resolve import with_possible_precision
 from engine.start import Start
 from models.output import Output
@@ -94,3 +95,26 @@ def test_a_try_changes_nothing(fails, decide):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(param.grad is None for param in model.parameters())
     assert torch.equal(torch.default_generator.get_state(), state)
+
+
+@pytest.mark.parametrize("device, is_split, is_sharded, tried_on", [
+    ("cpu", False, False, ["model"]), ("cpu", True, False, ["model"]), ("meta", False, False, ["model"]),
+    ("meta", True, False, ["module"]), ("meta", True, True, [])])
+def test_a_split_model_is_tried_once_it_is_on_its_devices(monkeypatch, device, is_split, is_sharded, tried_on):
+    """A forward of a sharded one is collective: no rank can try it alone."""
+    model, split, tried = nn.Linear(1, 1), nn.Linear(1, 1), []
+
+    class Kind:
+        def __init__(self, *arguments):
+            self.module = split if is_split else model
+
+    Kind.is_split, Kind.is_sharded = is_split, is_sharded
+    start = SimpleNamespace(
+        config=SimpleNamespace(device=SimpleNamespace(strategy="some", checkpoint_activations=False),
+                               optim=SimpleNamespace(freeze=()), run=SimpleNamespace(seed=0)),
+        world=SimpleNamespace(device=torch.device(device)), task=SimpleNamespace(build_model=lambda initial: model))
+    monkeypatch.setattr(evaluation, "load_strategy", lambda name: Kind)
+    monkeypatch.setattr(evaluation, "with_possible_precision",
+                        lambda start, tried_model, *words: tried.append(tried_model) or start)
+    evaluation.build_strategy(start, initial_weights=True, trains=False)
+    assert [("model" if each is model else "module") for each in tried] == tried_on

@@ -8,6 +8,7 @@ from engine.resolve import resolve_arithmetic
 from tests.unit.utils.numerics.test_optimizers import OPTIMIZERS
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision
+from utils.rundir.resolved import Resolved
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions, OptimOptions
 from utils.strategies.ddp import DDP
@@ -217,8 +218,8 @@ def _torch_settings():
 def test_threads_and_precision_are_those_that_the_run_keeps(world, tmp_path, kept, options, threads, name):
     run = Run(tmp_path, dict(kept), lock=None, note=lambda text: None, facts={"start": 1, "cores_per_process": 3})
     precision = resolve_arithmetic(options, run, world)
-    resolved = {"threads": threads, "precision": name, "device": "cpu", "fast_dropout": True, "fast_convolutions": True}
-    assert (torch.get_num_threads(), precision.name, run.resolved.as_dict()) == (threads, name, resolved)
+    resolved = Resolved.of({"threads": threads, "precision": name, "device": "cpu"})
+    assert (torch.get_num_threads(), precision.name, run.resolved) == (threads, name, resolved)
 
 
 @pytest.mark.usefixtures("_torch_settings")

@@ -82,13 +82,15 @@ def test_a_program_that_changed_is_warned_of_once(world):
         ["warning: the program changed since run was created"], []]
 
 
-def test_a_run_from_before_0_9_is_refused_and_stays_as_it_is(world):
-    start(world, "--run-dir=run")
+@pytest.mark.parametrize("kept", [{}, {"fast_convolutions": False}])
+def test_a_run_of_an_older_version_is_refused_and_stays_as_it_is(world, kept):
+    """Whatever its settings are; also if 0.9 continued it."""
+    start(world, "--run-dir=run", "--lr=0.5")
     file = Path("run", "auto.json")
-    file.write_text(json.dumps({"code": "old", "data": "hash", "lr": 0.1, "fast_dropout": True}))
+    file.write_text(json.dumps({"code": "old", "data": "hash", "lr": 0.1, "fast_dropout": True} | kept))
     before = {path.name: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"}
     error = refusal(world, "--run-dir=run")
-    assert error.code == Exit.OTHER_RUN and "before 0.9" in str(error) and "--fresh" in str(error)
+    assert error.code == Exit.OTHER_RUN and "older version" in str(error) and "--fresh" in str(error)
     assert {path.name: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"} == before
 
 

@@ -1,6 +1,7 @@
 """Buffers in a step: every micro-batch starts from the same ones, and the run keeps what micro-batch 0 leaves."""
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -58,6 +59,22 @@ def test_after_a_step_they_are_what_micro_batch_0_leaves(strategy, indices):
 def test_every_micro_batch_starts_from_those_of_the_steps_start(strategy):
     before = buffers_of(strategy.module)
     assert run_step(strategy, [0, 1, 2]) == [before] * 3
+
+
+def test_micro_batches_come_on_the_device_of_what_computes_them(strategy, world):
+    places = [batch.place for _, batch in strategy.accumulate([*map(batch_of, [0, 1, 2])], torch.ones(()))]
+    assert places == [world.device] * 3
+
+
+def test_of_several_devices_each_gets_its_micro_batches_in_turn(world):
+    places = [torch.device("cpu"), torch.device("cpu", 0)]
+    strategy = load_strategy("dp")(build_net(), replace(world, devices=tuple(places)))
+    strategy.setup(4)
+    found = []
+    for model, batch in strategy.accumulate([*map(batch_of, [0, 1, 2])], torch.ones(())):
+        found.append((batch.place, model is strategy.module))
+        model(batch.images).sum().backward()
+    assert found == [(places[0], True), (places[1], False), (places[0], True)]
 
 
 def test_a_non_finite_gradient_leaves_them_as_before_the_step(strategy):
