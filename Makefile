@@ -20,9 +20,10 @@ check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a fe
 test: check                         ## everything that must hold, unit tests first; under 20 minutes on two cores
 	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(addprefix --ignore=,$(UNIT))
 
-faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, README, changing.md
+faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
-		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py own_models.py readme.py starts.py timings.py)
+		$(addprefix tests/end_to_end/test_,demo.py changing.py evaluation.py learning.py own_models.py readme.py \
+			starts.py timings.py)
 
 zoo: .venv/ready-dev                ## every architecture of text encoders trains, evaluates and predicts
 	$(BIN)/python -m pytest tests/zoo $(subst loadfile --no-loadscope-reorder,load,$(WORKERS))

@@ -20,9 +20,9 @@ def copy_project(folder: Path) -> Path:
     return folder
 
 
-def run_in(folder: Path, line: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def run_in(folder: Path, line: str, cache: Path, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
     """What became of a line of a shell in `folder`."""
     inherited = {name: value for name, value in os.environ.items()
                  if not name.startswith(("LOCKSTEP", "MAKE")) and "RANK" not in name}
     env = inherited | {"LOCKSTEP_CACHE": str(cache), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return subprocess.run(["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s)
