@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from benchmarks.in_turn import in_turn, report
 from models.vision.classifier import build_classifier
+from utils.cpu.allocator import keep_freed_memory
 from utils.distributed.world import World
-from utils.hardware.allocator import keep_freed_memory
 from utils.hardware.cores import available_cores
 from utils.hardware.devices import Stopwatch
 from utils.numerics.optimizers import build_optimizer

@@ -11,11 +11,11 @@ from torch import nn
 from data.plan import BatchPlan
 from engine.attempts import Attempts
 from engine.start import Start
+from utils.cpu.kernels import replace_kernels
 from utils.distributed.world import World
 from utils.errors import UserError, counted, first_line, is_out_of_memory, some
 from utils.hardware import vendor
 from utils.hardware.compiling import require_compiler
-from utils.numerics.kernels import replace_kernels
 from utils.numerics.precision import Precision, hardware_precision
 from utils.numerics.seed import seeded
 from utils.rundir.resolved import UNSET
@@ -55,8 +55,8 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     vendor.set_tf32(precision != "fp32")
 
     # kernels on the CPU
-    if run.resolved.fast_dropout:
-        replace_kernels(run.resolved.fast_convolutions)
+    if config.cpu_kernels == "on":
+        replace_kernels()
         vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
     return Precision(precision, world.device)
 

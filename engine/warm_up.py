@@ -9,8 +9,8 @@ from torch import nn
 
 from engine.step import forward
 from engine.training import Training
+from utils.cpu.allocator import keep_freed_memory
 from utils.errors import UserError, some
-from utils.hardware.allocator import keep_freed_memory
 
 
 def warm_up(t: Training) -> None:
@@ -21,7 +21,7 @@ def warm_up(t: Training) -> None:
     out, it does so here. Raises UserError (64) for a model that skips layers at random under a strategy that cannot sum
     their gradients.
     """
-    if t.world.device.type == "cpu":
+    if t.world.device.type == "cpu" and t.config.device.cpu_kernels == "on":
         keep_freed_memory()
     module = t.strategy.module
     if t.strategy.needs_every_grad and skips_layers(module):

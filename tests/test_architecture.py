@@ -119,7 +119,7 @@ def test_imports_go_one_way():
     assert found == []
 
 
-FLOORS = ({"errors", "files", "output_files", "array_folder"}, {"settings", "hardware"}, {"distributed"},
+FLOORS = ({"errors", "files", "output_files", "array_folder"}, {"settings", "hardware", "cpu"}, {"distributed"},
           {"strategies", "numerics"}, {"rundir"})  # rooms of utils, from the ground
 
 

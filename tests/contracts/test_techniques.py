@@ -18,7 +18,8 @@ TECHNIQUES = {
         "--freeze", "3", "--layer-decay", "0.7", "--head-lr-factor", "5", "--schedule", "step", "--step-epochs", "1",
         "--checkpoint-activations", "--dropout", "0.5"], STEPS),
     "freeze-decay-texts": ("text-classification", [
-        "--freeze", "1", "--layer-decay", "0.7", "--checkpoint-activations", "--dropout", "0.3", "--ema-decay", "0.9"],
+        "--freeze", "1", "--layer-decay", "0.7", "--checkpoint-activations", "--dropout", "0.3", "--ema-decay", "0.9",
+        "--cpu-kernels", "off"],
         STEPS),
     "own-images": ("image-classification", ["--model", "small-cnn", "--freeze", "1", "--layer-decay", "0.7",
                                             "--checkpoint-activations"], STEPS),

@@ -30,16 +30,15 @@ def build_optimizer(
         alike.setdefault(key, []).append((name, param))
     groups = [{"params": params, "weight_decay": 0.0 if has_no_decay else config.weight_decay, "lr_factor": factor}
               for (has_no_decay, factor), params in sorted(alike.items())]
-    seen_by = _Turned if any(map(_Turned.has_view, model.parameters())) else None
     if config.optimizer == "sgd":
         is_sharded = any(hasattr(param, "to_local") for param in model.parameters())  # a DTensor
-        optimizer = _seen_by(_Sharded if is_sharded else seen_by, torch.optim.SGD)(
-            groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
+        kind = _ShardedSGD if is_sharded else torch.optim.SGD
+        optimizer = kind(groups, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, fused=True)
         for param in (param for param in model.parameters() if config.momentum and param.requires_grad):
             # torch 2.15 would leave uninitialised memory here if the first step is skipped; zeros are the same start.
             optimizer.state[param]["momentum_buffer"] = torch.zeros_like(param)
     else:
-        kind = _seen_by(seen_by, torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam)
+        kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
         optimizer = kind(groups, lr=config.lr, betas=config.betas, fused=True)
     require_skippable(optimizer)
     return optimizer
@@ -48,81 +47,27 @@ def build_optimizer(
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
-class _OnViews:
-    """An optimizer whose step sees views of some parameters, of their gradients and state: the same memory.
-
-    has_view says of which parameters, view gives the view of a tensor, and back the tensor of a view.
-    """
+class _ShardedSGD(torch.optim.SGD):
+    """SGD of this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
 
     def step(self, closure: None = None) -> None:
-        """One step of torch's optimizer."""
-        params, state = [group["params"] for group in self.param_groups], self.state
+        """One step of torch's optimizer on the parts, which share their memory with the DTensors."""
+        whole, state = [group["params"] for group in self.param_groups], self.state
         self.state = defaultdict(dict)
         for group in self.param_groups:
-            group["params"] = [self._seen(param, state) for param in group["params"]]
+            group["params"] = [self._part_of(param, state[param]) for param in group["params"]]
         try:
             super().step()  # in place
         finally:
-            state_seen, self.state = self.state, state
-            for group, whole in zip(self.param_groups, params, strict=True):
-                for seen, param in zip(group["params"], whole, strict=True):
-                    if seen in state_seen and param not in state:  # the first step
-                        state[param] = {name: value if seen is param else self.back(value)
-                                        for name, value in state_seen[seen].items()}
-                group["params"] = whole
+            self.state = state
+            for group, params in zip(self.param_groups, whole, strict=True):
+                group["params"] = params
 
-    def _seen(self, param: nn.Parameter, state: Mapping[nn.Parameter, dict[str, Tensor]]) -> Tensor:
-        if param.grad is None or not self.has_view(param):
-            if param in state:
-                self.state[param] = state[param]
-            return param
-        view = self.view(param.detach())
-        view.grad = self.view(param.grad)
-        if param in state:
-            self.state[view] = {name: self.view(value) for name, value in state[param].items()}
-        return view
-
-
-class _Turned(_OnViews):
-    """Sees filters in channels_last with their dimensions in the order of memory.
-
-    torch's fused optimizers make a contiguous copy of each gradient there, and do not use it (torch 2.14).
-    """
-
-    @staticmethod
-    def has_view(param: Tensor) -> bool:
-        """Whether it is a filter in channels_last, on the CPU."""
-        return (param.device.type == "cpu" and param.ndim == 4 and not param.is_contiguous()
-                and param.is_contiguous(memory_format=torch.channels_last))
-
-    @staticmethod
-    def view(tensor: Tensor) -> Tensor:
-        """[O, I, H, W] as [O, H, W, I]; the number of steps, a part of the state, as it is."""
-        return tensor.permute(0, 2, 3, 1) if tensor.ndim == 4 else tensor
-
-    @staticmethod
-    def back(tensor: Tensor) -> Tensor:
-        """[O, H, W, I] as [O, I, H, W]."""
-        return tensor.permute(0, 3, 1, 2) if tensor.ndim == 4 else tensor
-
-
-class _Sharded(_OnViews):
-    """Sees this rank's parts of sharded parameters: torch 2.15 has fused Adam for DTensors, but no fused SGD."""
-
-    @staticmethod
-    def has_view(param: Tensor) -> bool:
-        """All are sharded."""
-        return True
-
-    @staticmethod
-    def view(tensor: Tensor) -> Tensor:
-        """This rank's part."""
-        return tensor.to_local()
-
-
-def _seen_by(views: type[_OnViews] | None, kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """The optimizer `kind`, on views if there are any."""
-    return type(kind.__name__, (views, kind), {}) if views else kind
+    def _part_of(self, param: nn.Parameter, state: Mapping[str, Tensor]) -> Tensor:
+        part = param.detach().to_local()
+        part.grad = None if param.grad is None else param.grad.to_local()
+        self.state[part] = {name: value.to_local() for name, value in state.items()}
+        return part
 
 
 def require_skippable(optimizer: torch.optim.Optimizer) -> None:

@@ -17,8 +17,6 @@ class Resolved:
     device: str = UNSET  # the type: "cpu", "xpu", ...
     threads: int = UNSET  # of torch, per process
     precision: str = UNSET  # fp32, bf16 or fp16
-    fast_dropout: bool = True  # on the CPU, dropout is computed by the program's own kernel
-    fast_convolutions: bool = True  # so are the gradients of filters
     undecayed_tables: bool = True  # class tokens, positions and scales have no decay (models.blocks.undecayed)
     micro_batches: int = UNSET  # in a global batch
     eval_batch_size: int = UNSET

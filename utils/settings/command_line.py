@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
@@ -144,6 +144,8 @@ def _check_keys(file: str, names: Iterable[str], task: str) -> None:
 
 def _as_words(name: str, value: Any, kind: Any = None) -> list[str]:
     """A setting of a file as it is typed, so that both are read alike: in YAML 1.1 `lr: 1e-3` is a string."""
+    if isinstance(value, bool) and {"on", "off"} <= {*get_args(kind)}:  # as YAML 1.1 reads these words
+        value = "on" if value else "off"
     if isinstance(value, bool):  # only a switch takes one
         return [flag(f"no_{name}" if kind is bool and not value else name)]
     if isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}

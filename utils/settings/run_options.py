@@ -184,6 +184,9 @@ class DeviceOptions:
     compile: bool = option(False, "compile the model with torch.compile; slower on the CPU in bf16", TOLERATED)
     deterministic: bool = option(
         False, "deterministic algorithms, no autotuning; always on with --device cpu", TOLERATED, rare=True)
+    cpu_kernels: Literal["on", "off"] = option(
+        "on", "on the CPU, dropout, attention and the gradients of filters by faster kernels than torch's, and freed"
+        " memory kept; off = torch's own", TOLERATED, rare=True)
     threads: int | Auto = option(
         "auto", "CPU threads per process; auto = cores / processes at the first start; 1 with --strategy exact on the"
         " CPU", TOLERATED, at_least=1, resolved=True, rare=True)

@@ -148,49 +148,6 @@ def test_the_fused_optimizer_steps_as_torchs_plain_one(options, plain):
     torch.testing.assert_close(fused, stepped(plain), rtol=1e-5, atol=1e-6)
 
 
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-
-
-def filters_stepped(optimizer_of):
-    """Params and state after three steps on filters in channels_last, a frozen one among them; and the optimizer."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 6, 1), nn.Conv2d(6, 5, 3), nn.Conv2d(5, 5, 3), nn.Flatten())
-    model.to(memory_format=torch.channels_last)[2].weight.requires_grad_(False)
-    optimizer = optimizer_of(model)
-    for _ in range(3):
-        for param in model.parameters():
-            param.grad = torch.randn_like(param) if param.requires_grad else None
-        optimizer.step()
-    state = optimizer.state_dict()["state"]
-    strides = {(index, name): value.stride() for index, values in state.items() for name, value in values.items()}
-    return list(model.parameters()), state, strides, optimizer
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_filters_in_channels_last_step_as_in_torch_without_its_copies(kind, momentum):
-    def build(model):
-        return build_optimizer(model, OptimOptions(optimizer=kind, lr=0.1, momentum=momentum))
-
-    def build_torchs(model):
-        optimizer = build(model)
-        optimizer.__class__ = OPTIMIZERS[kind]
-        return optimizer
-
-    params, state, strides, optimizer = filters_stepped(build)
-    same_params, same_state, same_strides, torchs = filters_stepped(build_torchs)
-    assert all(torch.equal(one, other) for one, other in zip(params, same_params, strict=True))
-    assert strides == same_strides and list(state) == list(same_state)
-    assert all(torch.equal(value, same_state[index][name]) for index, values in state.items()
-               for name, value in values.items())
-    copies = []
-    for each in (optimizer, torchs):
-        with torch.profiler.profile() as seen:
-            each.step()
-        copies.append(sum(event.count for event in seen.key_averages() if event.key == "aten::clone"))
-    assert copies == [0, 2]
-
-
 def test_frozen_params_do_not_change():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)

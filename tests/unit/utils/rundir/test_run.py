@@ -82,9 +82,10 @@ def test_a_program_that_changed_is_warned_of_once(world):
         ["warning: the program changed since run was created"], []]
 
 
-@pytest.mark.parametrize("kept", [{}, {"fast_convolutions": False}])
+@pytest.mark.parametrize("kept", [
+    {}, {"fast_convolutions": False}, {"fast_convolutions": False, "names_as_written": False}])
 def test_a_run_of_an_older_version_is_refused_and_stays_as_it_is(world, kept):
-    """Whatever its settings are; also if 0.9 continued it."""
+    """Whatever its settings are; also if a later version continued it."""
     start(world, "--run-dir=run", "--lr=0.5")
     file = Path("run", "auto.json")
     file.write_text(json.dumps({"code": "old", "data": "hash", "lr": 0.1, "fast_dropout": True} | kept))
@@ -92,6 +93,13 @@ def test_a_run_of_an_older_version_is_refused_and_stays_as_it_is(world, kept):
     error = refusal(world, "--run-dir=run")
     assert error.code == Exit.OTHER_RUN and "older version" in str(error) and "--fresh" in str(error)
     assert {path.name: path.read_bytes() for path in Path("run").iterdir() if path.name != ".lock"} == before
+
+
+@pytest.mark.parametrize("kept", [{"fast_dropout": True, "fast_convolutions": True}, {"names_as_written": False}])
+def test_a_run_of_0_9_or_of_this_version_goes_on(world, kept):
+    start(world, "--run-dir=run")
+    Path("run", "auto.json").write_text(json.dumps({"code": "old", "data": "hash"} | kept))
+    assert any("the program changed" in note for note in start(world, "--run-dir=run"))
 
 
 @pytest.mark.parametrize("setting", ["--output=rows.csv", "--split=test"])

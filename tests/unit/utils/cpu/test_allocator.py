@@ -1,4 +1,4 @@
-"""utils/hardware/allocator.py: memory that a step has freed is that of the next one."""
+"""utils/cpu/allocator.py: memory that a step has freed is that of the next one."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """if True:
     import sys, torch
     from resource import RUSAGE_SELF, getpagesize, getrusage
-    from utils.hardware.allocator import keep_freed_memory
+    from utils.cpu.allocator import keep_freed_memory
     if sys.argv[1] == "kept":
         keep_freed_memory()
     before, rounds, size = getrusage(RUSAGE_SELF).ru_minflt, 20, 10**8
@@ -35,7 +35,7 @@ def test_a_fork_does_not_inherit_freed_memory():
     """The child's resident memory is far below the gigabyte that its parent has freed."""
     script = """if True:
         import os, torch
-        from utils.hardware.allocator import keep_freed_memory
+        from utils.cpu.allocator import keep_freed_memory
         keep_freed_memory()
         held = torch.ones(250_000_000)
         wall = bytearray(1000)  # above it

@@ -11,14 +11,14 @@ BITS = 16  # of randomness for a value of a mask
 _library = torch.library.Library("aten", "IMPL")  # while it lives, the kernels are ours
 
 
-def replace_kernels(convolutions: bool = True) -> None:
-    """Make torch use those below on the CPU, the third if `convolutions`, until the process ends.
+def replace_kernels() -> None:
+    """Make torch use those below on the CPU until the process ends.
 
     The third only on a CPU that computes in bf16 by AVX-512: on no other is it measured; by AMX oneDNN's are others.
     """
     _replace("bernoulli_.float", bernoulli_)
     _replace("_safe_softmax", safe_softmax)
-    if convolutions and torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
+    if torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
         _replace("convolution_backward", convolution_backward, with_keyset=True)
 
 

@@ -1,4 +1,4 @@
-"""utils/numerics/kernels.py: masks are as torch's, independent, with the probability asked for, of any shape.
+"""utils/cpu/kernels.py: masks are as torch's, independent, with the probability asked for, of any shape.
 
 And softmax has torch's bits, the gradients of filters those of float32 but for rounding.
 """
@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from utils.cpu.kernels import bernoulli_, replace_kernels
 from utils.hardware.vendor import allow_16_bit_attention
-from utils.numerics.kernels import bernoulli_, replace_kernels
 
 ROOT = Path(__file__).parents[4]
 P = [0.9, 0.5, 0.1, 0.999]
@@ -143,7 +143,7 @@ def test_torch_calls_it_for_every_kind_of_dropout():
 # Prints for how many scores, whatever is in them, a bit of the result or its gradient is not that of torch's kernel.
 SCORES = """
 import torch
-from utils.numerics.kernels import replace_kernels
+from utils.cpu.kernels import replace_kernels
 
 def computed():
     torch.manual_seed(0)
@@ -239,7 +239,7 @@ def test_torchs_slow_kernel_is_not_called_for_filters_or_bias(monkeypatch, has_b
     image, bias = torch.ones(2, 8, 1, 1).bfloat16(), torch.zeros(4).bfloat16().requires_grad_()
     weight = torch.ones(4, 8, 3, 3).bfloat16().to(memory_format=torch.channels_last).requires_grad_()
     made = F.conv2d(image, weight, bias if has_bias else None, 1, 1).sum()
-    monkeypatch.setattr("utils.numerics.kernels._torchs_convolution_backward", None)
+    monkeypatch.setattr("utils.cpu.kernels._torchs_convolution_backward", None)
     found, *of_bias = torch.autograd.grad(made, [weight] + [bias] * has_bias)
     assert found[:, :, 1, 1].unique().tolist() == [2] and found.sum() == 2 * 4 * 8
     assert [each.tolist() for each in of_bias] == [[2] * 4] * has_bias
@@ -251,7 +251,7 @@ CONVOLUTIONS = """
 import sys
 import torch
 from torch.nn import functional as F
-from utils.numerics.kernels import replace_kernels
+from utils.cpu.kernels import replace_kernels
 
 torch.cpu._is_avx512_bf16_supported = lambda: sys.argv[1] in ("avx512_bf16", "amx")
 torch.cpu._is_amx_tile_supported = lambda: sys.argv[1] == "amx"
@@ -277,7 +277,7 @@ def computed():
     yield torch.float32, *torch.autograd.grad(F.conv2d(x, w, padding=1).square().sum(), [x, w])
 
 torchs = list(computed())
-replace_kernels(convolutions=True)
+replace_kernels()
 ours = list(computed())
 print(len(ours), sum(not all(map(torch.equal, one[1:], two[1:])) for one, two in zip(torchs, ours, strict=True)))
 
@@ -297,17 +297,14 @@ def test_other_convolutions_have_the_bits_of_torchs_own(hardware, is_ours):
     assert done.stdout.split() == ["17", "0", is_ours] and "Warning" not in done.stderr
 
 
-# What starts set: of a run without our kernels, of one without our convolutions alone, of a new run in another
-# precision, of a new run, of that run when it goes on. Each prints whether masks are ours, whether attention is in 16
-# bits, whether our convolutions are asked for, and what is kept.
+# What starts set, with the switch off, in another precision, and as they are. Each prints whether masks are ours and
+# whether attention is in 16 bits.
 STARTS = """
 import sys
 from pathlib import Path
-from unittest.mock import patch
 import torch
 from engine.resolve import resolve_arithmetic
 from utils.distributed.world import World
-from utils.numerics.kernels import replace_kernels
 from utils.rundir.run import Run
 from utils.settings.run_options import DeviceOptions
 
@@ -317,23 +314,16 @@ def mask():
 
 before = mask()
 with World.from_env("cpu") as world:
-    for kept, precision in (({"fast_dropout": False, "fast_convolutions": False}, "bf16"),
-                            ({"fast_dropout": True, "fast_convolutions": False}, "bf16"),
-                            ({}, "fp16"), ({}, "bf16"), ({"fast_dropout": True, "fast_convolutions": True}, "bf16")):
-        run = Run(Path(sys.argv[1]), kept, {"start": 1, "cores_per_process": 1}, print, None)
-        with patch("engine.resolve.replace_kernels", wraps=replace_kernels) as replace:
-            resolve_arithmetic(DeviceOptions(precision=precision), run, world)
-        print(not torch.equal(mask(), before), torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed(),
-              *(asked.args[0] for asked in replace.call_args_list), run.resolved.fast_dropout,
-              run.resolved.fast_convolutions)
+    for cpu_kernels, precision in (("off", "bf16"), ("on", "fp16"), ("on", "bf16")):
+        run = Run(Path(sys.argv[1]), {}, {"start": 1, "cores_per_process": 1}, print, None)
+        resolve_arithmetic(DeviceOptions(precision=precision, cpu_kernels=cpu_kernels), run, world)
+        print(not torch.equal(mask(), before), torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
 """
 
 
-def test_a_run_keeps_the_kernels_that_it_began_with(tmp_path):
+def test_one_switch_leaves_torchs_own_kernels_as_they_are(tmp_path):
     """In a process of its own, because our kernels, once set, stay. They are set without a warning."""
     words = [sys.executable, "-c", STARTS, tmp_path]
     done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        "False False False False", "True True False True False", "True False True True True",
-        "True True True True True", "True True True True True"]
+    assert done.stdout.splitlines() == ["False False", "True False", "True True"]
     assert "Warning" not in done.stderr
