@@ -25,7 +25,7 @@ import torch
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
 from engine.build import build_training
 from engine.evaluation import evaluate_only
-from engine.memory import naming_a_size_that_fits
+from engine.memory import naming_a_smaller_size
 from engine.nonfinite import end_if_diverged
 from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step, watch_run
@@ -68,7 +68,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
                 return evaluate_only(start)  # Collective.
             training = build_training(start)  # Collective.
             with closing(training.log), closing(training.checkpoints), closing(training.profile):
-                return naming_a_size_that_fits(train, training)  # Collective.
+                return naming_a_smaller_size(train, training)  # Collective.
 
 
 def train(t: Training) -> Exit:

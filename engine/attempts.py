@@ -18,15 +18,14 @@ class Attempts:
     def __init__(self, start: Start, model: nn.Module, optimizer: torch.optim.Optimizer | None = None,
                  bytes_per_param: int = 0):
         """optimizer: None = train() computes gradients alone. bytes_per_param: of a strategy's sums."""
-        self._start, self._model, self._optimizer = start, model, optimizer
-        self.bytes_per_param = bytes_per_param
+        self._start, self._model, self._optimizer, self._bytes_per_param = start, model, optimizer, bytes_per_param
 
     def train(self, size: int) -> None:
         """A micro-batch of `size`, beside all that a run keeps: optimizer state, gradients, the strategy's sums."""
         # what a run keeps
         self._model.train(size > 1)  # BatchNorm would refuse one sample
         params = [param for param in self._model.parameters() if param.requires_grad]
-        num_bytes = self.bytes_per_param * sum(map(nn.Parameter.numel, params))
+        num_bytes = self._bytes_per_param * sum(map(nn.Parameter.numel, params))
         sums = torch.empty(num_bytes, dtype=torch.uint8, device=self._start.world.device)
         buffers, optimizer = Buffers(self._model), self._optimizer
         state = dict(optimizer.state) if optimizer else {}

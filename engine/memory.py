@@ -1,4 +1,4 @@
-"""A device's memory: batch sizes that fit are found by trying, before training starts and after memory ran out."""
+"""A device's memory: batch sizes that fit are found by trying, before training starts."""
 
 import socket
 import traceback
@@ -50,41 +50,28 @@ def lack_of_memory(work: Callable[[int], None], size: int) -> str:
     try:
         work(size)
     except Exception as error:
-        return freed(error)
+        if not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # which hold what was allocated
+        with suppress(RuntimeError):  # an allocator without a cache
+            torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
+        return f"{socket.gethostname()}: {memory_words(error)}"
     return ""
 
 
-def freed(error: Exception) -> str:
-    """Free what was allocated on the way to `error`, and return the host and its message; raises any other error."""
-    if not is_out_of_memory(error):
-        raise error
-    traceback.clear_frames(error.__traceback__)  # which hold what was allocated
-    with suppress(RuntimeError):  # an allocator without a cache
-        torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
-    return f"{socket.gethostname()}: " + memory_words(error)
-
-
-def naming_a_size_that_fits(train: Callable[[Training], Exit], t: Training) -> Exit:
-    """Return train(t). If memory runs out, raise an error (64) that names the save and one that fits. Collective."""
+def naming_a_smaller_size(train: Callable[[Training], Exit], t: Training) -> Exit:
+    """Return train(t). If memory runs out, raise an error (64) that names the save and a smaller size. Collective."""
     try:
         return train(t)
     except Exception as error:
-        lack = freed(error)
-    raise _memory_error(lack, t)  # not above: an error that is being handled holds memory
-
-
-def _memory_error(lack: str, t: Training) -> RankError:
-    t.watchdog.enter("looking for a size that fits", t.config.faults.section_timeout)
-    if t.strategy.module.training:
-        flag, attempt, size = "--micro-batch-size", t.attempts.train, t.feed.plan.sizes[1]
-    else:
-        flag, attempt, size = "--eval-batch-size", t.attempts.evaluate, t.evaluation.eval_batch
-    t.state.optimizer.zero_grad(set_to_none=True)
-    t.attempts.bytes_per_param = 0  # the strategy holds its sums already, `exact` the gradients' memory, too
-    fit, _ = largest_fit(attempt, size // 2) if not t.strategy.is_sharded else (0, "")
-    t.checkpoints.close()  # finish the save under way
-    step = t.checkpoints.newest_step()
-    saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
-    return RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
-                     f" ({lack}); {saved};"
-                     f" {way_out(flag, fit) if not t.strategy.is_sharded else f'use a smaller {flag}'}")
+        if not is_out_of_memory(error):
+            raise
+        flag, size = "--eval-batch-size", t.evaluation.eval_batch
+        if t.strategy.module.training:
+            flag, size = "--micro-batch-size", t.feed.plan.sizes[1]
+        t.checkpoints.close()  # finish the save under way
+        step = t.checkpoints.newest_step()
+        saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
+        raise RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
+                        f" ({socket.gethostname()}: {memory_words(error)}); {saved};"
+                        f" use {flag} {max(1, size // 2)} or smaller, or a smaller --model") from None

@@ -24,6 +24,7 @@ PURPOSE = {
     "utils/numerics": "precision, optimizers, seeds",
     "utils/settings": "every setting, from the command line",
     "utils/hardware": "devices and cores",
+    "utils/cpu": "what only a CPU needs",
     "utils": "messages, exit codes, small files",
 }
 LEFT, GAP, LINE, CHARACTER = 24, 10, 18, 7.25  # px; CHARACTER: of a monospaced file name

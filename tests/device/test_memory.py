@@ -1,4 +1,4 @@
-"""Memory of a device that runs out: a size that fits is found or named before training starts, or after a save.
+"""Memory of a device that runs out: a size that fits is found or named before training, a smaller one after a save.
 
 Only a simulated device can be given a small memory. A step takes 100 MiB in a micro-batch of 57 samples, 63 in one of
 28, 45 in one of 14.
@@ -67,7 +67,7 @@ def test_evaluation_batches_that_do_not_fit_are_refused(accelerator, words):
     result = accelerator.simulating(memory=40 * 2**20).run(
         None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
     assert result.returncode == Exit.USAGE, result.text
-    assert "at step 0" in result.err and "nothing is saved yet; --eval-batch-size 73 fits" in result.err
+    assert "at step 0" in result.err and "nothing is saved yet; use --eval-batch-size 73 or smaller" in result.err
 
 
 @pytest.mark.slow
@@ -79,12 +79,12 @@ def test_a_model_that_does_not_fit_at_all_is_refused(accelerator, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [None, 2])
-def test_late_lack_of_memory_names_the_checkpoint_and_a_size_that_fits(accelerator, live, words, run_dir, processes):
+def test_late_lack_of_memory_names_the_checkpoint_and_a_smaller_size(accelerator, live, words, run_dir, processes):
     room, size = (ROOM_FOR_14, 29) if processes else (ROOM_FOR_28, 57)
     shrinking = accelerator.simulating(shrinks={"operation": LATER, "memory": room})
     launch = live(shrinking, processes, *words, "--micro-batch-size", size)
     result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of rank 0 at step ",
-                           "the run is saved at step ", f"--micro-batch-size {size // 2} fits")
+                           "the run is saved at step ", f"use --micro-batch-size {size // 2} or smaller")
     saved = int(newest_checkpoint(run_dir).name.split("-")[1])
     assert f"the run is saved at step {saved}" in result.err and (
         0 < saved <= trained_steps(run_dir) == status(run_dir)["step"])

@@ -128,18 +128,6 @@ def test_more_processes_than_micro_batches_are_refused_with_the_numbers(photos, 
     assert not (run_dir / "checkpoints").exists()
 
 
-def test_torchruns_restarts_of_a_refused_start_end_at_once_with_its_code(photos, run_dir, run_torchrun):
-    """Before torch is imported, although there is no run directory that could say how the start ended."""
-    result = run_torchrun(2, *SMALL, "--data", photos, "--run-dir", run_dir, "--model", "resnet19",
-                          torchrun=("--max-restarts=2", "--monitor-interval=0.1"))
-    messages = [line for line in result.err.splitlines() if line.startswith("train.py: ")]
-    refused, *restarts = messages
-    assert (result.returncode, result.code, list(run_dir.parent.iterdir())) == (1, Exit.USAGE, []), result.text
-    assert refused.startswith("train.py: --model resnet19: ")
-    assert restarts == [f"train.py: not restarted, because a restart would end in the same way: failed, {refused[10:]}"
-                        ] * 2
-
-
 def image_of(root: Path, split: str, index: int) -> Path:
     """The image with this index in its split."""
     return sorted((root / split).glob("*/*.png"))[index]

@@ -3,7 +3,6 @@
 Torch is not imported, so a finished run answers at once.
 """
 
-import json
 import os
 import re
 import shlex
@@ -11,7 +10,6 @@ import socket
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -38,14 +36,13 @@ def finish_early(config: Config) -> None:
     # a restart that cannot help
     with suppress(UserError, OSError):  # open_run reports it on all ranks
         last = read_json(path / "status.json")
-        is_final = _has_seen(last, [launch_id()]) and _is_final(last.get("exit_code"), last.get("message", ""))
-        ending = last if is_final else _last_ending()
-        if ending and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0:
-            record_exit(ending["exit_code"])
+        is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+        if is_restart and _has_seen(last, [launch_id()]) and _is_final(last["exit_code"], last["message"]):
+            record_exit(last["exit_code"])
             if os.environ.get("RANK", "0") == "0":
                 say("train.py: not restarted, because a restart would end in the same way:"
-                    f" {ending['state']}, {ending['message']}")
-            raise SystemExit(ending["exit_code"])
+                    f" {last['state']}, {last['message']}")
+            raise SystemExit(last["exit_code"])
 
     # a finished run. Several nodes may not see the same yet: main() asks rank 0.
     is_one_node = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
@@ -70,31 +67,6 @@ def words_if_finished(config: Config) -> str | None:
     figures = ", ".join(f"{name} {rounded(value)}" for name, value in summary.items() if isinstance(value, float))
     return (f"{path} is finished: step {summary.get('step')}, {figures}\n--fresh starts over; to train longer, start a"
             f" new run from it: --model {shlex.quote(str(path / 'model'))}")
-
-
-def keep_ending(state: str, code: int, message: str) -> None:
-    """Tell torchrun's restarts on this node that they cannot help. The first process to call it is heard.
-
-    For a start that leaves no run directory. The file lies in the folder that this torchrun made for its processes'
-    error files: it belongs to one launch, outlives its processes, needs no name of its own, and torchrun leaves it to
-    the system's cleaning as it does its own. (Without torchrun nothing restarts a process but a user.)
-    """
-    file = _ending_file()
-    if file is not None and _is_final(code, message):
-        with suppress(OSError), file.open("x") as writer:
-            json.dump({"state": state, "exit_code": code, "message": message}, writer)
-
-
-def _last_ending() -> dict[str, Any]:
-    """What keep_ending kept; empty if nothing."""
-    file = _ending_file()
-    return read_json(file) if file is not None else {}
-
-
-def _ending_file() -> Path | None:
-    """In FOLDER of TORCHELASTIC_ERROR_FILE=FOLDER/attempt_N/LOCAL_RANK/error.json (torch 2.11 to 2.15)."""
-    attempt = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parent.parent
-    return attempt.with_name("lockstep-ending.json") if attempt.name.startswith("attempt_") else None
 
 
 def _is_final(code: int | None, message: str) -> bool:

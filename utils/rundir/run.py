@@ -33,7 +33,7 @@ from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, kept_settings, run_path
 from utils.rundir.lock import RunLock
 from utils.rundir.resolved import UNSET, Resolved
-from utils.rundir.restart import acts_fresh, keep_ending, launch_id, slurm_starts
+from utils.rundir.restart import acts_fresh, launch_id, slurm_starts
 from utils.rundir.state import Progress, TrainState
 from utils.settings.config import Config
 from utils.strategies import load_strategy
@@ -141,12 +141,11 @@ class Run:
 
     def end(self, state: str, code: int, message: str) -> None:
         """The status of a start that fails or is stopped; but one that took no step leaves no new run directory."""
-        if self.progress is None or self.progress.step == 0:
-            keep_ending(state, code, message)
-            if self._lock is not None and self._lock.discard(self.note):
-                self.writes = False
-                return
-        self.status(state, code, message)
+        is_new = self.progress is None or self.progress.step == 0
+        if is_new and self._lock is not None and self._lock.discard(self.note):
+            self.writes = False
+        else:
+            self.status(state, code, message)
 
     def __enter__(self) -> Self:
         return self

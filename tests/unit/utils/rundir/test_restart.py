@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.utils.conftest import config_of, start
-from utils.errors import Exit, UserError
 from utils.rundir import run as run_module
 from utils.rundir.restart import acts_fresh, device_of_run, finish_early, launch_id, words_if_finished
 from utils.rundir.run import open_run
@@ -155,32 +154,6 @@ def restart(world, monkeypatch, exit_code, message, restarts=1, is_same_launch=T
                           "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file),
                           "PYTHONPATH": f".:{ROOT}"})
     return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
-
-
-def test_a_restart_after_a_start_that_left_no_run_exits_as_it_did(world, monkeypatch, tmp_path):
-    """The word is in torchrun's own folder; the next launch has another."""
-    def error_file(launch, attempt):
-        folder = tmp_path / launch / f"attempt_{attempt}" / "0"
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder / "error.json")
-
-    def begin(launch, attempt):
-        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", error_file(launch, attempt))
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
-        finish_early(config_of("--run-dir=run"))
-
-    codes = []
-    for code in (Exit.LOST_PEERS, Exit.NO_INPUT, Exit.BAD_DATA):  # a restart may help after the first
-        begin("one", 0)
-        with pytest.raises(UserError), open_run(config_of("--run-dir=run"), world, print):
-            raise UserError("no", code)
-        try:
-            begin("one", 1)
-        except SystemExit as left:
-            codes.append(left.code)
-    begin("two", 0)
-    begin("two", 1)
-    assert (codes, Path("run").exists()) == ([Exit.NO_INPUT] * 2, False)
 
 
 NOT_RESTARTED = "train.py: not restarted, because a restart would end in the same way:"

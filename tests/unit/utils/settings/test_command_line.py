@@ -101,6 +101,12 @@ def test_a_switch_in_yaml_is_a_truth_value(yaml_file, text, value):
     assert values_of(yaml_file(f"pretrained: {text}"))["pretrained"] is value
 
 
+@pytest.mark.parametrize("text, value", [("off", "off"), ("on", "on"), ("'off'", "off")])
+def test_on_and_off_in_yaml_are_words_where_words_are_wanted(yaml_file, text, value):
+    """YAML 1.1 reads them as truth values."""
+    assert values_of(yaml_file(f"cpu_kernels: {text}"))["cpu_kernels"] == value
+
+
 def test_the_command_line_turns_a_switch_of_the_file_off(yaml_file):
     assert values_of(yaml_file("pretrained: true"), "--no-pretrained")["pretrained"] is False
 

@@ -164,7 +164,8 @@ def test_the_kinds_are_those_of_the_contract(task):
     by_kind = {kind: {name for name, known in facts(CONFIGS[task]()).items() if known.kind == kind}
                for kind in (TOLERATED, OPERATIONAL)}
     assert by_kind[TOLERATED] == {"precision", "compile", "deterministic", "strategy", "micro_batch_size",
-                                  "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best"}
+                                  "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best",
+                                  "cpu_kernels"}
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
         "find_unused_parameters", "save_every", "keep", "eval_every", "log_every", "stop_after",
