@@ -134,8 +134,7 @@ def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_
     words = f"--data {table} --lr 0.01 --device cpu --workers 0"
     command = "--task table-regression --data TABLE --epochs 5 --strategy exact"
     runs = [train("Add a task", words), train("Add a task", words, "alone", f"python train.py {command}")]
-    target_std = np.loadtxt(table / "val.csv", delimiter=",")[:, -1].std()
-    assert values(runs[0], "val")[-1]["rmse"] < 0.7 * target_std
+    assert values(runs[0], "val")[-1]["loss"] < 0.5  # 1: always the mean
     assert weights_sha256(runs[0]) == weights_sha256(runs[1])
 
 
