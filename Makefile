@@ -14,11 +14,11 @@ UNIT := tests/test_architecture.py tests/unit
 train: .venv/ready                  ## train the built-in digits on two processes
 	@NPROC_PER_NODE=2 ./launch.sh
 
-check: .venv/ready-dev lint         ## lint and unit tests, for daily work; a few minutes
-	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(UNIT)
+check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work
+	$(BIN)/python -m pytest -m "not slow and not long" $(WORKERS) $(UNIT)
 
-test: check                         ## everything that must hold, unit tests first; under 20 minutes on two cores
-	$(BIN)/python -m pytest -m "not slow" $(WORKERS) $(addprefix --ignore=,$(UNIT))
+test: check                         ## everything that must hold: these, then the long unit tests and the launches
+	$(BIN)/python -m pytest -m "not slow and (long or not unit)" $(WORKERS) --ignore tests/test_architecture.py
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \

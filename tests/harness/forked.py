@@ -57,6 +57,22 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def run_forked(script: str, *words: object, folder: Path, text: str = "") -> subprocess.CompletedProcess[str]:
+    """A script of the project in a fork of this very process, with `text` as its standard input: its result.
+
+    For tests that have imported what the script imports. `folder` gets the files in, out and err.
+    """
+    files = [folder / name for name in ("in", "out", "err")]
+    files[0].write_text(text)
+    arguments = [script, *map(str, words)]
+    process = get_context("fork").Process(
+        target=_run,
+        args=(_uncaptured_main, arguments, Path(__file__).parents[2], dict(os.environ), *files[1:], files[0]))
+    process.start()
+    process.join()
+    return subprocess.CompletedProcess(arguments, process.exitcode, *(file.read_text() for file in files[1:]))
+
+
 def torchrun_main(words: list[str]) -> None:
     """torchrun with these words."""
     from torch.distributed.run import main
@@ -70,13 +86,18 @@ def script_main(words: list[str]) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
+def _uncaptured_main(words: list[str]) -> None:
+    with open(0) as sys.stdin, open(1, "w") as sys.stdout, open(2, "w", buffering=1) as sys.stderr:
+        script_main(words)  # pytest's own streams are objects in memory
+
+
 def _run(program: Callable[[list[str]], None], words: list[str], folder: Path, environment: dict[str, str],
-         out: Path, err: Path) -> None:
+         out: Path, err: Path, given: str | Path = os.devnull) -> None:
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    for number, path in ((0, os.devnull), (1, out), (2, err)):
+    for number, path in ((0, given), (1, out), (2, err)):
         os.dup2(os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdout.reconfigure(line_buffering=False)  # the parent's may be a terminal
     program(words)

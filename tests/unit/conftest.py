@@ -12,6 +12,11 @@ hypothesis.settings.load_profile("lockstep")
 torch.set_num_threads(1)  # tensors here are small
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Called for tests of this folder alone."""
+    item.add_marker("unit")
+
+
 @pytest.fixture(scope="session")
 def world():
     """A real World of one process on the CPU. One per session, because a process has one process group at a time."""

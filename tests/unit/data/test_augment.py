@@ -245,6 +245,7 @@ def test_erasing_a_part_of_one_pixel_is_refused():
         transforms_of("auto", 1, AugmentOptions(random_erasing=0.1))
 
 
+@pytest.mark.long
 def test_torchvisions_transforms_are_imported_only_if_used():
     program = ("import sys\nfrom data.images.augment import AugmentOptions, CentreCrop, build_transforms\n"
                "crop = CentreCrop(224, 'bilinear', 256)\nbuild_transforms('auto', crop)\n"

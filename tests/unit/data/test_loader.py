@@ -303,6 +303,7 @@ os._exit(0)  # as train.py leaves
 """
 
 
+@pytest.mark.long
 def test_workers_survive_signals_to_the_process_group():
     """From their first moment on."""
     done = subprocess.run([sys.executable, "-c", STORM], cwd=ROOT,
@@ -384,6 +385,7 @@ next(iterator)
 """
 
 
+@pytest.mark.long
 def test_workers_end_with_their_killed_parent_even_in_the_middle_of_a_read(tmp_path):
     for index in range(2):
         os.mkfifo(tmp_path / str(index))

@@ -9,8 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.long
 PROCESSES = 4
 READ = '''
 import json, re, sys

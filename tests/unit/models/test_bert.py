@@ -310,6 +310,7 @@ def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
     assert not (tmp_path / "was-run").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, parts", [
     ("bert-smal", ["did you mean bert-small? It is trained from scratch", "hf download bert-smal --local-dir DIR",
                    "or give --model one of these sizes, to train from scratch"]),

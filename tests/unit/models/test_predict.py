@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 from models import predict
 from models.tasks import TASKS, image_classification
 from models.vision.classifier import build_classifier, classify_images, load_model_folder, save_model_folder
+from tests.harness.forked import run_forked
 from utils.errors import Exit
 
 torch.set_num_threads(1)
@@ -160,11 +161,13 @@ def test_out_of_memory_names_the_flag_of_predict(run, tmp_path, capsys, monkeypa
     assert capsys.readouterr().err.startswith("predict: out of memory: use a smaller --batch-size (")
 
 
-def test_a_gpu_where_there_is_none_is_64_with_the_way_out(run, tmp_path):
-    words = ["-m", "models.predict", str(run), write_image(tmp_path / "image.png"), "--device", "cuda"]
-    _, errors = (process := command(*words)).communicate()
-    assert process.returncode == Exit.USAGE
-    assert errors == f"predict: --device cuda: torch {torch.__version__} finds no accelerator here; use --device cpu\n"
+def test_a_gpu_where_there_is_none_is_64_with_the_way_out(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    words = run, write_image(tmp_path / "image.png"), "--device", "cuda"
+    done = run_forked("models/predict.py", *words, folder=tmp_path)
+    assert done.returncode == Exit.USAGE
+    assert done.stderr == (f"predict: --device cuda: torch {torch.__version__} finds no accelerator here; "
+                           "use --device cpu\n")
 
 
 def test_unreadable_images_are_named_and_the_others_written(run, tmp_path, capsys):
@@ -313,6 +316,7 @@ def test_names_that_are_no_utf8_come_out_as_they_are(run, tmp_path):
     assert path in (tmp_path / "out.csv").read_bytes()
 
 
+@pytest.mark.long
 def test_closed_pipe_ends_it_without_a_word(run, tmp_path):
     process = command("-m", "models.predict", str(run), write_image(tmp_path / "image.png"))
     process.stdout.close()  # as head does

@@ -6,9 +6,6 @@ The probabilities of transformers' own pipeline, a row per text, whatever file i
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from data.texts.tokenizer import train_tokenizer
 from models import predict
 from models.text.bert import save_model_folder
+from tests.harness.forked import run_forked
 from utils.errors import Exit
 
-ROOT = Path(__file__).parents[3]
 CLASSES = ["cat", "dog, small", 'the "ü"']
 MAX_TOKENS = 16
 WORDS = ["anna", "bert", "carl", "doro", "emil", "frau", "gute", "hund", "idee", "jede"]
@@ -96,12 +93,6 @@ def pipeline_probabilities(run: Path, inputs: list) -> np.ndarray:
     return np.array([[scores[name] for name in CLASSES] for scores in told])
 
 
-def piped(run: Path, text: str, *words: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, "-m", "models.predict", str(run), "-", *words], input=text, cwd=ROOT,
-                          text=True,
-                          capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-
-
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_probabilities_are_those_of_transformers_pipeline(form, run, tmp_path, capsys):
     table = write_table(tmp_path / "texts.csv", [[text] for text in TEXTS])
@@ -159,15 +150,16 @@ def test_rows_of_several_files_come_in_the_order_in_which_these_are_named(run, t
     assert inputs_of(capsys.readouterr().out) == [*TEXTS[:90], *TEXTS[70:90]]
 
 
-def test_standard_input_is_a_text_a_line(run):
-    done = piped(run, "".join(f"{text}\n" for text in TEXTS[:70]) + "\nümlaut\n")
+def test_standard_input_is_a_text_a_line(run, tmp_path):
+    lines = "".join(f"{text}\n" for text in TEXTS[:70]) + "\nümlaut\n"
+    done = run_forked("models/predict.py", run, "-", folder=tmp_path, text=lines)
     assert (done.returncode, inputs_of(done.stdout)) == (Exit.BAD_DATA, [*TEXTS[:70], "ümlaut"])
     assert "/dev/stdin line 71: a text is empty" in done.stderr  # or the rows would no longer stand beside the lines
 
 
 def test_standard_input_of_a_pair_model_has_a_tab_in_each_line(pair_run, tmp_path, capsys):
     lines = [f"{text}\t{more}" for text, more in PAIRS[:5]]
-    done = piped(pair_run, "\n".join([*lines, "without a tab"]))
+    done = run_forked("models/predict.py", pair_run, "-", folder=tmp_path, text="\n".join([*lines, "without a tab"]))
     assert done.returncode == Exit.BAD_DATA
     assert "line 6: 1 texts; a sentence pair is two texts with a tab between them" in done.stderr
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
