@@ -110,6 +110,7 @@ def test_every_class_has_images_to_train_on_and_to_evaluate(tmp_path):
     assert len(list(data.glob("train/*/*.jpg"))) == 60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("row", "model", "has_peer"), [
     ("image", "resnet18 x 8", False), ("packed", "resnet18 x 8", True), ("mlm", "bert-tiny x 4", True)])
 def test_a_tiny_run_prints_its_rows_and_keeps_nothing(row, model, has_peer):

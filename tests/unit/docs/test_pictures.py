@@ -59,6 +59,7 @@ def test_every_room_has_a_purpose():
     assert set(rooms.rooms()) == set(rooms.PURPOSE)
 
 
+@pytest.mark.long
 def test_every_part_of_a_save_that_the_picture_times_is_there():
     """In a process of its own, because put_clocks replaces functions."""
     work = "import pathlib, docs.pictures.timed as timed; timed.put_clocks(pathlib.Path('spans.json'))"
