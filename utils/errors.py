@@ -136,11 +136,9 @@ def memory_words(error: BaseException) -> str:
     return first_line(error) + "; or cuDNN cannot compute it in this --precision: try --precision fp32" * is_cudnn
 
 
-def explain(
-    error: Exception,
-    out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
-    killed: str = "the same command continues the run; fewer --workers need less memory"
-) -> tuple[str, Exit]:
+def explain(error: Exception,
+            out_of_memory: str = "use a smaller --micro-batch-size (the global batch stays) or --eval-batch-size",
+            killed: str = "the same command continues the run; fewer --workers need less memory") -> tuple[str, Exit]:
     """The message and the exit code of an error; INTERNAL for one that should not happen.
 
     out_of_memory, killed: the ways out if memory ran out, and if a data loading process was killed.

@@ -24,6 +24,7 @@ from typing import Any, TextIO
 import numpy as np
 from torch import Tensor
 
+from engine.records.drawings import heat_map, table
 from engine.records.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
@@ -35,6 +36,7 @@ from utils.rundir.state import Progress
 # the rest of the fields are pure functions of the position
 TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
+NAMED_CLASSES = 20  # up to so many classes a confusion matrix is also a table with names and counts
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
 # the tag of a figure in TensorBoard, if it is not SPLIT/NAME; None = it is shown by another record
 _NONE = dict.fromkeys(_POSITION)
@@ -142,14 +144,19 @@ class Log:
             self.note(text)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures."""
+        """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures.
+
+        The picture of a few classes has a table beside it, with their names and the counts.
+        """
         new = self._write("val", record)
         for name, value in record.items():
             if isinstance(value, Tensor) and not value.is_floating_point():
-                from engine.records.confusion_picture import confusion_picture
-                title = f"step {record['step']}, shade = share of the true class"
-                picture = confusion_picture(value, self._task.classes, title)
-                self._writer.add_image(f"val/{name}", picture, record["step"], dataformats="HWC")
+                self._writer.add_image(f"val/{name}", heat_map(value), record["step"], dataformats="HWC")
+                if len(value) <= NAMED_CLASSES:
+                    classes = self._task.classes
+                    rows = [[true, *map(str, row)] for true, row in zip(classes, value.tolist(), strict=True)]
+                    text = table(["true class, by predicted class", *classes], rows)
+                    self._writer.add_text(f"val/{name}", text, record["step"])
         quiet = {"evaluated", *_POSITION}.union(*(metric.quiet for metric in self._task.metrics))
         shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in record.items()
                          if name not in quiet and not isinstance(value, Tensor))

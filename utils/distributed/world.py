@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from utils.distributed.nest import put_together, take_apart
 from utils.distributed.preflight import require_own_name
 from utils.distributed.rendezvous import fresh_store
 from utils.distributed.watchdog import Watchdog
@@ -119,35 +119,38 @@ class World:
         return tensor
 
     def broadcast_nest(self, nest: Any, in_host_memory: bool = False) -> Any:
-        """Rank 0's nest (utils/distributed/nest.py) on every rank, its tensors on this rank's device. Collective.
+        """Rank 0's nest on every rank, its tensors on this rank's device. Collective.
 
-        in_host_memory: there instead. Tensors are sent one by one: besides the nest itself no rank holds more than one
-        of them.
+        nest: dicts and lists of tensors and JSON values (no pickle). in_host_memory: there instead. Tensors are sent
+        one by one: besides the nest itself no rank holds more than one of them.
         """
+        # the nest, with the type, shape and strides of each tensor
         device = torch.device("cpu") if in_host_memory else self.device
-        tensors: list[Tensor] = []
-        data = bytearray(json.dumps(take_apart(nest, tensors)).encode()) if self.is_main else bytearray()
+        leaves, spec = tree_flatten(nest)
+        about = [_described(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        data = torch.frombuffer(bytearray(json.dumps([treespec_dumps(spec), about]).encode()), dtype=torch.uint8)
         size = int(self.broadcast(torch.tensor([len(data)])))
-        sent = torch.frombuffer(data, dtype=torch.uint8) if self.is_main else torch.empty(size, dtype=torch.uint8)
-        description, waiting = json.loads(self.broadcast(sent).numpy().tobytes()), iter(tensors)
+        data = self.broadcast(data if self.is_main else torch.empty(size, dtype=torch.uint8))
+        spec, about = json.loads(data.numpy().tobytes())
 
-        def received(dtype: torch.dtype, shape: list[int], strides: list[int]) -> Tensor:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            if self.is_main:
-                tensor.copy_(next(waiting))
-            if tensor.numel():  # as bytes in the order of memory: any type, any strides
-                self.broadcast(tensor.as_strided([tensor.numel()], [1]).view(torch.uint8))
-            return tensor
-
-        return put_together(description, received)
+        # the tensors
+        for number, leaf in enumerate(about):
+            if isinstance(leaf, dict):  # no other leaf is one
+                tensor = torch.empty_strided(leaf["shape"], leaf["strides"], dtype=getattr(torch, leaf["dtype"]),
+                                             device=device)
+                if self.is_main:
+                    tensor.copy_(leaves[number])
+                if tensor.numel():  # as bytes in the order of memory: any type, any strides
+                    self.broadcast(tensor.as_strided([tensor.numel()], [1]).view(torch.uint8))
+                about[number] = tensor
+        return tree_unflatten(about, treespec_loads(spec))
 
     def limit_s(self, num_bytes: int) -> float:
         """Time limit in seconds to read or write `num_bytes`: --section-timeout, and more for a slow disk."""
         return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
 
-    def on_rank_zero(
-        self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False, num_bytes: int = 0
-    ) -> Any:
+    def on_rank_zero(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False,
+                     num_bytes: int = 0) -> Any:
         """Run `work` on rank 0 (per_node: on the first rank of each node) while the others wait. Collective.
 
         They wait limit_s(num_bytes) seconds, or 12 hours for work on all the data (per_node, takes_long).
@@ -207,6 +210,11 @@ class World:
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.cpu_group)
         return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _described(tensor: Tensor) -> dict[str, Any]:
+    strides = torch.empty_like(tensor, device="meta").stride()  # the tensor's own if it is dense (channels_last, say)
+    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "strides": list(strides)}
 
 
 def is_folder(name: str, world: World) -> bool:

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from utils.settings.run_options import OptimOptions
 
 
-def build_optimizer(
-    model: nn.Module, config: OptimOptions, lr_factors: Mapping[str, float] | None = None,
-    undecayed: Collection[str] = ()
-) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimOptions, lr_factors: Mapping[str, float] | None = None,
+                    undecayed: Collection[str] = ()) -> torch.optim.Optimizer:
     """Fused AdamW, Adam (L2 weight decay) or SGD (Nesterov) over named parameters.
 
     No weight decay on biases, normalisation layers, and the parameters whose names are `undecayed`. model: on its

@@ -162,9 +162,8 @@ class Checkpoints:
             "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),
         }, trainer["best"].get("step"))
 
-    def _read(
-        self, choose: Callable[[], str | None], strategy: Strategy, with_state: bool = True
-    ) -> dict[str, Any] | None:
+    def _read(self, choose: Callable[[], str | None], strategy: Strategy,
+              with_state: bool = True) -> dict[str, Any] | None:
         """What the checkpoint that rank 0 chooses and reads holds; None if it chooses none. Collective.
 
         In host memory, if a device has no room for all.

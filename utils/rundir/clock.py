@@ -23,11 +23,11 @@ class Clock:
     """A process's own clock. communication: what a step waits for other ranks; None = the strategy cannot tell."""
 
     def __init__(self, device: torch.device, communication: Stopwatch | None):
-        self._device, self._communication = device, communication
+        self._device, self._tells_waits = device, communication is not None
+        self._waits = communication or Stopwatch(device)  # the latter is never started
         self._began, self._mark = process_began(), time.perf_counter()
         self._spent: Counter[str] = Counter()  # seconds of this start, by SHARES
-        self._steps, self._samples, self._tokens = 0, 0, 0  # since the last record
-        self._elapsed_s, self._wait_s = 0.0, 0.0
+        self._since: Counter[str] = Counter()  # the last record: steps, samples, tokens; seconds in steps, data_wait
 
     def restart(self) -> None:
         """Leave out the time since the end of the last step: it was not training."""
@@ -52,20 +52,16 @@ class Clock:
             item = next(items, None)
             if item is None:
                 return
-            self._wait_s += time.perf_counter() - began
+            self._since["data_wait"] += time.perf_counter() - began
             yield item
 
     def step(self, samples: int, tokens: int = 0) -> None:
         """Count an optimizer step over these samples and, in text, tokens. A device may lag behind: it evens out."""
         now = time.perf_counter()
         if not self._has_begun:  # this was the first step
-            self._spent["starting"] = now - self._began - self._spent.total() - self._wait_s
-            if self._communication:
-                self._communication.clear()  # what it and the warm-up waited for is a part of starting
-        self._steps += 1
-        self._samples += samples
-        self._tokens += tokens
-        self._elapsed_s += now - self._mark
+            self._spent["starting"] = now - self._began - self._spent.total() - self._since["data_wait"]
+            self._waits.clear()  # what it and the warm-up waited for is a part of starting
+        self._since.update(steps=1, samples=samples, tokens=tokens, seconds=now - self._mark)
         self._mark = now
 
     def times(self) -> list[float]:
@@ -73,23 +69,23 @@ class Clock:
 
         The host must have waited for the device's work on the last step.
         """
-        return [self._elapsed_s, self._wait_s, self._communication.take() if self._communication else 0.0]
+        return [self._since["seconds"], self._since["data_wait"], self._waits.take()]
 
     def record(self, times: Sequence[Sequence[float]]) -> dict[str, float]:
         """The timing fields of a train record; then start again from 0. times: of every rank. memory is in MiB."""
-        elapsed_s, shares = max(self._elapsed_s, 1e-9), {"data_wait": mean(wait_s for _, wait_s, _ in times)}
-        fields = {"samples_per_s": self._samples / elapsed_s}
-        if self._tokens:
-            fields["tokens_per_s"] = self._tokens / elapsed_s
-        if len(times) > 1 and self._communication:
+        since, self._since = self._since, Counter()
+        elapsed_s, shares = max(since["seconds"], 1e-9), {"data_wait": mean(wait_s for _, wait_s, _ in times)}
+        fields = {"samples_per_s": since["samples"] / elapsed_s}
+        if since["tokens"]:
+            fields["tokens_per_s"] = since["tokens"] / elapsed_s
+        if len(times) > 1 and self._tells_waits:
             shares["communication"] = mean(waits_s for *_, waits_s in times)
-            own = [(rank_s - waits_s) / max(1, self._steps) for rank_s, _, waits_s in times]
+            own = [(rank_s - waits_s) / max(1, since["steps"]) for rank_s, _, waits_s in times]
             fields |= {"step_s": median_low(own), "slowest_step_s": max(own), "slowest_rank": own.index(max(own))}
         if self._device.type != "cpu":
             with suppress(RuntimeError):  # an allocator that does not count
                 fields["memory"] = torch.accelerator.max_memory_allocated(self._device) / 2**20
         self._spent.update(shares)
-        self._steps, self._samples, self._tokens, self._elapsed_s, self._wait_s = 0, 0, 0, 0.0, 0.0
         return fields | {name: min(1.0, value / elapsed_s) for name, value in shares.items()}
 
     def shares(self) -> dict[str, float]:
@@ -100,8 +96,7 @@ class Clock:
         total_s, spent, rest = time.perf_counter() - self._began, self._spent.copy(), "starting"
         if self._has_begun:
             rest = "computing"
-            waits_s = self._communication.so_far() if self._communication else 0.0
-            spent.update({"data_wait": self._wait_s, "communication": waits_s})
+            spent.update(data_wait=self._since["data_wait"], communication=self._waits.so_far())
         shares = {name: spent[name] / total_s for name in SHARES}
         return shares | {rest: max(0.0, 1 - sum(shares.values()))}
 

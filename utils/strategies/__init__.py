@@ -1,4 +1,4 @@
-"""The strategies, as import paths; what is possible with each."""
+"""The strategies, by name; what is possible with each."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -9,20 +9,14 @@ from utils.settings.run_options import DeviceOptions
 if TYPE_CHECKING:
     from utils.distributed.world import World
 
-STRATEGIES = {
-    "ddp": "utils.strategies.ddp:DDP",
-    "exact": "utils.strategies.exact:Exact",
-    "fsdp": "utils.strategies.fsdp:FSDP",
-    "dp": "utils.strategies.dp:DP",
-    "dp-classic": "utils.strategies.dp_classic:DPClassic",
-    "model-parallel": "utils.strategies.model_parallel:ModelParallel",
-}
+# the class of each; dp-classic's is in dp_classic.py
+STRATEGIES = {"ddp": "DDP", "exact": "Exact", "fsdp": "FSDP", "dp": "DP", "dp-classic": "DPClassic",
+              "model-parallel": "ModelParallel"}
 
 
 def load_strategy(name: str) -> type:
     """The class of strategy `name`, a key of STRATEGIES."""
-    module, cls = STRATEGIES[name].split(":")
-    return getattr(import_module(module), cls)
+    return getattr(import_module(f"utils.strategies.{name.replace('-', '_')}"), STRATEGIES[name])
 
 
 def devices_per_process(config: DeviceOptions) -> int | str:

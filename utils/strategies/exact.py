@@ -51,10 +51,7 @@ class Exact(Replicated):
         self._buckets = [_Bucket(part, self.largest) for part in _cut(params[::-1], BUCKET)]  # as backward does
         self._hooks = [
             param.register_post_accumulate_grad_hook(lambda _, bucket=bucket, group=group: self._add(bucket, group))
-            for bucket in self._buckets
-            for group in bucket.groups
-            for param in group.params
-        ]
+            for bucket in self._buckets for group in bucket.groups for param in group.params]
 
     def require_all_grads(self) -> None:
         """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""

@@ -1,10 +1,11 @@
-"""engine/records/pictures.py: which samples are shown, and that pictures and tables hold them."""
+"""engine/records/pictures.py, drawings.py: which samples are shown, and that pictures and tables hold them."""
 
 import numpy as np
 import pytest
 import torch
 
-from engine.records.pictures import MAX_FIRST, MAX_MISTAKES, table, tiles, worst
+from engine.records.drawings import MAX_FIRST, MAX_MISTAKES, heat_map, table, tiles
+from engine.records.pictures import worst
 
 
 def test_the_worst_are_wrong_readable_and_in_order_of_loss():
@@ -50,3 +51,15 @@ def test_a_caption_is_drawn_below_its_image_and_cut_to_its_width():
 
 def test_a_text_stands_in_one_cell_whatever_it_holds():
     assert table(["text", "true"], [["a | b `c`\nd", "x|y"]]).splitlines()[2] == r"| `a \| b 'c' d` | x\|y |"
+
+
+def test_the_confusion_picture_shades_each_row_by_its_own_shares():
+    picture = heat_map(torch.tensor([[1000, 0], [1, 1]]))
+    light, middle, dark = [247, 250, 254], [128, 149, 180], [8, 48, 107]
+    assert picture.shape == (600, 600, 3)
+    assert picture[::300, ::300].tolist() == [[dark, light], [middle, middle]]
+
+
+def test_a_confusion_matrix_of_any_size_can_be_drawn():
+    assert heat_map(torch.tensor([[0, 0], [10**9, 3]])).shape == (600, 600, 3)  # a class that never occurs
+    assert heat_map(torch.eye(1000).long()).shape == (1000, 1000, 3)
