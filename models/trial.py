@@ -2,14 +2,30 @@
 
 import traceback
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from models import own
 from utils.errors import UserError, first_line
 
+FILE = Path(__file__).with_name("own.py")
 OWN = "correct it in models/own.py"  # the way out for a network there
+
+
+def require_own() -> None:
+    """Raise UserError (64) if models/own.py, which each run imports, cannot be imported."""
+    try:
+        import_module("models.own")
+    except Exception as error:  # whatever another's code raises
+        raise UserError(f"models/own.py cannot be imported: {_reason(error)}; {OWN}") from None
+
+
+def _reason(error: Exception) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(FILE)]
+    place = f" (models/own.py line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {first_line(error)}{place}"
 
 
 def build_tried(
@@ -21,15 +37,15 @@ def build_tried(
     """
     try:
         model = build()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"the function returns {model!r}, which is no torch.nn.Module")
         with torch.no_grad():
-            output = nn.Module.eval(model)(*inputs)  # a TypeError if it is no Module
+            output = nn.Module.eval(model)(*inputs)
     except UserError:
         raise
     except Exception as error:  # whatever another's code raises
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own.__file__]
-        place = f" (models/own.py line {lines[-1]})" if lines else ""
-        raise UserError(f"--model {name} fails on an input of {[*inputs[0].shape]}: {type(error).__name__}:"
-                        f" {first_line(error)}{place}; {way_out}") from None
+        raise UserError(f"--model {name} fails on an input of {[*inputs[0].shape]}: {_reason(error)}; {way_out}"
+                        ) from None
     if getattr(output, "shape", None) != (len(inputs[0]), num_outputs):
         raise UserError(f"--model {name} gives {getattr(output, 'shape', type(output).__name__)} where"
                         f" {[len(inputs[0]), num_outputs]} is needed, a number for each sample and output; {way_out}")

@@ -12,6 +12,9 @@ TASKS = {
 
 
 def load_task(name: str) -> type:
-    """The class of task `name`, a key of TASKS; imports its module."""
+    """The class of task `name`, a key of TASKS; imports its module. Raises UserError (64) for models/own.py."""
+    from models.trial import require_own  # imports torch
+
+    require_own()
     module, cls = TASKS[name].split(":")
     return getattr(import_module(module), cls)

@@ -100,7 +100,7 @@ class MaskedLM(TextTask):
         ids = np.resize(np.flatnonzero(~is_special(self._tokenizer)), self._config.text.max_length)
         self._tried(  # Collective.
             "first_position", lambda: find_first_position(model, ids, self._tokenizer.pad_token_id),
-            "cannot read several texts in a row: batches hold texts of similar lengths")
+            {None: "cannot read several texts in a row: batches hold texts of similar lengths"})
         if self._packs:
             self.lengths = replace(self.lengths, window=1)
         return model

@@ -88,14 +88,14 @@ class TextTask(Task):
         self._encoder_config.architectures = [type(model).__name__]
         return model
 
-    def _tried(self, name: str, find: Callable[[], Any], words: str) -> Any:
-        """What find() says of the model on rank 0, kept. words: for a note on the model if that is None. Collective."""
+    def _tried(self, name: str, find: Callable[[], Any], words: Mapping[Any, str]) -> Any:
+        """What find() says of the model on rank 0, kept. words: notes on the model, by what it says. Collective."""
         if (kept := getattr(self._run.resolved, name)) is not UNSET:
             return kept
         answer = self._world.on_rank_zero(find, takes_long=True)  # Collective.
         self._run.keep(**{name: answer})
-        if answer is None and not self._run.is_read_only:
-            self._run.note(f"{self._config.model.model} {words}")
+        if answer in words and not self._run.is_read_only:
+            self._run.note(f"{self._config.model.model} {words[answer]}")
         return answer
 
     def _report(self, text: str, is_head_new: bool) -> None:

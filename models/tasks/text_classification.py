@@ -60,8 +60,9 @@ class LabelledTextTask(TextTask):
         """See TextTask. Collective."""
         model = super().build_model(initial_weights)  # Collective.
         side = self._tried(  # Collective.
-            "padding_side", lambda: find_padding_side(model, self._tokenizer),
-            "reads padding, too: what it predicts for a text depends on the lengths of the texts beside it")
+            "padding_side", lambda: find_padding_side(model, self._tokenizer, self._config.text.max_length),
+            {None: "reads padding, too: what it predicts for a text depends on the lengths of the texts beside it",
+             "": "fails on two texts of different lengths, so whether it reads padding is not known"})
         self._tokenizer.padding_side = side or self._tokenizer.padding_side
         self._tokenizer.init_kwargs["padding_side"] = self._tokenizer.padding_side  # these are saved
         described = self.objective.described()
@@ -118,7 +119,7 @@ class LabelledTextTask(TextTask):
 
         # model
         (model, config), tokenizer = load_classifier(folder), load_tokenizer(str(folder))
-        side = find_padding_side(model, tokenizer)
+        side = find_padding_side(model, tokenizer, described["max_tokens"])
         described["classes"] = [config.id2label[index] for index in range(config.num_labels)]
         rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
         outputs = partial(outputs_for_texts, model.to(device), tokenizer, described["max_tokens"], side)

@@ -8,7 +8,7 @@ import inspect
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ def build_encoder(
     """
     # its config
     if config.pretrained and folder is None:
-        raise UserError(f"--pretrained: --model {config.model} is built from scratch; name a model folder, or a"
-                        " transformers name")
+        raise UserError(f"--pretrained: --model {config.model} is built from scratch; leave it out, or give"
+                        " --no-pretrained, or name a model folder or a transformers name")
     described = config_of(config.model, folder)
     if folder is None:
         described.update({"vocab_size": len(is_special(spec.tokenizer)), "pad_token_id": spec.tokenizer.pad_token_id,
@@ -92,8 +92,7 @@ def build_encoder(
     # the model
     if classes and isinstance(described, OwnConfig):
         model, new = build_own_classifier(described, spec.max_length, weights, outputs, spec.own_head)
-        if new:
-            spec.report(f"new weights in the head: {some(new)}", True)
+        _report_head(spec, outputs, new)
         return model, described
     try:
         model, new = _load(spec, weights, described, config.model)
@@ -240,8 +239,7 @@ def _fit_head(model: nn.Module, new: list[str], outputs: list[int] | None, spec:
             nn.init.normal_(param, std=getattr(model.config, "initializer_range", 0.02))
         else:
             nn.init.zeros_(param)
-    if not is_new and not spec.own_head and outputs and outputs != sorted(outputs):
-        spec.report("the head is kept: it has the same classes in another order, and its outputs are reordered", False)
+    _report_head(spec, None if is_new else outputs)
 
     # what is new, by part: its matrix, or its vector
     params = sorted(model.named_parameters(), key=lambda pair: pair[1].ndim)
@@ -249,6 +247,13 @@ def _fit_head(model: nn.Module, new: list[str], outputs: list[int] | None, spec:
               if name in new or (is_new and name in last)}
     if shapes:
         spec.report(f"new weights in the head: {some(f'{part} ({shape})' for part, shape in shapes.items())}", is_new)
+
+
+def _report_head(spec: EncoderSpec, outputs: list[int] | None, new: Sequence[str] = ()) -> None:
+    if new:
+        spec.report(f"new weights in the head: {some(new)}", True)
+    elif outputs and not spec.own_head and outputs != sorted(outputs):
+        spec.report("the head is kept: it has the same classes in another order, and its outputs are reordered", False)
 
 
 def _without_question(make_mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:

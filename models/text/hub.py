@@ -20,6 +20,7 @@ from utils.errors import Exit, UserError, first_line
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run, require_shared
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig
+from utils.settings.option import is_model_folder
 from utils.settings.spelling import suggestion
 
 # who owns the models that are also known without an owner; bert-base, a size, is none of them
@@ -29,7 +30,7 @@ FILES = ("*.json", "*.txt", "*.model", "model*.safetensors")  # weights, tokeniz
 
 
 def find_folder(name: str, run: Run, world: World) -> str | None:
-    """The local folder of a model or tokenizer: `name` itself, or its copy from the hub; None for a size. Collective.
+    """The local folder of a model or tokenizer: `name` itself, or its copy from the hub; None if BUILT. Collective.
 
     A name of the hub is one commit for the whole run and on every node: the one that rank 0 fetched first, kept in
     auto.json. Raises UserError (66) if there is no such folder and it cannot be fetched.
@@ -86,8 +87,8 @@ def resolve_tokenizer(
         given = config.text.tokenizer
         source = find_folder(config.model.model if given == "auto" else given, run, world)  # Collective.
         if given != "auto" and source is None:
-            raise UserError(f"--tokenizer {given} is a size of --model and has no tokenizer; leave it out, and one is"
-                            " trained")
+            raise UserError(f"--tokenizer {given}: a --model that is built from scratch has no tokenizer; leave it out,"
+                            " and one is trained")
     has_types = world.everywhere(lambda: takes_types(config_of(config.model.model, encoder)))  # Collective.
 
     def write(folder: Path) -> None:
@@ -114,9 +115,9 @@ def resolve_tokenizer(
 
 
 def _check(name: str) -> None:
-    """Raise UserError (66) if `name` is a folder of something else, or can be neither a size nor a name of the hub."""
+    """Raise UserError (66) if `name` is a folder of something else, or can be neither built nor a name of the hub."""
     path, files = Path(name), {"config.json", "tokenizer_config.json", "tokenizer.json"}
-    if path.is_dir():
+    if is_model_folder(name):
         if not files & {file.name for file in path.iterdir()}:
             raise UserError(f"{name} is not a model folder: it needs a config.json with a model_type,"
                             " as RUN/model of a text run has", Exit.NO_INPUT)
@@ -154,5 +155,5 @@ def _fetch(name: str, commit: str | None, kept: str | None, local_files_only: bo
         f"{name} is not a folder, not one of {', '.join(BUILT)}{meant}, and"
         f"{f' {full}, its full name,' if owner else ''} cannot be fetched from the hub ({reason})."
         f" Ways out: fetch it elsewhere (hf download {full} --local-dir DIR) and pass DIR; or copy the hub's cache to"
-        f" {cache}; or give --model one of these sizes, to train from scratch"
+        f" {cache}; or give --model one of these names, to train from scratch"
         f"{' (another model, with random weights)' if owner else ''}", Exit.NO_INPUT)

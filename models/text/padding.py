@@ -16,7 +16,7 @@ from data.texts.text_set import TextSample, padded
 from data.texts.tokenizer import is_special, without_ends
 
 TRIED = (4, 24)  # tokens of two texts that are read side by side
-TOLERANCE = 1e-6  # of outputs in float64; some models compute a part in float32
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}  # some models compute a part, or all, in float32
 
 
 @torch.inference_mode()
@@ -34,19 +34,25 @@ def outputs_for_texts(
     return model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits
 
 
-def find_padding_side(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """The side of padding with which `model` gives a text what it gives it alone: "right" or "left"; None for neither.
+def find_padding_side(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str | None:
+    """The side of padding with which `model` gives a text what it gives it alone: "right" or "left".
 
-    Tried on a short text beside a longer one. Most encoders read the first token, and decoders look for the last one
-    before the padding. XLNet reads the last position, whatever stands there. FNet has no mask.
+    None for neither, "" if the model fails on the texts. Tried on a short text beside a longer one. Most encoders read
+    the first token, and decoders look for the last one before the padding. XLNet reads the last position, whatever
+    stands there. FNet has no mask.
     """
-    model, tokenizer = copy.deepcopy(model).double().eval(), copy.deepcopy(tokenizer)  # reading changes some
-    ordinary = np.flatnonzero(~is_special(tokenizer))
+    model, tokenizer = copy.deepcopy(model).eval(), copy.deepcopy(tokenizer)  # reading changes some
+    ordinary, max_length = np.flatnonzero(~is_special(tokenizer)), min(TRIED[1], max_length)
     texts = [(tokenizer.decode(ordinary[:count]),) for count in TRIED]
-    for side in ("right", "left"):
-        with torch.random.fork_rng(devices=[]), suppress(Exception):  # whatever a model raises
-            alone, beside = (outputs_for_texts(model, tokenizer, TRIED[1], side, part)[0]
-                             for part in (texts[:1], texts))
-            if (beside - alone).norm() <= TOLERANCE * alone.norm():
-                return side
-    return None
+    for dtype, tolerance in TOLERANCES.items():
+        found = ""
+        for side in ("right", "left"):
+            with torch.random.fork_rng(devices=[]), suppress(Exception):  # whatever a model raises
+                alone, beside = (outputs_for_texts(model.to(dtype), tokenizer, max_length, side, part)[0]
+                                 for part in (texts[:1], texts))
+                found = None
+                if (beside - alone).norm() <= tolerance * alone.norm():
+                    return side
+        if found is None:
+            break
+    return found

@@ -202,8 +202,10 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     try:
         model.load_state_dict(read_weights(folder / "model.safetensors", "the model folder"))
     except RuntimeError as error:
-        raise UserError(f"{folder}: model.safetensors does not fit config.json ({str(error)[:200]})",
-                        Exit.BAD_DATA) from None
+        *_, reason = str(error).split("\n\t")[:2]
+        is_own = description["architecture"] in IMAGE_MODELS
+        source = "the network in models/own.py; use the one that it was trained with" if is_own else "config.json"
+        raise UserError(f"{folder}: {reason[:200]}: model.safetensors does not fit {source}", Exit.BAD_DATA) from None
     return model.to(memory_format=torch.channels_last).eval(), description
 
 

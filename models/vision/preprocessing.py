@@ -25,6 +25,7 @@ from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import flag
 from utils.settings.image_options import ImageOptions, ModelOptions
+from utils.settings.option import is_model_folder
 
 IMAGENET = {"interpolation": "bilinear", "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 USUAL_SIZE, SIZE_STEP = 224, 32  # px: from scratch; smaller images get a multiple of the step
@@ -109,9 +110,8 @@ def preprocessing_of_weights(model: ModelOptions, for_test: bool = False) -> dic
 
     Raises UserError: 66 if --model is a folder of something else, 64 for a name that timm does not have.
     """
-    folder = Path(model.model)
-    if folder.is_dir():
-        description = read_description(folder)
+    if is_model_folder(model.model):
+        description = read_description(Path(model.model))
         names = [item.name for item in fields(Preprocessing)]
         return {name: description[name] for name in names} if "mean" in description else None
     if is_timm(model.model):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, first_line
+from utils.settings.option import own_names
 
 PREFIX = "timm/"
 NEEDED = Requirement("timm>=1.0.31,<2")  # it reads all weights without unpickling code
@@ -24,7 +25,7 @@ _REGULARIZERS = {"drop_rate": ("--dropout", "dropout"), "drop_path_rate": ("--dr
 
 def is_timm(model: str) -> bool:
     """Whether a --model is one of timm's."""
-    return model.startswith(PREFIX)
+    return model.startswith(PREFIX) and model not in own_names()
 
 
 def timm_version() -> str:

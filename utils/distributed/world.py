@@ -27,6 +27,7 @@ from utils.files import ask_server
 from utils.hardware import vendor
 from utils.hardware.cores import cpu_quota, fair_share
 from utils.hardware.devices import devices_of, resolve_device
+from utils.settings.option import is_model_folder
 from utils.settings.run_options import FaultOptions
 
 T = TypeVar("T")
@@ -218,9 +219,9 @@ def _described(tensor: Tensor) -> dict[str, Any]:
 
 
 def is_folder(name: str, world: World) -> bool:
-    """Whether `name` is a folder, on all nodes or on none. Collective. Raises UserError (66) if nodes differ."""
+    """Whether --model `name` is a folder, on all nodes or none. Collective. Raises UserError (66) if nodes differ."""
     ask_server(Path(name))
-    found = world.gather([Path(name).is_dir(), socket.gethostname()])
+    found = world.gather([is_model_folder(name), socket.gethostname()])
     lacking = [host for is_there, host in found if not is_there]
     if 0 < len(lacking) < len(found):
         raise UserError(f"{lacking[0]} has no folder {name}, but other nodes have: give a path that all nodes have",

@@ -198,7 +198,9 @@ def _of_this_model(found: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise UserError(f"{found['folder']} holds another model: {error.args[0]}", Exit.OTHER_RUN) from None
+        raise UserError(f"{found['folder']} holds another model: {error.args[0]}; a run needs its network of"
+                        " models/own.py as it was: undo the change, or start over with --fresh",
+                        Exit.OTHER_RUN) from None
 
 
 def _copied(value: Any) -> Any:

@@ -18,7 +18,7 @@ from utils.errors import Exit, UserError
 from utils.files import read_json
 from utils.settings.config import Config, facts, flag, settings
 from utils.settings.habits import without_former
-from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH
+from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH, own_names
 
 if TYPE_CHECKING:
     from utils.distributed.world import World
@@ -32,7 +32,8 @@ def identity(config: Config) -> dict[str, Any]:
     known, defaults, values = facts(config), settings(type(config)()), settings(config)
     for name, value in values.items():
         path = known[name].path
-        is_path = value != defaults[name] if path == PATH else path == NAME_OR_PATH and value and Path(value).exists()
+        is_path = value != defaults[name] if path == PATH else (
+            path == NAME_OR_PATH and value and value not in own_names() and Path(value).exists())
         if is_path:  # neither "demo" nor a library's name, which may have a slash, too
             values[name] = os.path.abspath(value)
     return {name: value for name, value in values.items() if known[name].kind != OPERATIONAL}

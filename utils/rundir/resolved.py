@@ -41,7 +41,7 @@ class Resolved:
     # texts
     hub: dict[str, str] = UNSET  # the commit of each name that was fetched from the hub
     pad_to: int = UNSET  # the width of a batch is a multiple of this many tokens
-    padding_side: str | None = UNSET  # right, left, or None: the encoder reads padding
+    padding_side: str | None = UNSET  # right, left; None: the encoder reads padding; "": it failed
     first_position: int | None = UNSET  # of each packed text; None = texts are not packed
 
     @classmethod

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 
@@ -29,6 +29,7 @@ _COPY = {**dict.fromkeys(("http", "https", "ftp"), "curl -LO {url}"), "s3": "aws
          "hf": "hf download {name} --local-dir DIR"}  # how to get what stands at an address
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task
+_SWITCH = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)  # of YAML 1.1
 _HELP = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}  # whether it shows rare settings too
 
 
@@ -52,8 +53,8 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
 def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], prints: bool) -> Config:
     # torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same
     flags = [each for each in split(argv) if setting_of(each[0]) != "local_rank"]
-    first = {setting_of(word): behind[0] if behind else "" for word, *behind in flags}
-    if "version" in first:
+    first = {setting_of(word): behind[0] if behind else None for word, *behind in flags}
+    if first.get("version", "") is None:
         if prints:
             say(f"lockstep {utils.__version__}", sys.stdout)
         raise SystemExit(0)
@@ -62,7 +63,7 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
     # the file, and the task
     file = _config_file(first)
     file_settings = _read_yaml(file) if file else {}
-    given = file_settings | {name: value for name, value in first.items() if value}
+    given = file_settings | {name: value for name, value in first.items() if value is not None}
     task = str(given.get("task") or DEFAULT_TASK)
     if task not in CONFIGS:
         raise UserError(f"--task {task}: unknown task{suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
@@ -71,7 +72,8 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
     # all settings; the later one counts
     values = _defaults(task, given, demo_settings.get(task, {}))
     kinds = types(CONFIGS[task]())
-    values |= read_settings([_as_words(name, value, kinds[name]) for name, value in file_settings.items()], task)
+    of_file = [_as_words(name, value, kinds[name]) for name, value in file_settings.items()]
+    values |= read_settings(of_file, task, f"{file}: " if file else "")
     if not _HELP.keys().isdisjoint(argv):
         if prints:
             is_demo = given.get("data", "demo") == "demo" and task in demo_settings
@@ -108,10 +110,10 @@ def _refuse_numbers_of_nodes() -> None:
             " from a platform; start with ./launch.sh or torchrun --nnodes=... --node-rank=... train.py")
 
 
-def _config_file(first: Mapping[str, str]) -> str:
+def _config_file(first: Mapping[str, str | None]) -> str:
     """--config, or with --eval-only the file in --run-dir. "" without a file."""
     if not ("eval_only" in first and first.get("run_dir")):
-        return first.get("config", "")
+        return first.get("config") or ""
     file = Path(first["run_dir"]) / "config.yaml"
     if not file.is_file():
         raise UserError(f"--eval-only --run-dir {file.parent}: this is not a run directory, it has no config.yaml",
@@ -121,12 +123,12 @@ def _config_file(first: Mapping[str, str]) -> str:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # all values are words
     except FileNotFoundError:
         raise UserError(f"--config {path}: there is no such file", Exit.NO_INPUT) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config {path}: cannot be read as YAML: {error}") from None
-    if content is not None and not isinstance(content, dict):
+    if content and not isinstance(content, dict):
         raise UserError(f"--config {path}: must contain `name: value` lines")
     return without_former({str(name).replace("-", "_"): value for name, value in (content or {}).items()}, path)
 
@@ -136,18 +138,17 @@ def _check_keys(file: str, names: Iterable[str], task: str) -> None:
     known = facts(CONFIGS[task]())
     for name in names:
         if name not in known:
-            said = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), what_to_say(name, task))
+            said = re.sub(r"(`.*?`)|--([a-z][a-z-]*)", lambda found: found[1] or found[2].replace("-", "_"),
+                          what_to_say(name, task).removeprefix("unknown; "))
             raise UserError(f"{file}: {name}: unknown key; {said}")
         if not known[name].in_file:
             raise UserError(f"{file}: {name} is for one launch, not for a run: give {flag(name)} on the command line")
 
 
 def _as_words(name: str, value: Any, kind: Any = None) -> list[str]:
-    """A setting of a file as it is typed, so that both are read alike: in YAML 1.1 `lr: 1e-3` is a string."""
-    if isinstance(value, bool) and {"on", "off"} <= {*get_args(kind)}:  # as YAML 1.1 reads these words
-        value = "on" if value else "off"
-    if isinstance(value, bool):  # only a switch takes one
-        return [flag(f"no_{name}" if kind is bool and not value else name)]
+    """A setting of a file as it is typed, so that both are read alike."""
+    if kind is bool and str(value).lower() in _SWITCH:
+        return [flag(name if _SWITCH[value.lower()] else f"no_{name}")]
     if isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}
         value = ",".join(f"{key}={each}" for key, each in value.items())
     return [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]

@@ -9,6 +9,7 @@ Spellings: timm, torchvision's references, Hugging Face's Trainer, Lightning, Ul
 import difflib
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -33,19 +34,28 @@ def answers() -> dict[str, str]:
 def without_former(values: Mapping[str, Any], file: str | Path) -> dict[str, Any]:
     """The settings of `file` without those that are gone. Raises UserError (64) if one was not what it is now."""
     for name in FORMER.keys() & values.keys():
-        if values[name] != FORMER[name]:
+        if _plain(values[name]) != _plain(FORMER[name]):
             said = answers()[name.replace("_", "-")]
             raise UserError(f"{file}: {name}: {values[name]}: {said};"
                             " remove it from a file of your own; a run that began with it needs version 0.9")
     return {name: value for name, value in values.items() if name not in FORMER}
 
 
+def _plain(value: Any) -> float | str:
+    """A value as a file may have it: 0.1 and "1e-1" are one number, False and "false" one word."""
+    with suppress(ValueError):
+        return float(str(value))
+    return str(value).lower()
+
+
 def answer(name: str, task: str) -> str:
     """What to say of an unknown setting. name: with dashes, as in "learning-rate"; "" if there is nothing to say."""
     name = name.lower().rpartition(".")[2]  # Lightning: --trainer.max-epochs
+    known = [known.replace("_", "-") for known in facts(CONFIGS[task]())]
+    if name in known:  # --LR, -lr, --optim.lr
+        return f"use --{name}"
     if (said := _of_habit(name, task) or _of_other_tasks(name, task)) or name in answers():
         return said
-    known = [known.replace("_", "-") for known in facts(CONFIGS[task]())]
     if close := difflib.get_close_matches(name, known, n=1, cutoff=CLOSE):
         return f"did you mean --{close[0]}?"
     close = difflib.get_close_matches(name, answers(), n=1, cutoff=CLOSE)

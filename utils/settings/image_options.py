@@ -1,9 +1,8 @@
 """The settings of image tasks. A setting is one line, as in run_options.py."""
 
-from pathlib import Path
 from typing import Literal
 
-from utils.settings.option import NAME_OR_PATH, Auto, option, options
+from utils.settings.option import NAME_OR_PATH, Auto, is_model_folder, option, options
 
 
 @options
@@ -82,4 +81,4 @@ class ModelOptions:
     @staticmethod
     def has_weights(model: str) -> bool:
         """Whether a --model comes with weights, so that --pretrained is the default."""
-        return Path(model).is_dir()
+        return is_model_folder(model)

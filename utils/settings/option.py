@@ -6,18 +6,22 @@
 Nothing here imports torch.
 """
 
+import ast
 import math
 import operator
 import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
 
 Auto = Literal["auto"]
 DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
 PATH, NAME_OR_PATH = "path", "name or path"
+OWN = Path(__file__).parents[2] / "models" / "own.py"
 _BOUNDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
@@ -74,6 +78,24 @@ class Interval(str):
         return interval
 
 
+@cache
+def own_names() -> set[str]:
+    """The names in models/own.py, from the statements that fill its tables; it is read, not run: it imports torch."""
+    try:
+        tree = ast.parse(OWN.read_bytes())
+    except SyntaxError:  # models.tasks.load_task says where
+        return set()
+    nodes = [[*ast.walk(statement)] for statement in ast.walk(tree)
+             if isinstance(statement, ast.stmt) and not hasattr(statement, "body")]
+    filling = (each for each in nodes if {"IMAGE_MODELS", "TEXT_MODELS"} & {getattr(node, "id", "") for node in each})
+    return {node.value for each in filling for node in each if isinstance(node, ast.Constant)}
+
+
+def is_model_folder(name: str) -> bool:
+    """Whether a --model, or a --tokenizer, is a folder on this machine. A name in models/own.py never is."""
+    return name not in own_names() and Path(name).is_dir()
+
+
 UNIONS = (Union, UnionType)  # `int | Literal[...]` is the one, `int | None` the other
 # A type in --help, and in a message: "must be ...".
 _TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NAME", "a name"),
@@ -89,11 +111,11 @@ def parse(kind: Any, words: Sequence[str]) -> Any:
                 return parse(each, words)
     if get_origin(kind) is tuple:
         return tuple(parse(each, [word]) for each, word in zip(get_args(kind), words, strict=True))
-    if kind in _TYPES and word is not None:
+    if kind in _TYPES and word:
         return kind(word)
     if get_origin(kind) is Literal and word in get_args(kind):
         return word
-    if kind is NoneType and word == "None":
+    if kind is NoneType and word in ("None", "null"):
         return None
     if kind is bool and not words:
         return True

@@ -16,8 +16,8 @@ class RunOptions:
     """The run: what, where, how long"""
 
     task: str = option("image-classification", "what to train")
-    run_dir: str = option(
-        "", "run directory; default: runs/TASK-MODEL-DATA-HASH: the same command continues the run",
+    run_dir: str | None = option(
+        None, "run directory; default: runs/TASK-MODEL-DATA-HASH: the same command continues the run",
         OPERATIONAL, kept=False, per_node=True, path=PATH)
     config: str | None = option(
         None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False, per_node=True,

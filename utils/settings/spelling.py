@@ -38,10 +38,10 @@ def setting_of(word: str) -> str:
     return word[2:].replace("-", "_") if word.startswith("--") else ""
 
 
-def read_settings(flags: Sequence[Sequence[str]], task: str) -> dict[str, Any]:
+def read_settings(flags: Sequence[Sequence[str]], task: str, where: str = "") -> dict[str, Any]:
     """The settings of a command line as {name: value}, from split(). A later flag counts.
 
-    Raises UserError: one message for all unknown flags, or one for the first wrong value.
+    Raises UserError: one message for all unknown flags, or one for the first wrong value, which begins with `where`.
     """
     kinds = types(CONFIGS[task]())
     meanings = {name: (name, True) for name in kinds}
@@ -54,7 +54,7 @@ def read_settings(flags: Sequence[Sequence[str]], task: str) -> dict[str, Any]:
         try:
             value = parse(kinds[name], behind)
         except ValueError:
-            raise UserError(_wrong(word, behind, name, task)) from None
+            raise UserError(where + _wrong(word, behind, name, task)) from None
         values[name] = value if is_on else not value
     return values
 

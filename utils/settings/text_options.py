@@ -1,15 +1,11 @@
 """The settings of text tasks. A setting is one line, as in run_options.py."""
 
-import re
-from pathlib import Path
 
-from utils.settings.option import NAME_OR_PATH, option, options
+from utils.settings.option import NAME_OR_PATH, is_model_folder, option, options, own_names
 
 # Encoders that are built from scratch: layers and width. A head has 64 dimensions.
 # Source: Turc et al., 2019 (https://github.com/google-research/bert).
 SIZES = {"bert-tiny": (2, 128), "bert-mini": (4, 256), "bert-small": (4, 512), "bert-base": (12, 768)}
-# Names in models/own.py, read from its text: nothing here imports torch.
-OWN = re.findall(r"""["']([^"'\n]+)["']\s*:""", (Path(__file__).parents[2] / "models" / "own.py").read_text())
 
 
 @options
@@ -51,4 +47,4 @@ class TextModelOptions:
     @staticmethod
     def has_weights(model: str) -> bool:
         """Whether a --model comes with weights, so that --pretrained is the default."""
-        return Path(model).is_dir() or model not in (*SIZES, *OWN)
+        return is_model_folder(model) or model not in {*SIZES, *own_names()}

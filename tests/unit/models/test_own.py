@@ -2,6 +2,7 @@
 
 import copy
 import json
+import runpy
 
 import pytest
 import torch
@@ -9,15 +10,18 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from data.texts.tokenizer import train_tokenizer
+from models import trial
 from models.blocks import blocks_of
 from models.own import IMAGE_MODELS, TEXT_MODELS
 from models.tasks import load_task
 from models.text.bert import EncoderSpec, build_encoder, load_classifier, save_model_folder
+from models.text.padding import find_padding_side
 from models.vision.classifier import build_classifier, build_model, load_model_folder, require_known
 from models.vision.classifier import save_model_folder as save_image_folder
 from utils.errors import Exit, UserError
 from utils.settings.image_options import ModelOptions
-from utils.settings.text_options import OWN, TextModelOptions
+from utils.settings.option import own_names
+from utils.settings.text_options import TextModelOptions
 
 TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog"], 100)
 CLASSES = ("cat", "dog", "eel")
@@ -36,13 +40,33 @@ class Flat(nn.Module):
         return self.shape(self.layer(inputs.flatten(1).float()))
 
 
+class Positions(nn.Module):
+    """16 positions; computes in float32, whatever the type of its weights."""
+
+    def __init__(self, num_outputs, num_tokens):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(num_tokens, 8), nn.Linear(8, num_outputs)
+        self.positions = nn.Embedding(16, 8)
+
+    def forward(self, input_ids, attention_mask):
+        features = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        return self.head((features.float() * attention_mask[:, :, None]).sum(dim=1))
+
+
+class Fixed(Positions):
+    """Takes texts of 16 tokens alone."""
+
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids.reshape(-1, 16), attention_mask)
+
+
 def raising(*sizes):
     raise KeyError("no such layer")
 
 
 WRONG = {
     "raises": (raising, ["KeyError: 'no such layer'"]),
-    "no module": (lambda *sizes: None, ["AttributeError: 'NoneType'"]),
+    "no module": (lambda *sizes: None, ["the function returns None"]),
     "an output more": (lambda outputs, *rest: Flat(outputs + 1, lambda logits: logits), ["[2, 4]", "[2, 3] is needed"]),
     "no batch": (lambda outputs, *rest: Flat(outputs, lambda logits: logits[0]), ["[3]", "[2, 3] is needed"]),
     "a tuple": (lambda outputs, *rest: Flat(outputs, lambda logits: (logits,)), ["gives tuple"])}
@@ -111,9 +135,28 @@ def test_published_weights_of_an_own_model_are_refused():
 
 
 def test_texts_begin_from_scratch_without_a_flag():
-    assert set(TEXT_MODELS) <= set(OWN)
+    assert own_names() == {*IMAGE_MODELS, *TEXT_MODELS}
     assert [TextModelOptions.has_weights(name) for name in ("bag-of-words", "bert-tiny", "org/name")] == [
         False, False, True]
+
+
+@pytest.mark.parametrize("kind, side", [(Positions, "right"), (Fixed, "")])
+def test_padding_is_tried_in_the_lengths_and_the_type_that_a_network_takes(kind, side, monkeypatch):
+    monkeypatch.setitem(TEXT_MODELS, "my-net", kind)
+    (model, _), _ = build_text("my-net")
+    assert find_padding_side(model, TOKENIZER, 16) == side
+
+
+@pytest.mark.parametrize("text, parts", [("IMAGE_MODELS = {", ["SyntaxError", "line 1"]),
+                                         ("\nimport torhc", ["No module named 'torhc'", "models/own.py line 2"])])
+def test_an_error_in_the_file_is_one_message_with_its_line(text, parts, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(text)
+    monkeypatch.setattr(trial, "FILE", tmp_path / "own.py")
+    monkeypatch.setattr(trial, "import_module", lambda name: runpy.run_path(str(trial.FILE)))
+    with pytest.raises(UserError) as error:
+        load_task("image-classification")
+    assert error.value.code == Exit.USAGE
+    assert [part for part in ("correct it in models/own.py", *parts) if part not in str(error.value)] == []
 
 
 @pytest.mark.parametrize("prefix", ["", "module.model."])
@@ -141,6 +184,20 @@ def test_an_image_folder_gives_back_what_was_saved(tmp_path):
     assert loaded.keys() == weights.keys() and all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
+def test_a_network_that_changed_since_it_was_saved_is_named(tmp_path, text_folder, monkeypatch):
+    """The message says what differs, and the way out."""
+    save_image_folder(build_classifier("small-cnn", 3, 16).state_dict(), IMAGE_FOLDER | {"classes": list(CLASSES)},
+                      tmp_path)
+    monkeypatch.setitem(IMAGE_MODELS, "small-cnn", lambda outputs: nn.Sequential(nn.Flatten(), nn.LazyLinear(outputs)))
+    monkeypatch.setitem(TEXT_MODELS, "bag-of-words", lambda outputs, tokens: Flat(outputs, lambda logits: logits))
+    said = []
+    for load in (load_model_folder, load_classifier):
+        with pytest.raises(UserError) as error:
+            load(tmp_path if load is load_model_folder else text_folder)
+        said.append(str(error.value))
+    assert all(part in said[0] for part in ("Missing key(s)", "the network in models/own.py", "trained with"))
+
+
 def test_a_text_folder_gives_back_what_was_saved(text_folder):
     loaded, config = load_classifier(text_folder)
     assert tuple(config.id2label.values()) == CLASSES
@@ -161,7 +218,8 @@ def test_a_batch_without_padding_has_a_mask_of_ones(text_folder):
 
 def test_the_same_classes_in_another_order_keep_their_outputs(text_folder):
     loaded, _ = load_classifier(text_folder)
-    (other, _), _ = build_text(folder=text_folder, classes=("eel", "cat", "dog"))
+    (other, _), [(said, is_new)] = build_text(folder=text_folder, classes=("eel", "cat", "dog"))
+    assert "its outputs are reordered" in said and not is_new
     assert torch.equal(other.head.weight, loaded.head.weight[[2, 0, 1]])
 
 

@@ -292,7 +292,7 @@ def test_a_text_has_the_outputs_that_transformers_gives_it_alone(
                                    return_tensors="pt")).logits
         ours = task.forward(model, batch).logits
     assert len({len(task.eval_set[0, i].ids) for i in chosen}) > 3 and alone.std(0).min() > 1e-3
-    predicted = outputs_for_texts(model, tokenizer, 32, find_padding_side(model, tokenizer), rows)
+    predicted = outputs_for_texts(model, tokenizer, 32, find_padding_side(model, tokenizer, 32), rows)
     for found in (ours, predicted, theirs):
         torch.testing.assert_close(found.double(), alone, rtol=1e-6, atol=1e-6)
     assert ("token_type_ids" in batch.inputs) == (ALONE[family][0] == 1)

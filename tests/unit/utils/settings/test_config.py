@@ -178,7 +178,8 @@ def test_a_file_may_have_a_setting_that_is_gone_if_it_stands_as_it_is_now():
     config, wrong = CONFIGS["image-classification"](), []
     path = begun(config, Path("run"))
     for name in ("", *FORMER):
-        old = FORMER | ({name: "other"} if name else {})
+        old = {each: str(value) for each, value in FORMER.items()} | {"step_factor": "1e-1", "min_lr": 0.0}
+        old |= {name: "other"} if name else {}
         (path / "config.yaml").write_text(yaml.safe_dump(kept_settings(config) | old))
         for read in (lambda: compare(config, path), lambda: parse_command_line(["--config=run/config.yaml"], {})):
             try:
@@ -196,3 +197,12 @@ def test_a_file_may_have_a_setting_that_is_gone_if_it_stands_as_it_is_now():
      "masked-lm-bert-small-d-b6d9fc0f")])
 def test_a_run_has_the_name_that_earlier_versions_gave_it(words, name):
     assert run_path(parse_command_line([*words, "--data=/d"], {})) == Path("runs") / name
+
+
+def test_a_run_whose_folder_has_the_name_of_an_own_model_goes_on():
+    words = ["--model=small-cnn", "--run-dir=small-cnn", "--data=/d"]
+    config = parse_command_line(words, {})
+    path = begun(config, Path("small-cnn"))
+    again = parse_command_line(words, {})
+    compare(again, path)
+    assert (again, again.model.pretrained) == (config, False)

@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 
-from utils.settings.option import Facts, Interval
+from utils.settings import option
+from utils.settings.option import Facts, Interval, is_model_folder, own_names
 
 # --- bounds
 
@@ -46,3 +47,44 @@ def test_any_other_interval_is_refused(text):
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda interval: pickle.loads(pickle.dumps(interval))])
 def test_a_copy_of_an_interval_means_the_same(again):
     assert (again(Interval("5min")).seconds, again(Interval("7")).steps) == (300.0, 7)
+
+
+# --- names in models/own.py
+
+
+OWN = """
+SIZES = {"no-name": 1}
+def build(size): return {"nor this": size}
+IMAGE_MODELS: dict = {"a": build, **{f"{size}": build for size in SIZES}}
+TEXT_MODELS = {'b': build}
+TEXT_MODELS["c"] = build
+TEXT_MODELS |= {"größe": build}
+for size in SIZES:
+    IMAGE_MODELS.update({"d": build})
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Puts a text in the place of models/own.py."""
+    def put(text):
+        monkeypatch.setattr(option, "OWN", tmp_path / "own.py")
+        option.OWN.write_text(text, encoding="utf-8")
+        own_names.cache_clear()
+    yield put
+    own_names.cache_clear()
+
+
+def test_names_of_own_models_are_read_in_each_way_of_filling_a_dict(own):
+    own(OWN)
+    assert own_names() == {"a", "b", "c", "d", "größe"}
+    own("IMAGE_MODELS = {")
+    assert own_names() == set()
+
+
+def test_a_name_of_an_own_model_is_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("small-cnn", "other"):
+        (tmp_path / name).mkdir()
+    assert [is_model_folder(name) for name in ("small-cnn", "bag-of-words", "other", "gone")] == [
+        False, False, True, False]
