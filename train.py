@@ -121,7 +121,7 @@ def train_one_epoch(t: Training) -> None:
         end_if_diverged(t)  # judges the step before. Collective if its gradient was not finite.
         is_finite = precision.step(optimizer, grad_norm)
         t.outcome.note(t.state.progress, precision.is_usual(is_finite))
-        strategy.commit_buffers(is_finite)  # BatchNorm's statistics: those of micro-batch 0
+        strategy.commit_buffers(is_finite)  # BatchNorm's running statistics are micro-batch 0's
         optimizer.zero_grad(set_to_none=True)
         t.state.averages.update(step, is_finite)  # --ema-decay
 

@@ -20,9 +20,9 @@ from utils.strategies.base import Strategy
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Start):
-    """What the loop works with; one name for each concern. All that a run is stands in `state`.
+    """What the loop works with, one name for each concern. What a checkpoint saves is in `state`.
 
-    A reader of train.py needs this list alone, and that of Start: all that a step touches is reached from here by name.
+    Everything that a step touches is one of these names, or one of Start's.
     """
 
     log: Log | SilentLog
@@ -32,8 +32,8 @@ class Training(Start):
     feed: Feed
     evaluation: Evaluation
     checkpoints: Checkpoints
-    flags: Agreement
-    outcome: Outcome
+    flags: Agreement  # what one rank tells all others: to stop, to save, that a sample cannot be read
+    outcome: Outcome  # of the last step: whether its gradient was finite
     bad_samples: BadSamples
     attempts: Attempts
     clock: Clock

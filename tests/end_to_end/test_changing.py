@@ -141,7 +141,7 @@ def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_
 @pytest.mark.slow
 def test_the_strategy_computes_what_ddp_computes(train):
     losses = [[record["loss"] for record in values(train("Add a strategy", f"{SMALL} {words}", name), "train")]
-              for name, words in (("flat", ""), ("ddp", "--strategy ddp"))]
+              for name, words in (("plain", ""), ("ddp", "--strategy ddp"))]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 5
 
 
