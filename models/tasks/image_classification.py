@@ -175,10 +175,11 @@ class ImageTask(Task):
         return self.objective.baselines() | linear
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
-        """Predict the first validation image; train on own images."""
+        """Predict the first validation image; train the same model on own images."""
         predict = {"predict": f"{python} -m models.predict {run} {shlex.quote(self.eval_set.name(0))}"}
-        return predict | ({"your own data": f"{python} train.py --data DIR    with DIR/train/CLASS/* and"
-                                            " DIR/val/CLASS/*, or just DIR/CLASS/*"} if self._is_demo else {})
+        model = shlex.quote(self._config.model.model)
+        return predict | ({"your own data": f"{python} train.py --data DIR --model {model}    with DIR/train/CLASS/*"
+                                            " and DIR/val/CLASS/*, or just DIR/CLASS/*"} if self._is_demo else {})
 
     @staticmethod
     def predict(
