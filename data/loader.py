@@ -20,7 +20,6 @@ from data.sampler import MicroBatchRequest
 from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
-from utils.rundir.room import SHARED_MEMORY
 
 
 class MicroBatchDataset(Dataset):
@@ -91,7 +90,8 @@ def num_workers(given: int | str, world: World) -> int:
     if given != "auto":
         return int(given)
     spare = world.cores - 1
-    room = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
+    shared = Path("/dev/shm")
+    room = shutil.disk_usage(shared).total if shared.exists() else 0
     most = max(8, min(16, room // 2**29 // world.local_world_size))
     return max(0, min(1, spare)) if world.device.type == "cpu" else max(1, min(most, spare))
 

@@ -69,7 +69,7 @@ def build_training(start: Start) -> Training:
     strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
 
     # what it learns from
-    feeds = build_data(start, state, plan, eval_batch, checkpoints)  # Collective.
+    feeds = build_data(start, state, plan, eval_batch, checkpoints)
 
     # how long, and what is written down
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
@@ -99,7 +99,7 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
 
 
 def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int, checkpoints: Checkpoints) -> Feeds:
-    """The samples, from the run's position on. Collective: looks at the room on the disks first."""
+    """The samples, from the run's position on; the room on the disk is looked at first."""
     config, world, run, task = start.config, start.world, start.run, start.task
     clock = Clock(world.device, state.strategy.communication)
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
@@ -107,8 +107,7 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
                       bad_samples.has_stopped)
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
-    item_bytes = task.example(plan.sizes[1]).nbytes + task.example(eval_batch).nbytes  # both pools read ahead
-    warn_of_room(checkpoints.most_bytes, item_bytes, workers, run, world)  # Collective.
+    warn_of_room(checkpoints.most_bytes, run)
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(start, loader, state.progress, bad_samples, clock)
     evaluation = Evaluation(start, state.strategy, eval_batch, bad_samples, flags)

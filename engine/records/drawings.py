@@ -4,43 +4,29 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+from torch.nn import functional as F
 
 MAX_FIRST, MAX_MISTAKES = 64, 16  # samples
 SMALLEST, LARGEST = {MAX_FIRST: 64, MAX_MISTAKES: 160}, {MAX_FIRST: 128, MAX_MISTAKES: 224}  # side of a tile in pixels
-GAP, LINE = 6, 18  # pixels: between tiles, a line of text
-INK = (32, 36, 44)
-SIDE = 600  # pixels: of a heat map
+GAP, SIDE = 6, 600  # pixels: between tiles; of a heat map
 LIGHT, DARK = torch.tensor([247.0, 250, 254]), torch.tensor([8.0, 48, 107])  # blue
 
 
-def tiles(images: Sequence[np.ndarray], most: int, captions: Sequence[Sequence[str]] = ()) -> np.ndarray:
-    """[H, W, 3] uint8: the images in a grid with as many columns as `most` in a square, lines of text below each.
+def grid(images: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """The images in a grid with as many columns as `most` in a square: [H, W, 3] uint8.
 
-    images: [h, w, 3] uint8 each; small ones are enlarged pixel by pixel.
+    images: [h, w, 3] uint8 each, all of one size; small ones are enlarged pixel by pixel.
     """
-    # sizes
-    columns, font = round(most**0.5), ImageFont.load_default(14)
-    columns = min(columns, len(images))
-    side = min(LARGEST[most], max(SMALLEST[most], images[0].shape[0]))
-    width = side * images[0].shape[1] // images[0].shape[0]  # wider where a sample has several images
-    height = side + LINE * max(map(len, captions), default=0) + GAP
-    rows = -(-len(images) // columns)
-    canvas = Image.new("RGB", (columns * (width + GAP) + GAP, rows * height + GAP), "white")
-    draw = ImageDraw.Draw(canvas)
+    from torchvision.utils import make_grid  # texts need none of it
 
-    # tiles
-    for number, image in enumerate(images):
-        left, top = GAP + number % columns * (width + GAP), GAP + number // columns * height
-        how = Image.Resampling.NEAREST if image.shape[0] < side else Image.Resampling.BILINEAR
-        canvas.paste(Image.fromarray(image).resize((width, side), how), (left, top))
-        for line, text in enumerate(captions[number] if captions else ()):
-            text = text[:width]  # a letter is wider than a pixel; of very many labels the rest would take long
-            while font.getlength(text) > width:
-                text = text[:-2] + "…"
-            draw.text((left, top + side + line * LINE), text, fill=INK, font=font)
-    return np.asarray(canvas)
+    height, width, _ = images[0].shape  # wider where a sample has several images
+    side = min(LARGEST[most], max(SMALLEST[most], height))
+    is_small = height < side
+    tiles = F.interpolate(torch.tensor(np.stack(images)).permute(0, 3, 1, 2).float(), (side, side * width // height),
+                          mode="nearest" if is_small else "bilinear", antialias=not is_small)  # [B, 3, side, ...]
+    made = make_grid(tiles, min(round(most**0.5), len(images)), padding=GAP, pad_value=255)    # [3, H, W]
+    return made.round().byte().permute(1, 2, 0).numpy()
 
 
 def heat_map(counts: Tensor) -> np.ndarray:

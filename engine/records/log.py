@@ -168,13 +168,13 @@ class Log:
         """record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES."""
         self._write("epoch", record)
 
-    def show(self, tag: str, step: int, make: Callable[[], np.ndarray | str | None]) -> None:
-        """A picture ([H, W, 3] uint8) or a text in Markdown for TensorBoard; nothing if make() gives None."""
-        made = make()
-        if isinstance(made, str):
-            self._writer.add_text(tag, made, step)
-        elif made is not None:
-            self._writer.add_image(tag, made, step, dataformats="HWC")
+    def show(self, tag: str, step: int, make: Callable[[], Sequence[np.ndarray | str]]) -> None:
+        """What make() gives for TensorBoard: pictures ([H, W, 3] uint8) and texts in Markdown."""
+        for made in make():
+            if isinstance(made, str):
+                self._writer.add_text(tag, made, step)
+            else:
+                self._writer.add_image(tag, made, step, dataformats="HWC")
 
     def advance(self, step: int) -> None:
         """`step` optimizer steps are done: move the bar."""

@@ -93,6 +93,10 @@ class Strategy(ABC):
         self.model: nn.Module = module  # that computes a training step
         # what a step waits for other ranks, apart from work at the same time; None = cannot be told
         self.communication: Stopwatch | None = Stopwatch(world.device)
+        self.place(blocks_of)
+
+    def place(self, blocks_of: BlocksOf) -> None:  # noqa: B027
+        """Bring `module` to where it computes, if it is not there; before the optimizer is built. All ranks or none."""
 
     @property
     def lanes(self) -> int:

@@ -22,11 +22,8 @@ class DDP(Replicated):
         if self.world.world_size == 1:
             return
         self.needs_every_grad = not self.config.find_unused_parameters
-        self.model = DistributedDataParallel(
-            self.module,
-            device_ids=self.device_ids,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=self.config.find_unused_parameters,
+        self.model = DistributedDataParallel(  # without device_ids: accumulate brings each micro-batch to its device
+            self.module, gradient_as_bucket_view=True, find_unused_parameters=self.config.find_unused_parameters,
             **{_SYNC_BUFFERS: False})  # see buffers.py
         self.model.register_comm_hook(self.communication, self.sum_bucket)
 
@@ -40,11 +37,6 @@ class DDP(Replicated):
         for param in self.module.parameters() if self._fills else ():
             if param.requires_grad and param.grad is None:
                 param.grad = torch.zeros_like(param)
-
-    @property
-    def device_ids(self) -> list[int] | None:
-        """The device that DDP moves inputs to; None: it moves none."""
-        return None if self.world.device.type == "cpu" else [self.world.device.index]
 
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
         """DDP's no_sync for all but the last micro-batch."""

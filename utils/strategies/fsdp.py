@@ -20,8 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from utils.distributed.world import World
-from utils.settings.run_options import DeviceOptions
-from utils.strategies.base import DEFAULTS, AnyMicroBatch, Block, BlocksOf, Item, MicroBatches, no_blocks
+from utils.strategies.base import AnyMicroBatch, Block, BlocksOf, Item, MicroBatches
 from utils.strategies.replicated import Replicated
 
 
@@ -30,9 +29,9 @@ class FSDP(Replicated):
 
     is_split = is_sharded = True
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
-                 config: DeviceOptions = DEFAULTS):
+    def place(self, blocks_of: BlocksOf) -> None:
         """Shard rank 0's parameters. Collective."""
+        module, world = self.module, self.world
         self.is_sharded = self.needs_every_grad = world.world_size > 1
         self._most = 1  # micro-batches of a rank in one step
         if self.is_sharded:
@@ -41,7 +40,6 @@ class FSDP(Replicated):
                     world.broadcast(param)
             shard(module, blocks_of(module), world)
         module.to(world.device)  # what is not sharded
-        super().__init__(module, world, blocks_of, config)
         self.communication = None  # it happens inside of forward and backward
 
     def setup(self, num_micro_batches: int) -> None:

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from utils.distributed.world import World
 from utils.errors import UserError, counted
 from utils.hardware.devices import seed_further
-from utils.settings.run_options import DeviceOptions
-from utils.strategies.base import DEFAULTS, Block, BlocksOf, no_blocks
+from utils.strategies.base import Block, BlocksOf
 from utils.strategies.ddp import DDP
 
 
@@ -26,17 +24,11 @@ class ModelParallel(DDP):
     min_devices, max_devices = 2, sys.maxsize
     is_split = True
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
-                 config: DeviceOptions = DEFAULTS):
+    def place(self, blocks_of: BlocksOf) -> None:
         """Split the model. Raises UserError (64) if it has too few blocks."""
-        split(module, blocks_of(module), world.devices)
-        module.register_forward_pre_hook(lambda *_: seed_further(world.devices))
-        module.register_forward_hook(lambda part, args, output: _moved(output, world.device))
-        super().__init__(module, world, blocks_of, config)
-
-    @property
-    def device_ids(self) -> None:
-        """DDP moves nothing: the model does."""
+        split(self.module, blocks_of(self.module), self.world.devices)
+        self.module.register_forward_pre_hook(lambda *_: seed_further(self.world.devices))
+        self.module.register_forward_hook(lambda part, args, output: _moved(output, self.world.device))
 
 
 def split(module: nn.Module, blocks: Sequence[Block], devices: Sequence[torch.device]) -> None:

@@ -181,7 +181,7 @@ def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, 
 
     def run(log, first, last):
         if first == 1:
-            log.show("train/first_batch", 0, lambda: np.zeros((2, 2, 3), np.uint8))
+            log.show("train/first_batch", 0, lambda: [np.zeros((2, 2, 3), np.uint8)])
         for step in range(first, last + 1):
             log.train(train_record(step, loss=1 / step))
             if step % 4 == 0:
