@@ -59,5 +59,5 @@ class BagOfWords(nn.Module):
 # by name: a function of the number of outputs; its network takes images, normalized as the settings say
 IMAGE_MODELS: dict[str, Callable[[int], nn.Module]] = {"small-cnn": SmallCNN}
 # by name: a function of the number of outputs and of tokens; its network takes token ids and a mask, for labels or
-# numbers; the tokenizer is trained on the training texts, or is that of --tokenizer
+# numbers; the tokenizer is trained on the training texts, unless --tokenizer names one
 TEXT_MODELS: dict[str, Callable[[int, int], nn.Module]] = {"bag-of-words": BagOfWords}
