@@ -31,7 +31,6 @@ from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
-from utils.rundir.room import warn_of_room
 from utils.rundir.state import Progress, TrainState
 from utils.settings.option import Interval
 from utils.settings.run_options import OptimOptions
@@ -60,7 +59,6 @@ def build_training(start: Start) -> Training:
     attempts = Attempts(start, strategy.module, state.optimizer, strategy.bytes_per_param)
     plan = _plan_that_fits(start, strategy, attempts, is_new)  # Collective.
     eval_batch = resolve_eval_batch(start, strategy, plan)
-    _note_idle_cores(start, strategy, plan)
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
     run.keep_resolved()
@@ -94,8 +92,8 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
                                 undecayed(model, start.run.resolved.undecayed_tables))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
     coverage = Coverage(len(start.task.train_set))
-    return start, optim, TrainState(
-        strategy, optimizer, start.precision.scaler, averages=averages, coverage=coverage)
+    scaler = start.precision.scaler
+    return start, optim, TrainState(strategy, optimizer, scaler, averages=averages, coverage=coverage)
 
 
 def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int, checkpoints: Checkpoints) -> Feeds:
@@ -107,7 +105,7 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
                       bad_samples.has_stopped)
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
-    warn_of_room(checkpoints.most_bytes, run)
+    checkpoints.warn_of_small_disk()
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(start, loader, state.progress, bad_samples, clock)
     evaluation = Evaluation(start, state.strategy, eval_batch, bad_samples, flags)
@@ -161,11 +159,3 @@ def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new
     require_partners(start, strategy, plan)
     start.watchdog.enter("starting", math.inf)
     return plan
-
-
-def _note_idle_cores(start: Start, strategy: Strategy, plan: BatchPlan) -> None:
-    run, processes = start.run, start.world.world_size
-    useful = min(plan.num_micro_batches, processes * run.cores_per_process)
-    if strategy.is_invariant and run.start == 1 and torch.get_num_threads() == 1 and useful > processes:
-        run.note(f"--strategy {start.config.device.strategy} uses one CPU thread per process: {useful} processes"
-                 f" would use {useful} cores")

@@ -171,7 +171,13 @@ def explain(error: Exception,
 
     # the peers'
     if "NCCL error" in text:
-        return _explain_nccl(text, f"rank {rank} on {host}")
+        found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
+        line = found[1].strip() if found else text.splitlines()[0]
+        if re.search("Duplicate GPU detected|no socket interface found", line):
+            return (f"rank {rank} on {host}: NCCL: {line}: each process needs a GPU of its own (--nproc-per-node must"
+                    " not exceed the number of visible GPUs), and NCCL_SOCKET_IFNAME must name an interface of this"
+                    " host"), Exit.USAGE
+        return f"rank {rank} on {host} lost its peers (NCCL: {line})", Exit.LOST_PEERS
     is_of_backend = "RuntimeError" in names and not text.startswith("Caught ") and re.search(  # ... in a data loader
         rf"{_LOST}|\b(ProcessGroup)?(gloo\b|nccl)", text, re.I)
     if "DistError" in names or is_of_backend:
@@ -185,15 +191,6 @@ def explain(error: Exception,
         way_out = "; free some space, and the same command continues the run" if is_full else ""
         return f"{type(error).__name__}: {text}{way_out}", Exit.IO
     return text, Exit.INTERNAL
-
-
-def _explain_nccl(text: str, rank: str) -> tuple[str, Exit]:
-    found = re.search(r"Last error:\s*(.+)", text) or re.search(r"(nccl\w+: .+)", text)
-    line = found[1].strip() if found else text.splitlines()[0]
-    if re.search("Duplicate GPU detected|no socket interface found", line):
-        return (f"{rank}: NCCL: {line}: each process needs a GPU of its own (--nproc-per-node must not exceed the"
-                " number of visible GPUs), and NCCL_SOCKET_IFNAME must name an interface of this host"), Exit.USAGE
-    return f"{rank} lost its peers (NCCL: {line})", Exit.LOST_PEERS
 
 
 def forget_exit_code() -> None:

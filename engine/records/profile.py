@@ -61,26 +61,23 @@ class Profile:
             self._note(f"profile: cannot write {self._folder}: {error.strerror or error}")
 
     def _stop(self) -> None:
+        """Write the files, if a step was recorded."""
         found, self._profile = self._profile, None
         found.stop()
-        if self._num_done > SKIPPED:
-            self._write(found)
-        else:
+        if self._num_done <= SKIPPED:
             self._note(f"--profile {self._num_steps} wrote nothing: it begins with step {SKIPPED + 1} of a start, and"
                        f" this start took {counted(self._num_done, 'step')}")
-
-    def _write(self, found: profile) -> None:
+            return
         self._folder.mkdir(exist_ok=True)
         trace = self._folder / f"rank-{self._world.rank}.pt.trace.json"
         found.export_chrome_trace(str(trace))
         if not self._world.is_main:
             return
-        table, size_mb, without = self._folder / "operators.txt", trace.stat().st_size / 1e6, ""
+        without, size_mb = "", trace.stat().st_size / 1e6
         if size_mb <= MOST_MB:
             by = "self_cpu_time_total" if self._world.device.type == "cpu" else "self_device_time_total"
-            table.write_text(found.key_averages().table(sort_by=by, row_limit=50))
+            (self._folder / "operators.txt").write_text(found.key_averages().table(sort_by=by, row_limit=50))
         else:
-            without = (f"; rank 0's has {size_mb:.0f} MB, and operators.txt is left out above {MOST_MB} MB:"
-                       " record fewer steps")
+            without = f"; operators.txt is left out above {MOST_MB} MB, and this trace has {size_mb:.0f}"
         self._note(f"profile of {counted(self._num_done - SKIPPED, 'step')}: {self._folder};"
                    f" rank-*.pt.trace.json open in https://ui.perfetto.dev{without}")

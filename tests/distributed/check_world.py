@@ -184,9 +184,10 @@ def a_device_that_one_rank_lacks(world: World, folder: Path) -> Any:
 
     def ask(name: str, kind: str) -> list[Any]:
         own = dist.PrefixStore(name, store)
-        devices.find_device = lambda name, processes, per_process: (
-            torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE))
-        return _error_of(lambda: devices.resolve_device("auto", 1, own, world.rank, world.world_size))
+        def find() -> torch.device:
+            return torch.device(kind) if kind else _refuse("too few devices", Exit.USAGE)
+
+        return _error_of(lambda: devices.resolve_device("auto", find, own, world.rank, world.world_size))
 
     return [ask("mixed", "cpu" if is_last else "xpu"), ask("none", "cpu"), ask("few", "" if is_last else "xpu")]
 

@@ -34,9 +34,8 @@ class Deadlines:
             self.limit_s = min(self.limit_s, self._drain_s)
         self._deadline = time.monotonic() + self.limit_s
 
-    def watch(
-        self, items: Iterable[T], doing: str, first_s: float, next_s: float, detail: Callable[[], str]
-    ) -> Iterator[T]:
+    def watch(self, items: Iterable[T], doing: str, first_s: float, next_s: float,
+              detail: Callable[[], str]) -> Iterator[T]:
         """The items. Each may take `next_s` seconds to come (the first one `first_s`), and MARGIN_S more to be used.
 
         detail: returns what is being loaded.

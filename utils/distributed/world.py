@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -26,7 +27,7 @@ from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.files import ask_server
 from utils.hardware import vendor
 from utils.hardware.cores import cpu_quota, fair_share
-from utils.hardware.devices import devices_of, resolve_device
+from utils.hardware.devices import devices_of, find_device, resolve_device
 from utils.settings.option import is_model_folder
 from utils.settings.run_options import FaultOptions
 
@@ -75,7 +76,8 @@ class World:
         store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, start_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
-        kind = resolve_device(device, local_world_size, store, rank, world_size, per_process)  # Collective.
+        find = partial(find_device, device, local_world_size, per_process)
+        kind = resolve_device(device, find, store, rank, world_size)  # Collective.
         target, *others = devices = devices_of(kind, local_rank, local_world_size, per_process)
         if kind != "cpu":
             torch.accelerator.set_device_index(target.index)
@@ -86,9 +88,8 @@ class World:
             dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size, timeout=longest,
             device_id=None if kind == "cpu" or others else target)
         cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=longest)
-        section_timeout = timedelta(seconds=timeouts.section_timeout)
-        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group, section_timeout,
-                    devices=devices)
+        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group,
+                    timedelta(seconds=timeouts.section_timeout), devices=devices)
         return replace(world, cores=_share_of_cores(world))  # Collective.
 
     @property

@@ -7,7 +7,7 @@ are compared before, and the error names the node that lacks one.
 import json
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -18,17 +18,15 @@ from utils.errors import UserError, counted, some
 from utils.hardware import vendor
 
 
-def resolve_device(
-    name: str, num_processes: int, store: dist.Store, rank: int, world_size: int, per_process: int | str = 1
-) -> str:
+def resolve_device(name: str, find: Callable[[], torch.device], store: dist.Store, rank: int, world_size: int) -> str:
     """The type of device ("cpu", "xpu", ...) that --device `name` means on every rank. Collective, through the store.
 
-    num_processes, per_process: see find_device. Raises UserError (64) on every rank if find_device raises it on any, or
-    if some nodes have an accelerator and others have none.
+    find: find_device, for this node. Raises UserError (64) on every rank if it raises one on any, or if some nodes have
+    an accelerator and others have none.
     """
     kind, problem = "", None
     try:
-        kind = find_device(name, num_processes, per_process).type
+        kind = find().type
     except UserError as error:
         problem = str(error)
     store.set(f"device/{rank}", json.dumps([socket.gethostname(), kind, problem]))
@@ -54,9 +52,8 @@ def find_device(name: str, num_processes: int = 1, per_process: int | str = 1) -
     available = accelerator.type if accelerator else "cpu"
     kind = available if name == "auto" else name
     if kind not in (available, "cpu"):
-        raise UserError(
-            f"--device {name}: torch {torch.__version__} finds {available if accelerator else 'no accelerator'} here;"
-            f" use --device {available}")
+        found = available if accelerator else "no accelerator"
+        raise UserError(f"--device {name}: torch {torch.__version__} finds {found} here; use --device {available}")
     each = 1 if per_process == "auto" else int(per_process)
     if kind != "cpu" and (count := torch.accelerator.device_count()) < num_processes * each:
         own = f"{each} of its own" if each > 1 else "its own"

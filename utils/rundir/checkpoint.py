@@ -6,6 +6,8 @@ wait for it (flush). The files: utils/rundir/checkpoint_folder.py.
 """
 
 import json
+import shutil
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -35,7 +37,7 @@ class Checkpoints:
 
     def __init__(self, run: Run, world: World, config: RecordOptions):
         self._folder = CheckpointFolder(run.path / "checkpoints", config.keep, run.note)
-        self._world, self._start = world, run.start
+        self._world, self._run = world, run
         self._every, self._keep = config.save_every, config.keep
         self._saved, self._saved_at = Progress(), time.monotonic()  # before the first step there is nothing to save
         self._writer = ThreadPoolExecutor(1, "checkpoint")
@@ -72,7 +74,7 @@ class Checkpoints:
         if self._world.is_main:
             progress = {name: value for name, value in asdict(state.progress).items() if value is not None}
             trainer = {"format": FORMAT, "progress": progress, "best": state.best, "processes": self._world.world_size}
-            name = name_of(state.progress.step, self._start, awaits_evaluation)
+            name = name_of(state.progress.step, self._run.start, awaits_evaluation)
             self._pending = self._writer.submit(self._write, name, _copied(weights), _copied(values), trainer, beside)
 
         # count
@@ -101,6 +103,14 @@ class Checkpoints:
     def most_bytes(self) -> int:
         """Room on the disk that the run may need: --keep checkpoints, the best one, one being written, RUN/model."""
         return (self._keep + 2) * self._num_bytes + self._model_bytes
+
+    def warn_of_small_disk(self) -> None:
+        """Warn at the start if the run may need more room than there is, or than its checkpoints have taken."""
+        run = self._run
+        if run.writes and (room := shutil.disk_usage(run.path).free + self._folder.num_bytes()) < self.most_bytes:
+            run.note(f"warning: {socket.gethostname()}: {run.path} has room for {room / 1e9:.3g} GB, but its"
+                     f" checkpoints and RUN/model may take {self.most_bytes / 1e9:.3g} GB: use a smaller --keep, or"
+                     " --run-dir on another disk")
 
     @property
     def limit_s(self) -> float:

@@ -119,9 +119,8 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def accumulate(
-        self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor
-    ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
+                   scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield what computes each of this rank's micro-batches of one step, and the micro-batch on its device.
 
         The caller runs forward and backward on each. Collective. micro_batches: len() and one iteration, maybe of none.

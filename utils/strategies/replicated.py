@@ -33,9 +33,8 @@ class Replicated(Strategy):
         """The micro-batches: ranks need not have equally many."""
         return micro_batches
 
-    def accumulate(
-        self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor
-    ) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
+                   scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
         self._buffers.begin()
         for number, micro_batch in enumerate(self.with_stand_in(micro_batches), 1):

@@ -1,6 +1,9 @@
 """utils/rundir/checkpoint.py: what was saved comes back bit for bit."""
 
+import os
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +21,8 @@ from tests.unit.utils.rundir.conftest import (
 )
 from utils.errors import Exit, UserError
 from utils.numerics.averages import Averages
+from utils.rundir.checkpoint import Checkpoints
+from utils.settings.run_options import RecordOptions
 from utils.strategies.ddp import DDP
 
 # --- round trip
@@ -200,3 +205,23 @@ def test_rank_0_has_time_to_check_all_checkpoints(saved, checkpoints_of):
     """Each but the oldest may be damaged."""
     total = sum(file.stat().st_size for path in saved for file in path.iterdir())
     assert checkpoints_of()[0]._folder.num_bytes() == total > 0
+
+
+@pytest.mark.parametrize("free_gb, saved_gb, writes, is_warned", [
+    (10, 0, True, False), (1.2, 0, True, True), (1.2, 0.2, True, False), (1.2, 0, False, False)])
+def test_a_small_disk_is_warned_of_on_the_rank_that_writes(
+        world, tmp_path, monkeypatch, free_gb, saved_gb, writes, is_warned):
+    """What earlier checkpoints have taken counts as room."""
+    monkeypatch.chdir(tmp_path)
+    notes, saved = [], Path("run", "checkpoints", "step-0000000001-g1")
+    saved.mkdir(parents=True)
+    (saved / "state.pt").touch()
+    os.truncate(saved / "state.pt", int(saved_gb * 1e9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free_gb * 1e9)))
+    run = SimpleNamespace(path=Path("run"), start=1, note=notes.append, writes=writes)
+    checkpoints = Checkpoints(run, world, RecordOptions())
+    checkpoints._num_bytes, checkpoints._model_bytes = int(2.4e8), int(1e8)  # three, the best one, one being written
+    checkpoints.warn_of_small_disk()
+    assert [note.partition(": ")[2].partition(": ")[2] for note in notes] == [
+        "run has room for 1.2 GB, but its checkpoints and RUN/model may take 1.3 GB: use a smaller --keep, or --run-dir"
+        " on another disk"] * is_warned
