@@ -27,14 +27,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "augmentation": "shift",  # a mirrored digit is a different one, or no digit
         "mean": (0.287, 0.287, 0.287),
         "std": (0.354, 0.354, 0.354),
-        "global_batch_size": 128,
         "epochs": 8,
-        "optimizer": "sgd",
-        "lr": 0.05,
-        "weight_decay": 5e-4,
     },
-    "text-classification": _TEXTS | {"global_batch_size": 32, "lr": 1e-3},
-    "masked-lm": _TEXTS | {"global_batch_size": 64, "lr": 2e-3},
+    "text-classification": _TEXTS,
+    "masked-lm": _TEXTS | {"lr": 2e-3},
 }
 SHEET, LABELS = Path(__file__).with_name("digits.png"), Path(__file__).with_name("digits.txt")
 SIDE = 8  # px of one digit

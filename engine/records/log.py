@@ -30,6 +30,7 @@ from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
 from utils.rundir.clock import SHARES
+from utils.rundir.identity import identity
 from utils.rundir.run import Run
 from utils.rundir.state import Progress
 
@@ -124,6 +125,7 @@ class Log:
         self._notes, first = notes_of(start, total_steps, is_even, records(start.run.path, "train", "val"))
         for text in first:
             self.note(text)
+        self._show_settings(start)
 
     def train(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1); tokens_per_s and memory
@@ -218,6 +220,21 @@ class Log:
             tag = _TAGS[split].get(name, f"{split}/{name}")
             if tag is not None and not isinstance(value, Tensor):
                 self._writer.add_scalar(tag, math.nan if value is None else value, record["step"])
+
+    def _show_settings(self, start: Start) -> None:
+        """This start's settings, with what `auto` became: a text in TensorBoard, and hparams, so that it compares runs.
+        """
+        from torch.utils.tensorboard.summary import hparams
+
+        values, resolved = identity(start.config), start.run.resolved.as_dict()
+        values |= {name: value for name, value in resolved.items() if values.get(name) == "auto"}
+        self._writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in values.items()),
+                              self._resume_step)
+        plain = {name: value if type(value) in (int, float) else str(value) for name, value in values.items()}
+        metrics = dict.fromkeys(("val/loss", f"val/{self._task.best}", "train/loss"), 0)  # their names alone count
+        experiment, session, _ = hparams(plain, metrics)
+        self._writer.file_writer.add_summary(experiment)
+        self._writer.file_writer.add_summary(session)
 
     def _eta(self, step: int) -> str:
         """" eta h:mm:ss" from the steps after the first one, whose warm-up does not count; "" before there are any."""

@@ -19,6 +19,7 @@ from models.objectives import Classes, Labels
 from utils.errors import counted, rounded
 from utils.settings.config import settings
 
+SETTLED = 100  # optimizer steps until BatchNorm's statistics follow the weights; before, an evaluation says little
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
 NUM_TIMINGS = 5  # train records whose timings are looked at together
 WAIT = 0.2  # share of the time spent waiting for data, mean of these
@@ -91,18 +92,22 @@ class Notes:
                 f" median rank {usual_s:.3g} s; look at what else runs there, and at its device and its data"
                 " (--profile N writes what each rank does)")
 
+    def _settled(self) -> list[dict[str, Any]]:
+        """The evaluations that tell what the model has learnt."""
+        return [each for each in self._evaluations if each["step"] >= min(SETTLED, self._about.total_steps)]
+
     def _never_predicted(self) -> str:
-        last = self._evaluations[-2:]
-        is_last_step = last[-1]["step"] >= self._about.total_steps
-        if not all(each.get("never_predicted") for each in last) or (len(last) < 2 and not is_last_step):
-            return ""  # at the beginning of a training it is usual
+        last = self._settled()[-2:]
+        needed = 1 if self._evaluations[-1]["step"] >= self._about.total_steps else 2
+        if len(last) < needed or not all(each.get("never_predicted") for each in last):
+            return ""
         return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']};"
                 " RUN/eval/classes.json has the recall of each class, of the best model so far")
 
     def _majority(self) -> str:
         now, majority = self._evaluations[-1], self._about.majority
-        if majority is None or now["epoch"] < 1 or now["top1"] > majority + 1e-9 or majority == 1:
-            return ""  # of 1: the validation set has one class, and no model can be above
+        if majority in (None, 1) or now["epoch"] < 1 or not self._settled() or now["top1"] > majority + 1e-9:
+            return ""  # 1: the validation set has one class, and no model can be above
         return (f"top1 {100 * now['top1']:.2f} % is not above {100 * majority:.2f} %, which always answering the most"
                 " frequent class gives: the model has learnt nothing yet; look at --lr and at the labels")
 

@@ -68,3 +68,20 @@ def test_every_evaluation_has_a_confusion_picture(ask, demo_run):
     picture = Image.open(io.BytesIO(ask("images/individualImage", **query)))
     assert min(picture.size) > 300
     assert len(picture.convert("RGB").getcolors(2**20)) > 3  # something is drawn
+
+
+def test_the_table_of_hparams_has_the_settings_as_resolved_and_the_metrics(ask, demo_run):
+    query = {"colParams": [], "startIndex": 0, "sliceSize": 9, "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_RUNNING"]}
+    [group] = json.loads(ask("hparams/session_groups", request=json.dumps(query)))["sessionGroups"]
+    resolved = json.loads((demo_run[0] / "auto.json").read_text())
+    hparams, last = group["hparams"], [record for record in records(demo_run[0]) if record["split"] == "val"][-1]
+    assert (hparams["lr"], hparams["precision"], hparams["optimizer"]) == (
+        resolved["lr"], resolved["precision"], "adamw")
+    values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+    assert values["val/top1"] == pytest.approx(last["top1"])
+    assert set(values) == {"val/loss", "val/top1", "train/loss"}
+
+
+def test_the_settings_are_a_text(ask, demo_run):
+    [text] = json.loads(ask("text/text", run="tb", tag="settings/text_summary"))
+    assert "optimizer: adamw" in text["text"] and "image_size: 32" in text["text"]

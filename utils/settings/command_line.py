@@ -90,13 +90,13 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
 def _defaults(task: str, given: Mapping[str, Any], demo: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that depend on other settings: on --model, and on --data if that is the built-in data.
 
-    demo: what suits the built-in data. What suits its model and optimizer is for these two alone.
+    demo: what suits the built-in data. Its rate is for its model and optimizer alone.
     """
     config = CONFIGS[task]()
     known, usual = facts(config), settings(config) | demo
     defaults = dict(demo) if given.get("data", "demo") == "demo" else {}
     if any(given.get(name, usual[name]) != usual[name] for name in ("model", "optimizer")):
-        defaults = {name: value for name, value in defaults.items() if not known[name].of_model}
+        defaults.pop("lr", None)
     if "model" in given and "pretrained" in known and config.model.has_weights(str(given["model"])):
         defaults["pretrained"] = True
     return defaults

@@ -44,7 +44,6 @@ class Facts:
     path: str = ""  # made absolute where it names the run; NAME_OR_PATH = only if it exists
     resolved: bool = False  # a run compares what the setting became (in auto.json), not the setting
     fixed: bool = False  # `auto` becomes a value at the run's first start, kept in auto.json under the setting's name
-    of_model: bool = False  # suits a model and an optimizer: what the built-in data want is for theirs alone
     ends_run: bool = False  # decides where the run ends
     changes_bits: bool = True  # False: TOLERATED, though the weights of the run do not depend on it
     rare: bool = False  # --help-all shows it, --help does not

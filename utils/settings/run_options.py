@@ -91,10 +91,10 @@ class OptimOptions:
     """Optimization"""
 
     optimizer: Literal["adamw", "adam", "sgd"] = option(
-        "adamw", "AdamW, Adam with L2 decay, or SGD with Nesterov momentum", of_model=True)
+        "adamw", "adam has L2 decay; sgd has Nesterov momentum")
     lr: float | Auto = option(
         "auto", "peak learning rate; auto = by task, optimizer, global batch and whether the weights are pretrained",
-        at_least=0, fixed=True, of_model=True)
+        at_least=0, fixed=True)
     schedule: Literal["cosine", "linear", "step", "constant"] = option(
         "cosine", "learning rate after the warm-up; step = a tenth after every --step-epochs")
     warmup_steps: int | Auto = option(
@@ -102,7 +102,7 @@ class OptimOptions:
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1, rare=True)
     betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1, rare=True)
     weight_decay: float = option(
-        0.05, "weight decay; none on biases, norms, positions, scales", at_least=0, of_model=True)
+        0.05, "weight decay; none on biases, norms, positions, scales", at_least=0)
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
     step_epochs: int = option(
         30, "--schedule step: epochs between two changes of the learning rate", at_least=1, rare=True)
