@@ -8,13 +8,14 @@
 Every process of a launch carries its folder in its environment or writes there, and is found by it: torchrun gives its
 workers sessions of their own, so a process group would not do.
 
-train.py alone and torchrun itself are forks of a process that has imported torch (tests/harness/forked.py). What a fork
-would not show starts for real: real=True, `command`, or an environment that libraries read when they are imported.
+train.py alone, torchrun and its ranks are forks of a process that has imported torch (tests/harness/forked.py). What a
+fork would not show starts for real: real=True, `command`, or an environment that libraries read when they are imported.
 """
 
 import contextlib
 import csv
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,7 +30,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.harness.forked import Forked, script_main, torchrun_main
+from tests.harness.forked import Forked, forking_torchrun_main, script_main, torchrun_main
 
 ROOT = Path(__file__).parent.parent
 LIMIT_S = 240  # of one launch
@@ -117,7 +118,7 @@ class Launch:
     def rank(self, number: int) -> int:
         """Process id of a rank. Its data loading processes have its environment, too, but so has their parent."""
         parents = self.parents()
-        ranks = {pid for pid in parents if f"RANK={number}".encode() in _read(f"/proc/{pid}/environ").split(b"\0")}
+        ranks = {pid for pid in parents if _rank_of(pid) == number}
         return next(pid for pid in ranks if parents[pid] not in ranks)
 
     def kill_rank(self, number: int) -> None:
@@ -130,7 +131,7 @@ class Launch:
         SIGABRT ends a process, and faulthandler shows its stacks.
         """
         processes = self._processes()
-        stuck = [pid for pid in processes if b"\0RANK=" in _read(f"/proc/{pid}/environ")] or processes
+        stuck = [pid for pid in processes if _rank_of(pid) is not None] or processes
         for pid in stuck:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGABRT)
@@ -166,6 +167,13 @@ class Launch:
         return Result(self.process.returncode, code, out, err, time.monotonic() - self._began)
 
 
+def _rank_of(pid: int) -> int | None:
+    """Of a rank or what it has forked."""
+    found = (re.match(rb"rank(\d+)\n", _read(f"/proc/{pid}/comm"))  # a fork's environment is its parent's there
+             or re.search(rb"\0RANK=(\d+)\0", _read(f"/proc/{pid}/environ")))
+    return int(found[1]) if found else None
+
+
 def _read(path: str) -> bytes:
     with contextlib.suppress(OSError):  # it has ended, or is another user's
         return Path(path).read_bytes()
@@ -194,7 +202,7 @@ def run_dir(session_dir) -> Iterator[Path]:
 def launch(session_dir) -> Iterator[Callable[..., Launch]]:
     """Start a script with words. processes: None = directly, else under torchrun, with its flags in `torchrun`.
 
-    command: what is started instead, with the words. real: without torchrun, not a fork.
+    command: what is started instead, with the words. real: the processes that train are no forks.
     """
     launches: list[Launch] = []
     inherited = {name: value for name, value in os.environ.items()
@@ -208,7 +216,8 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
               torchrun: tuple[str, ...] = (), command: tuple[object, ...] = (), real: bool = False) -> Launch:
         is_real = real or command or script == "-m" or not set(env or {}) <= READ_WHEN_USED
         if processes is not None:
-            program, before = torchrun_main, (*TORCHRUN, f"--nproc-per-node={processes}", *torchrun, script)
+            program = torchrun_main if is_real else forking_torchrun_main
+            before = (*TORCHRUN, f"--nproc-per-node={processes}", *torchrun, script)
         else:
             program, before = (None, command or (sys.executable, script)) if is_real else (script_main, (script,))
         started = Launch(program, [str(word) for word in (*before, *words)], inherited | (env or {}),

@@ -1,17 +1,22 @@
-"""torchrun and train.py in a fork of a process that has imported what they import: the same program without that time.
+"""torchrun, its ranks and train.py in forks of a process that has imported what they import, to save that time.
 
 The fork has the words, the environment, the folder, the session and the output that a process of its own would have.
 It differs in what happens before a program's first line: libraries read OMP_NUM_THREADS, HF_HUB_OFFLINE and their like
 when they are imported; all forks of a session share one seed of Python's hashes; /proc/PID/environ and cmdline are the
-parent's. A test of these asks for a real process. torchrun's workers are processes of their own as ever.
+parent's. A test of these asks for real processes. A rank is a child of torchrun, as ever, and its name is rankN.
 """
 
+import atexit
+import ctypes
+import io
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from multiprocessing import connection, get_context
 from pathlib import Path
@@ -74,10 +79,73 @@ def run_forked(script: str, *words: object, folder: Path, text: str = "") -> sub
 
 
 def torchrun_main(words: list[str]) -> None:
-    """torchrun with these words."""
+    """torchrun with these words, whose ranks are processes of their own."""
     from torch.distributed.run import main
 
     main(words)
+
+
+def forking_torchrun_main(words: list[str]) -> None:
+    """torchrun with these words, whose ranks are forks of it."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    subprocess_handler.SubprocessHandler._popen = lambda handler, words, environment: ForkedRank(words, environment)
+    torchrun_main(words)
+
+
+class ForkedRank:
+    """What torchrun needs of subprocess.Popen. words: python -u SCRIPT and its words."""
+
+    def __init__(self, words: tuple[str, ...], environment: dict[str, str]):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.returncode, self.pid = None, os.fork()
+        if self.pid == 0:
+            _be_rank(list(words[2:]), environment)
+
+    def poll(self) -> int | None:
+        """As Popen's."""
+        if self.returncode is None:
+            pid, state = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(state) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As Popen's. Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + (timeout or 0)
+        while self.poll() is None:
+            if timeout is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a rank", timeout)
+            time.sleep(0.005)
+        return self.returncode
+
+
+def _be_rank(words: list[str], environment: dict[str, str]) -> None:
+    """The script, in a process that has nothing of torchrun but what is imported; it never returns."""
+    code = 1
+    try:
+        os.setsid()
+        atexit._clear()
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(environment)
+        ctypes.CDLL(None).prctl(15, f"rank{environment['RANK']}".encode())  # PR_SET_NAME of prctl(2)
+        sys.stdout, sys.stderr = (io.TextIOWrapper(io.FileIO(number, "w"), errors=errors, write_through=True)
+                                  for number, errors in ((1, "strict"), (2, "backslashreplace")))
+        script_main(words)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()
+        atexit._run_exitfuncs()
+        os._exit(code)
 
 
 def script_main(words: list[str]) -> None:

@@ -99,6 +99,7 @@ def test_images_are_prepared_as_timm_does_for_each_of_its_weights(for_test):
     assert wrong == {} and num_other > 15
 
 
+@pytest.mark.long
 def test_photos_by_wordnet_id_are_evaluated_as_timm_does(real_weights, pictures, run_train, tmp_path):
     """Without train/, with a few of the 1,000 classes: a prediction counts among all of them, and as timm's own."""
     # timm's

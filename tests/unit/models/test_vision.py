@@ -23,6 +23,9 @@ FAMILIES = (
     "squeezenet1_1", "swin_t",
     "swin_v2_t", "vgg11_bn", "vit_b_16")
 SLOW = "efficientnet_v2_s", "maxvit_t", "swin_v2_t"  # to compute with; they begin as others do
+QUICK = "mobilenet_v3_small", "resnet18", "squeezenet1_1"
+COMPUTED = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long)
+            for name in FAMILIES if name not in SLOW]
 CLASSES = ("cat", "dog", "eel")
 DESCRIPTION = {"architecture": "squeezenet1_1", "image_size": 32, "resize_size": 32, "interpolation": "bilinear",
                "mean": [0.5] * 3, "std": [0.2] * 3}
@@ -73,7 +76,7 @@ def test_new_head_is_all_that_depends_on_the_number_of_classes(name):
     assert differ == {key for key in shapes if key.startswith(f"{head}.")}
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in SLOW])
+@pytest.mark.parametrize("name", COMPUTED)
 def test_further_images_change_nothing_while_their_weights_are_0(name):
     side = {"inception_v3": 75, "vit_b_16": 32}.get(name, 64)
     torch.manual_seed(0)
@@ -304,7 +307,8 @@ def as_vit_was(key: str) -> str:
 
 
 @pytest.mark.parametrize(("name", "former"), [
-    ("mnasnet0_5", str), ("resnet18", without_counters), ("densenet121", as_densenet_was), ("vit_b_16", as_vit_was)])
+    ("mnasnet0_5", str), ("resnet18", without_counters), ("densenet121", as_densenet_was),
+    pytest.param("vit_b_16", as_vit_was, marks=pytest.mark.long)])
 def test_pretrained_takes_the_librarys_files_with_their_former_names(name, former, world, library):
     with torch.device("meta"):
         weights = {key: torch.full(weight.shape, 3, dtype=weight.dtype, device="cpu") for key,

@@ -23,6 +23,7 @@ def share_of_faults(word: str) -> float:
     return float(subprocess.check_output([sys.executable, "-c", SCRIPT, word], text=True))
 
 
+@pytest.mark.long
 def test_pages_of_freed_tensors_are_used_again():
     """Without it every page of every tensor is a fault; with it 0.4 of them, for small blocks break large ones up."""
     without = share_of_faults("given back")
@@ -31,6 +32,7 @@ def test_pages_of_freed_tensors_are_used_again():
     assert share_of_faults("kept") < 0.7 * without
 
 
+@pytest.mark.long
 def test_a_fork_does_not_inherit_freed_memory():
     """The child's resident memory is far below the gigabyte that its parent has freed."""
     script = """if True:

@@ -171,6 +171,7 @@ print(len(ours) > 100, others, any(bool(given.isnan().any()) for given, *_ in ou
 """
 
 
+@pytest.mark.long
 def test_softmax_has_the_bits_of_torchs_own_whatever_the_scores():
     """In a process of its own, where torch's kernel is not replaced yet."""
     done = subprocess.run([sys.executable, "-c", SCORES], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -289,6 +290,7 @@ print("aten::mm" in {event.name for event in profile.function_events})
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hardware, is_ours", [("avx512_bf16", "True"), ("amx", "False"), ("avx2", "False")])
 def test_other_convolutions_have_the_bits_of_torchs_own(hardware, is_ours):
     """In a process of its own, where torch's kernel is not replaced yet; on other hardware it never is."""

@@ -48,6 +48,7 @@ def num_variants(model, batches):
     return counters["stats"]["unique_graphs"] - before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [{}, {"is_packed": True}])
 def test_a_masked_lm_is_compiled_once_for_all_sizes(kind, model):
     compile_model(model)
@@ -57,6 +58,7 @@ def test_a_masked_lm_is_compiled_once_for_all_sizes(kind, model):
     assert num_variants(model, (batch(*size, **kind) for size in sizes)) == 1
 
 
+@pytest.mark.long
 def test_more_variants_than_torchs_own_limit_are_compiled(model):
     compile_model(model)
     found = 0

@@ -19,6 +19,7 @@ def test_a_seed_is_a_pure_function_and_fits_a_generator(seed, stream, position):
     assert value == derive_seed(seed, stream, *position) and 0 <= value < 2**63
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_in_every_process():
     """Python's own hash of a str is not."""
     program = "from utils.numerics.seed import derive_seed; print(derive_seed(3, 'augmentation', 1, 2))"
