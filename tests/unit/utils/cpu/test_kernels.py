@@ -323,6 +323,7 @@ with World.from_env("cpu") as world:
 """
 
 
+@pytest.mark.long
 def test_one_switch_leaves_torchs_own_kernels_as_they_are(tmp_path):
     """In a process of its own, because our kernels, once set, stay. They are set without a warning."""
     words = [sys.executable, "-c", STARTS, tmp_path]
