@@ -7,7 +7,7 @@ import pytest
 import torch
 
 # Shared machines pause; every run draws anew.
-hypothesis.settings.register_profile("lockstep", deadline=None, database=None)
+hypothesis.settings.register_profile("lockstep", deadline=None, database=None, max_examples=50)
 hypothesis.settings.load_profile("lockstep")
 torch.set_num_threads(1)  # tensors here are small
 

@@ -166,6 +166,7 @@ def test_copies_of_the_data_on_several_nodes_share_one_index(tree, tmp_path, ind
     assert paths(index_of(tmp_path / "copy").splits["val"])[0].startswith(f"{tmp_path}/copy/")
 
 
+@pytest.mark.long
 def test_one_process_scans_while_another_waits_and_finds_the_index(tree, tmp_path, index_of):
     index_of(tree)
     (file,) = (tmp_path / "cache").glob("*.json")

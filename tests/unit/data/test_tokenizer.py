@@ -153,7 +153,7 @@ def test_long_pairs_are_truncated_as_transformers_truncates_them(kind, side, max
     tokenizer, draw = deepcopy(trained if kind == "WordPiece" else byte_level()), random.Random(max_length)
     tokenizer.truncation_side = side
     words = [*" ".join(TEXTS).split(), "Ünïcödé", "日本語", "😀😀"]
-    longest = [draw.choice([1, 3, 8]) * max_length for _ in range(80)]
+    longest = [draw.choice([1, 3, 8]) * max_length for _ in range(40)]
     texts = [[" ".join(draw.choices(words, k=draw.randint(1, count))) for count in longest] for _ in range(2)]
     equal = [" ".join(draw.choices(words, k=3 * max_length)) for _ in range(10)]
     columns = [texts[0] + equal, texts[1] + equal]
