@@ -23,8 +23,9 @@ def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> 
         return size
     fit, reason = largest_fit(attempts.train, size, lambda lack: next(filter(None, world.gather(lack)), ""))
     if fit < size and not (is_free and fit):
-        raise UserError(f"micro-batches of {counted(size, 'sample')} do not fit into memory ({reason});"
-                        f" {way_out('--micro-batch-size', fit)}")
+        way_out = f"--micro-batch-size {fit} fits" if fit else (
+            "one sample does not fit: use a smaller --model, or a smaller --image-size or --max-length")
+        raise UserError(f"micro-batches of {counted(size, 'sample')} do not fit into memory ({reason}); {way_out}")
     return fit
 
 
@@ -37,12 +38,6 @@ def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str]
     while size and (lack := agree(lack_of_memory(attempt, size))):
         size, reason = size // 2, reason or lack
     return size, reason
-
-
-def way_out(flag: str, fit: int) -> str:
-    """Words for the end of a message."""
-    return f"{flag} {fit} fits" if fit else ("one sample does not fit: use a smaller --model, or a smaller --image-size"
-                                             " or --max-length")
 
 
 def lack_of_memory(work: Callable[[int], None], size: int) -> str:

@@ -201,6 +201,14 @@ def forget_exit_code() -> None:
             os.unlink(path)
 
 
+def leave(message: str, code: int) -> NoReturn:
+    """End a start that has no ranks yet: exit with `code`, and the first process of the node says why."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        say(message)
+    record_exit(code)
+    raise SystemExit(int(code))
+
+
 def exit_after(work: Callable[[], int]) -> NoReturn:
     """Run `work` and exit with its code, or with that of its error, which is printed by one rank."""
     try:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from utils.errors import Exit, UserError, record_exit, say
+from utils.errors import Exit, UserError, leave
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
 
@@ -25,13 +25,10 @@ def require_packages() -> None:
     The first rank of a node prints the message.
     """
     if problems := list(_package_problems()):
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            python = Path(sys.executable)
-            python = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else python
-            say(f"train.py: {socket.gethostname()}: {'; '.join(problems)}:"
-                f" {shlex.join([str(python), '-m', 'pip', 'install', '-r', os.path.relpath(REQUIREMENTS)])}")
-        record_exit(Exit.USAGE)
-        raise SystemExit(int(Exit.USAGE))
+        python = Path(sys.executable)
+        python = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else python
+        install = shlex.join([str(python), "-m", "pip", "install", "-r", os.path.relpath(REQUIREMENTS)])
+        leave(f"train.py: {socket.gethostname()}: {'; '.join(problems)}: {install}", Exit.USAGE)
 
 
 def _package_problems() -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 import utils
-from utils.errors import SIGNALS, Exit, UserError, record_exit, say
+from utils.errors import SIGNALS, Exit, UserError, leave, say
 from utils.settings.config import CONFIGS, Config, facts, flag, settings, types, with_values
 from utils.settings.habits import without_former
 from utils.settings.help import help_text
@@ -44,10 +44,7 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
     try:
         return _parse(argv, demo_settings, prints)
     except UserError as error:
-        if prints:
-            say(f"train.py: {error}")
-        record_exit(error.code)
-        raise SystemExit(int(error.code)) from None
+        leave(f"train.py: {error}", error.code)
 
 
 def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], prints: bool) -> Config:

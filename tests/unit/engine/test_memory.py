@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from engine.memory import largest_fit, resolve_size, way_out
+from engine.memory import largest_fit, resolve_size
 from utils.errors import UserError
 
 
@@ -81,8 +81,3 @@ def test_memory_of_the_cpu_is_not_tried_out():
     world = OneRank()
     world.device = torch.device("cpu")
     assert resolve_size(32, Room(0), False, world) == 32
-
-
-def test_words_for_what_to_do_are_true_where_nothing_fits():
-    assert way_out("--eval-batch-size", 5) == "--eval-batch-size 5 fits"
-    assert "one sample does not fit" in way_out("--x", 0)
