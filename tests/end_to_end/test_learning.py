@@ -12,7 +12,7 @@ from tests.harness.project_copy import copy_project, run_in
 
 PAGE = (ROOT / "docs" / "learning.md").read_text()
 OTHERS = "--master-addr HOST"  # the one block that needs further machines; tests/faults/test_cluster.py has such
-# Eight steps make a loss of rounding: 1 and 2 processes differ by 5 % at the last. So may two kinds of CPU.
+# Losses differ by rounding, which eight steps enlarge: 1 and 2 processes by 2 % at the end. So may two kinds of CPU.
 TOLERANCE = 0.15
 LEFT_OUT = "..."
 
