@@ -73,7 +73,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
 
 def train(t: Training) -> Exit:
     """Train from the run's position to its end, or to a stop (exit code 75). Collective."""
-    t.watchdog.enter("the first step", t.config.faults.start_timeout)
+    t.watchdog.enter("the first step", t.config.faults.section_timeout)
     warm_up(t)  # Collective.
     show_first_batch(t)
     t.watchdog.save_on_stop()  # from here on there is something to save

@@ -66,7 +66,7 @@ class Recipe:
 RECIPES = [
     Recipe("--schedule constant", SMALL, "lower"),
     Recipe("--schedule cosine", NEWS, "equal"),
-    Recipe("--schedule step --step-epochs 3", NEWS, "equal"),
+    Recipe("--schedule step", NEWS, "equal"),
     Recipe("--ema-decay 0.99", STEADY, "higher", "ema_top1"),
     Recipe("--augmentation shift", SMALL, "lower"),
     Recipe("--auto-augment trivialaugment", SMALL, "lower"),
@@ -82,7 +82,6 @@ RECIPES = [
     Recipe("--freeze backbone --lr 1e-3", FILMS, "lower"),
     Recipe("--freeze 3", FILMS, "equal"),
     Recipe("--layer-decay 0.8", FILMS, "equal"),
-    Recipe("--head-lr-factor 1", FILMS, "lower"),
     Recipe("--cache jpeg", LARGE, "equal"),
     Recipe("--cache raw", LARGE, "equal"),
 ]

@@ -50,9 +50,8 @@ def update_best(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -
         gain = before
 
     # --early-stop-patience
-    limits = t.config.run
-    if limits.early_stop_patience:
-        is_gain = gain is None or _is_better(found["value"], gain, is_high, limits.early_stop_min_delta)
+    if t.config.run.early_stop_patience:
+        is_gain = gain is None or _is_better(found["value"], gain, is_high)
         gain, without_gain = (found["value"], 0) if is_gain else (gain, (progress.without_gain or 0) + 1)
         progress = replace(progress, gain=gain, without_gain=without_gain)
     t.state.progress = progress
@@ -63,9 +62,8 @@ def update_best(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -
     return values if is_best else None
 
 
-def _is_better(value: float, other: float, is_high: bool, min_delta: float = 0.0) -> bool:
-    """By more than min_delta."""
-    return value > other + min_delta if is_high else value < other - min_delta
+def _is_better(value: float, other: float, is_high: bool) -> bool:
+    return value > other if is_high else value < other
 
 
 def recorded(run_dir: Path, step: int, name: str) -> float | None:

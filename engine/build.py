@@ -76,7 +76,7 @@ def build_training(start: Start) -> Training:
     log = build_log(start, state.progress, plan, optim, total_steps)
     return Training(
         **vars(start), **feeds._asdict(), log=log, strategy=strategy, state=state,
-        schedule=build_schedule(optim, total_steps, plan.steps_per_epoch), checkpoints=checkpoints, outcome=Outcome(),
+        schedule=build_schedule(optim, total_steps), checkpoints=checkpoints, outcome=Outcome(),
         attempts=attempts, profile=Profile(config.record.profile, run.path / "profile", world, log.note),
         total_steps=total_steps, last_step=min(total_steps, state.progress.step + stop.steps))
 
@@ -88,7 +88,7 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
     """
     start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
-    optimizer = build_optimizer(model, optim, lr_factors(model, optim),
+    optimizer = build_optimizer(model, optim, lr_factors(model, optim.layer_decay, start.run.resolved.head_lr_factor),
                                 undecayed(model, start.run.resolved.undecayed_tables))
     averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
     coverage = Coverage(len(start.task.train_set))
@@ -120,7 +120,8 @@ def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
-             f" {_rates(optim)}; {f'resumed at step {done.step}' if done.step else 'a new run'}")
+             f" {_rates(optim.lr, run.resolved.head_lr_factor)};"
+             f" {f'resumed at step {done.step}' if done.step else 'a new run'}")
     log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
     return log
 
@@ -132,10 +133,9 @@ def _place(world: World) -> str:
     return f"{world.world_size * each} x {world.device.type}{inside}"
 
 
-def _rates(optim: OptimOptions) -> str:
+def _rates(lr: float, head_lr_factor: float) -> str:
     """The learning rate, in words."""
-    of_head = f" (head {optim.lr * optim.head_lr_factor:g})" if optim.head_lr_factor != 1 else ""
-    return f"{optim.lr:g}{of_head}"
+    return f"{lr:g}" + (f" (head {lr * head_lr_factor:g})" if head_lr_factor != 1 else "")
 
 
 def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new
     plan, world = resolve_plan(start, strategy), start.world
     is_auto = start.config.batch.micro_batch_size == "auto"
     is_free = is_auto and is_new and not strategy.is_invariant  # else bits depend on it
-    start.watchdog.enter("looking for sizes that fit", start.config.faults.start_timeout)
+    start.watchdog.enter("looking for sizes that fit", start.config.faults.section_timeout)
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     largest = plan.sizes[1]
     if not strategy.is_sharded and (fit := resolve_size(largest, attempts, is_free, world)) < largest:  # Collective.

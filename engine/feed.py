@@ -45,8 +45,8 @@ class Feed:
 
         # limits; torch.compile compiles anew for a batch of a width that it has not met, which may be at any step
         limits = start.config.faults
-        self._limit_s = limits.start_timeout
-        self._next_s = limits.start_timeout if start.config.device.compile else limits.step_timeout
+        self._limit_s = limits.section_timeout
+        self._next_s = limits.section_timeout if start.config.device.compile else limits.step_timeout
 
         # The iterator is made now: it forks, which is better done while no thread writes a checkpoint.
         items = clock.waiting(iter(loader) if self.sampler.share else ())

@@ -203,7 +203,7 @@ def resolve_optim(start: Start) -> OptimOptions:
     """The settings of the optimizer with the learning rates of this run, kept from the first start on.
 
     auto: the task's, which grows with the global batch: linearly for SGD (Goyal et al., 2017), with its square root for
-    Adam and AdamW (Malladi et al., 2022). auto of the head's factor: the task's, but 1 with SGD or a given rate.
+    Adam and AdamW (Malladi et al., 2022). The head's factor is the task's, but 1 with SGD or a given rate.
     """
     config, optim = start.config, start.config.optim
     is_sgd = optim.optimizer == "sgd"
@@ -217,5 +217,5 @@ def resolve_optim(start: Start) -> OptimOptions:
     def derive_factor() -> float:
         return start.task.head_lr_factor if optim.lr == "auto" and not is_sgd else 1.0
 
-    return replace(optim, lr=start.run.resolve("lr", optim.lr, derive),
-                   head_lr_factor=start.run.resolve("head_lr_factor", optim.head_lr_factor, derive_factor))
+    start.run.resolve("head_lr_factor", "auto", derive_factor)
+    return replace(optim, lr=start.run.resolve("lr", optim.lr, derive))

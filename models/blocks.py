@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from models.vision.timm_models import classifiers_of, groups_of
 from utils.errors import UserError, some
-from utils.settings.run_options import OptimOptions
 
 _UNDECAYED = (
     "class_token", "encoder.pos_embedding", "*.relative_position_bias_table", "*.layer_scale", "*.logit_scale")
@@ -133,17 +132,17 @@ def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequenc
     return new_head
 
 
-def lr_factors(model: nn.Module, config: OptimOptions) -> dict[str, float]:
+def lr_factors(model: nn.Module, layer_decay: float, head_lr_factor: float) -> dict[str, float]:
     """What the learning rate of each parameter is multiplied by, by name; empty if nothing is.
 
     Block i of n below the head: layer_decay ** (n - i) (Clark et al., 2020, ELECTRA). The head: head_lr_factor.
     """
-    if config.layer_decay == config.head_lr_factor == 1:
+    if layer_decay == head_lr_factor == 1:
         return {}
     *backbone, head = blocks_of(model)
-    factors = {name: config.layer_decay ** (len(backbone) - index)
+    factors = {name: layer_decay ** (len(backbone) - index)
                for index, block in enumerate(backbone) for name in block.params}
-    return factors | dict.fromkeys(head.params, config.head_lr_factor)
+    return factors | dict.fromkeys(head.params, head_lr_factor)
 
 
 def undecayed(model: nn.Module, is_new: bool = True) -> set[str]:

@@ -16,6 +16,8 @@ from data.texts.text_set import TextSample, TextSet, TokenTable
 from data.texts.tokenizer import is_special
 from utils.numerics.seed import derive_seed, seeded
 
+MASK_PROBABILITY = 0.15  # that a token is predicted; of BERT
+
 
 def num_predicted(num_ordinary: np.ndarray, probability: float) -> np.ndarray:
     """[N] int64: predicted tokens of samples, max(1, round(probability x num_ordinary)).

@@ -35,7 +35,7 @@ class Task(ABC):
     unit: str  # what a sample is called ("img")
     origin: str  # where the initial weights come from, in words: "from scratch"
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
-    # what `--head-lr-factor auto` is beside `--lr auto` (with SGD: 1), once the model is built
+    # of the head's learning rate by --lr if that is auto (with SGD: 1), once the model is built
     head_lr_factor: float = 1.0
     lengths: Lengths | None = None  # of train_set's samples, once the model is built; None if all are alike
     classes: tuple[str, ...]  # names of the outputs: classes in label order, labels, or targets

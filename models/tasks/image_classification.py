@@ -40,7 +40,7 @@ from utils.errors import Exit, UserError
 from utils.files import cache_path
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig, ImageRegressionConfig, flag, settings
-from utils.settings.image_options import ImageColumnOptions
+from utils.settings.image_options import ImageOptions
 from utils.settings.run_options import LabelOptions
 
 # chosen by measurement: docs/data.md
@@ -202,7 +202,7 @@ def _index_of(
     data, labels = config.data, config.labels
     if is_table(root):
         source = TableSource(
-            root, IMAGES, config.columns.image_column, label_columns_of(labels), kind_of(labels), data.group_column,
+            root, IMAGES, config.images.image_column, label_columns_of(labels), kind_of(labels), data.group_column,
             data.bad_samples == "skip", config.run.split, as_written)
         return build_table_index(source, val, cache_path())
 
@@ -212,7 +212,7 @@ def _index_of(
                         f" {'numbers' if kind_of(labels) == NUMBERS else 'several labels'} give a table (.csv, .tsv,"
                         " .jsonl) with the columns image and label, or a folder with train.csv and val.csv",
                         Exit.BAD_DATA)
-    usual = {"label_column": LabelOptions().label_column, "image_column": ImageColumnOptions().image_column,
+    usual = {"label_column": LabelOptions().label_column, "image_column": ImageOptions().image_column,
              "group_column": None}
     for name, value in settings(config).items():
         if name in usual and value != usual[name]:

@@ -19,7 +19,7 @@ from transformers import AutoModelForMaskedLM
 
 from data.batch import Batch
 from data.labels import CLASSES
-from data.texts.masking import MaskedSample, MaskedTextSet, num_predicted
+from data.texts.masking import MASK_PROBABILITY, MaskedSample, MaskedTextSet, num_predicted
 from data.texts.text_set import packed
 from data.texts.tokenizer import is_special
 from models.losses import cross_entropies
@@ -52,10 +52,9 @@ class MaskedLM(TextTask):
             raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model"
                             " and --tokenizer")
 
-        # masks
-        probability = config.masks.mask_probability
-        self.train_set = MaskedTextSet(self._train, self._tokenizer, probability, config.run.seed)
-        self.eval_set = MaskedTextSet(self._eval, self._tokenizer, probability, seed=0)  # the same masks in every run
+        # masks; in evaluations the same ones in every run
+        self.train_set = MaskedTextSet(self._train, self._tokenizer, MASK_PROBABILITY, config.run.seed)
+        self.eval_set = MaskedTextSet(self._eval, self._tokenizer, MASK_PROBABILITY, seed=0)
         self.metrics = (
             Metric(_loss_sums, _loss_values, is_count=False, names={"loss": LOWER, "perplexity": LOWER}),)
 
@@ -88,7 +87,7 @@ class MaskedLM(TextTask):
     def normalizer(self, indices: Tensor) -> float:
         """Predicted tokens in the global batch."""
         num_ordinary = self._train.num_ordinary[indices.numpy()]
-        return float(num_predicted(num_ordinary, self._config.masks.mask_probability).sum())
+        return float(num_predicted(num_ordinary, MASK_PROBABILITY).sum())
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder with its language modelling head, computed for the predicted tokens alone. Collective.

@@ -71,7 +71,8 @@ def resolve_preprocessing(
     # the settings
     size = run.resolve("image_size", images.image_size, lambda: (
         known["image_size"] if known else world.on_rank_zero(lambda: size_for(index))))  # Collective.
-    values = {name: run.resolve(name, _plain(getattr(images, name)), partial(usual.get, name)) for name in IMAGENET}
+    given = {"interpolation": "auto", "mean": _plain(images.mean), "std": _plain(images.std)}
+    values = {name: run.resolve(name, value, partial(usual.get, name)) for name, value in given.items()}
     resize_size = run.resolve("resize_size", "auto", lambda: (
         round(size * known["resize_size"] / known["image_size"]) if known else
         usual_resize_size(images.augmentation, size)))

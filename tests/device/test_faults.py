@@ -47,7 +47,7 @@ def test_a_device_that_fails_is_71_and_named_and_the_run_goes_on(accelerator, li
 def test_a_device_that_hangs_is_76_and_named_and_the_run_goes_on(accelerator, live, runs, words, run_dir, processes):
     hanging = accelerator.simulating(hangs={"rank": processes - 1, "operation": middle(runs, processes)})
     number = processes if processes > 1 else None
-    launch = live(hanging, number, *words, "--step-timeout", 5)
+    launch = live(hanging, number, *words, "--step-timeout", 10)
     result = launch.wait()
     assert result.code == Exit.LOST_PEERS, result.text
     assert f"rank {processes - 1} on {socket.gethostname()} made no progress" in result.err
@@ -64,7 +64,7 @@ def test_retries_continue_a_run_whose_device_failed_or_hung_once(accelerator, ru
     broken = accelerator.simulating(
         **{fault: {"rank": 1, "operation": middle(runs, 2), "once": run_dir.parent / "struck"}})
     launcher = ["--nproc-per-node", 2, "--retries", 1]
-    result = broken.start(None, *launcher, *words, "--step-timeout", 5, command=(ROOT / "launch.sh",)).wait()
+    result = broken.start(None, *launcher, *words, "--step-timeout", 10, command=(ROOT / "launch.sh",)).wait()
     assert result.returncode == 0, result.text
     assert (run_dir.parent / "struck").exists() and "resumed at step" in result.out
     assert outcome(run_dir) == outcome(runs.on_device(2, *KEY))

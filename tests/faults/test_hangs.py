@@ -82,7 +82,7 @@ def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     # the first of rank 1: evaluation batches are two micro-batches of four
     held = HeldImage(image_of(own_photos, "val", 8))
-    live = start_torchrun(2, *words, "--workers", 1, "--section-timeout", TIMEOUT_S)
+    live = start_torchrun(2, *words, "--workers", 1, "--step-timeout", 2)
     assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "made no progress for ",
                   "s: step 3, evaluation, waiting for data", f"({held.image} is being read)",
                   has_stacks=True, within_s=LIMIT_S)
@@ -111,7 +111,7 @@ def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(words, 
 
 @pytest.mark.parametrize(("present", "said"), [(0, "timed out after 3 s waiting for rank 1"), (1, "rank 1 on ")])
 def test_a_rank_that_never_comes_to_the_meeting_is_missed(present, said, words, run_dir, start_torchrun):
-    live = start_torchrun(None, *words, "--start-timeout", 3, env=environments()[present])
+    live = start_torchrun(None, *words, "--step-timeout", 1, env=environments()[present])
     result = assert_gone(live, run_dir)
     assert (result.returncode, result.code) == (Exit.LOST_PEERS, Exit.LOST_PEERS), result.text
     assert [said in message for message in messages(result)] == [True], result.text

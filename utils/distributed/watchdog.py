@@ -101,7 +101,7 @@ class Watchdog:
     def _time_out(self) -> None:
         message = (f"rank {self._peers.rank} on {socket.gethostname()} made no progress for"
                    f" {self._deadlines.limit_s:g} s: {self._state()}"
-                   f" (limits: --start-timeout, --step-timeout, --section-timeout){self._flight_record()}")
+                   f" (see --step-timeout){self._flight_record()}")
         bounded(lambda: say(f"train.py: {message}\n{_stacks()}"))
         if states := self._peers.states():
             bounded(lambda: say(states))

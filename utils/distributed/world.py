@@ -72,8 +72,8 @@ class World:
         except UserError as error:  # only this node has it; its first rank prints it
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         timeouts = timeouts or FaultOptions()
-        start_timeout = timedelta(seconds=timeouts.start_timeout)
-        store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, start_timeout)
+        section_timeout = timedelta(seconds=timeouts.section_timeout)  # the longest
+        store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, section_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
         find = partial(find_device, device, local_world_size, per_process)
@@ -82,14 +82,13 @@ class World:
         if kind != "cpu":
             torch.accelerator.set_device_index(target.index)
         vendor.record_collectives(kind)
-        # One timeout for all collectives, the longest; the watchdog is stricter where it can be.
-        longest = timedelta(seconds=max(timeouts.start_timeout, timeouts.step_timeout, timeouts.section_timeout))
+        # One timeout for all collectives; the watchdog is stricter where it can be.
         dist.init_process_group(
-            dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size, timeout=longest,
-            device_id=None if kind == "cpu" or others else target)
-        cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=longest)
-        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group,
-                    timedelta(seconds=timeouts.section_timeout), devices=devices)
+            dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size,
+            timeout=section_timeout, device_id=None if kind == "cpu" or others else target)
+        cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=section_timeout)
+        world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group, section_timeout,
+                    devices=devices)
         return replace(world, cores=_share_of_cores(world))  # Collective.
 
     @property
@@ -148,7 +147,7 @@ class World:
         return tree_unflatten(about, treespec_loads(spec))
 
     def limit_s(self, num_bytes: int) -> float:
-        """Time limit in seconds to read or write `num_bytes`: --section-timeout, and more for a slow disk."""
+        """Time limit in seconds to read or write `num_bytes`: three times --step-timeout, and more for a slow disk."""
         return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
 
     def on_rank_zero(self, work: Callable[[], Any], per_node: bool = False, takes_long: bool = False,

@@ -79,10 +79,10 @@ def require_skippable(optimizer: torch.optim.Optimizer) -> None:
             " use torch's SGD, Adam or AdamW with fused=True")
 
 
-def build_schedule(config: OptimOptions, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
+def build_schedule(config: OptimOptions, total_steps: int) -> Callable[[int], float]:
     """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to 0, in steps, or constant.
 
-    Epochs are counted from the start of the run: the warm-up does not move the steps (Goyal et al., 2017).
+    The thirds of `step` are counted from the start of the run: the warm-up does not move them (Goyal et al., 2017).
     """
     warmup = round(0.05 * total_steps) if config.warmup_steps == "auto" else config.warmup_steps
 
@@ -90,7 +90,7 @@ def build_schedule(config: OptimOptions, total_steps: int, steps_per_epoch: int)
         if step < warmup:
             return config.lr * (step + 1) / (warmup + 1)
         if config.schedule == "step":
-            return config.lr * 0.1 ** (step // (steps_per_epoch * config.step_epochs))
+            return config.lr * 0.1 ** (3 * step // total_steps)
         done = (step - warmup) / max(1, total_steps - warmup)  # 0 .. 1
         factors = {"cosine": (1 + math.cos(math.pi * done)) / 2, "linear": 1 - done, "constant": 1.0}
         return config.lr * factors[config.schedule]

@@ -7,106 +7,90 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
-from utils.settings.image_options import AugmentOptions, ImageColumnOptions, ImageOptions, MixOptions, ModelOptions
+from utils.settings import image_options as image_page
+from utils.settings import run_options as page
+from utils.settings import text_options as text_page
 from utils.settings.option import Facts
-from utils.settings.run_options import (
-    BatchOptions,
-    ClassLossOptions,
-    DataOptions,
-    DeviceOptions,
-    FaultOptions,
-    LabelOptions,
-    LossOptions,
-    OptimOptions,
-    RecordOptions,
-    RunOptions,
-    TargetLossOptions,
-    TargetOptions,
-)
-from utils.settings.text_options import MaskOptions, TextModelOptions, TextOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonConfig:
     """What every task has."""
 
-    run: RunOptions = RunOptions()
-    data: DataOptions = DataOptions()
-    batch: BatchOptions = BatchOptions()
-    optim: OptimOptions = OptimOptions()
-    device: DeviceOptions = DeviceOptions()
-    record: RecordOptions = RecordOptions()
-    faults: FaultOptions = FaultOptions()
+    run: page.RunOptions = page.RunOptions()
+    data: page.DataOptions = page.DataOptions()
+    batch: page.BatchOptions = page.BatchOptions()
+    optim: page.OptimOptions = page.OptimOptions()
+    device: page.DeviceOptions = page.DeviceOptions()
+    record: page.RecordOptions = page.RecordOptions()
+    faults: page.FaultOptions = page.FaultOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageClassificationConfig(CommonConfig):
     """--task image-classification"""
 
-    images: ImageOptions = ImageOptions()
-    columns: ImageColumnOptions = ImageColumnOptions()
-    labels: LabelOptions = LabelOptions()
-    augment: MixOptions = MixOptions()
-    model: ModelOptions = ModelOptions()
-    loss: ClassLossOptions = ClassLossOptions()
+    images: image_page.ImageOptions = image_page.ImageOptions()
+    labels: page.LabelOptions = page.LabelOptions()
+    augment: image_page.MixOptions = image_page.MixOptions()
+    model: image_page.ModelOptions = image_page.ModelOptions()
+    loss: page.ClassLossOptions = page.ClassLossOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageRegressionConfig(CommonConfig):
     """--task image-regression"""
 
-    run: RunOptions = RunOptions(task="image-regression")
-    images: ImageOptions = ImageOptions()
-    columns: ImageColumnOptions = ImageColumnOptions()
-    labels: TargetOptions = TargetOptions()
-    augment: AugmentOptions = AugmentOptions()
-    model: ModelOptions = ModelOptions()
-    loss: TargetLossOptions = TargetLossOptions()
+    run: page.RunOptions = page.RunOptions(task="image-regression")
+    images: image_page.ImageOptions = image_page.ImageOptions()
+    labels: page.TargetOptions = page.TargetOptions()
+    augment: image_page.AugmentOptions = image_page.AugmentOptions()
+    model: image_page.ModelOptions = image_page.ModelOptions()
+    loss: page.TargetLossOptions = page.TargetLossOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig(CommonConfig):
     """What every task with texts has."""
 
-    batch: BatchOptions = BatchOptions(global_batch_size=32)
-    optim: OptimOptions = OptimOptions(schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
-    text: TextOptions = TextOptions()
-    model: TextModelOptions = TextModelOptions()
+    batch: page.BatchOptions = page.BatchOptions(global_batch_size=32)
+    optim: page.OptimOptions = page.OptimOptions(schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
+    text: text_page.TextOptions = text_page.TextOptions()
+    model: text_page.TextModelOptions = text_page.TextModelOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassificationConfig(TextConfig):
     """--task text-classification"""
 
-    run: RunOptions = RunOptions(task="text-classification", epochs=3)
-    labels: LabelOptions = LabelOptions()
-    loss: ClassLossOptions = ClassLossOptions()
+    run: page.RunOptions = page.RunOptions(task="text-classification", epochs=3)
+    labels: page.LabelOptions = page.LabelOptions()
+    loss: page.ClassLossOptions = page.ClassLossOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextRegressionConfig(TextConfig):
     """--task text-regression"""
 
-    run: RunOptions = RunOptions(task="text-regression", epochs=3)
-    labels: TargetOptions = TargetOptions()
-    loss: TargetLossOptions = TargetLossOptions()
+    run: page.RunOptions = page.RunOptions(task="text-regression", epochs=3)
+    labels: page.TargetOptions = page.TargetOptions()
+    loss: page.TargetLossOptions = page.TargetLossOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMConfig(TextConfig):
     """--task masked-lm"""
 
-    run: RunOptions = RunOptions(task="masked-lm", epochs=3)
-    batch: BatchOptions = BatchOptions(global_batch_size=64)
-    optim: OptimOptions = replace(TextConfig().optim, betas=(0.9, 0.98))
-    masks: MaskOptions = MaskOptions()
-    loss: LossOptions = LossOptions()
+    run: page.RunOptions = page.RunOptions(task="masked-lm", epochs=3)
+    batch: page.BatchOptions = page.BatchOptions(global_batch_size=64)
+    optim: page.OptimOptions = replace(TextConfig().optim, betas=(0.9, 0.98))
+    loss: page.LossOptions = page.LossOptions()
 
 
 Config = (ImageClassificationConfig | ImageRegressionConfig | TextClassificationConfig | TextRegressionConfig
           | MaskedLMConfig)
 # of the groups, in --help and in config.yaml
-ORDER = ("run", "data", "images", "columns", "text", "labels", "augment", "masks", "model", "batch", "optim", "loss",
+ORDER = ("run", "data", "images", "text", "labels", "augment", "model", "batch", "optim", "loss",
          "device", "record", "faults")
 CONFIGS: dict[str, type] = {config().run.task: config for config in get_args(Config)}
 

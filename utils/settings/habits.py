@@ -17,9 +17,11 @@ from typing import Any, Literal, get_args, get_origin
 from utils.errors import UserError
 from utils.settings.config import CONFIGS, facts, types
 
-# Settings of version 0.9 that are gone, and what each of them always is now.
+# Settings that are gone, and what each of them always is now.
 FORMER = {"flip": "auto", "crop_scale": 0.08, "randaugment_ops": 2, "randaugment_magnitude": 9, "cache_size": "auto",
-          "min_lr": 0, "step_factor": 0.1, "tf32": "auto", "debug_distributed": False}
+          "min_lr": 0, "step_factor": 0.1, "tf32": "auto", "debug_distributed": False,
+          "early_stop_min_delta": 0, "head_lr_factor": "auto", "interpolation": "auto", "mask_probability": 0.15,
+          "section_timeout": 300, "start_timeout": 300, "step_epochs": 30}
 CLOSE = 0.8  # difflib's ratio of two spellings: --epoch is close to --epochs, --amp to nothing
 
 
@@ -34,10 +36,11 @@ def answers() -> dict[str, str]:
 def without_former(values: Mapping[str, Any], file: str | Path) -> dict[str, Any]:
     """The settings of `file` without those that are gone. Raises UserError (64) if one was not what it is now."""
     for name in FORMER.keys() & values.keys():
-        if _plain(values[name]) != _plain(FORMER[name]):
+        is_in_use = name == "step_epochs" and values.get("schedule") == "step"
+        if is_in_use or _plain(values[name]) != _plain(FORMER[name]):
             said = answers()[name.replace("_", "-")]
-            raise UserError(f"{file}: {name}: {values[name]}: {said};"
-                            " remove it from a file of your own; a run that began with it needs version 0.9")
+            raise UserError(f"{file}: {name}: {values[name]}: {said}; remove it from a file of your own; a run that"
+                            " began with it needs the version that began it")
     return {name: value for name, value in values.items() if name not in FORMER}
 
 

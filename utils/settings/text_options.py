@@ -15,34 +15,21 @@ class TextOptions:
     text_column: str = option(
         "auto", "column with the text; A,B = a sentence pair; auto = text, else the only column besides the label")
     max_length: int = option(128, "maximum number of tokens in a sample, including special tokens", at_least=8)
-    tokenizer: str = option(
-        "auto", "name or folder of a tokenizer; auto = that of --model, or one trained on the training texts",
-        path=NAME_OR_PATH, rare=True)
+    tokenizer: str = option("auto", "name or folder of a tokenizer; auto = that of --model, or one trained on the"
+                            " training texts", path=NAME_OR_PATH, rare=True)
     vocab_size: int = option(8192, "number of tokens, if a tokenizer is trained", at_least=64, rare=True)
-
-
-@options
-class MaskOptions:
-    """Masks"""
-
-    mask_probability: float = option(
-        0.15, "fraction of tokens to predict: 80 % of them are masked, 10 % are random, 10 % stay as they are",
-        above=0, below=1)
 
 
 @options
 class TextModelOptions:
     """Model"""
 
-    model: str = option(
-        "bert-small", "bert-tiny, -mini, -small or -base, or one of models/own.py, built from scratch; or the name of a"
-        " transformers model; or a model folder", path=NAME_OR_PATH)
-    pretrained: bool = option(
-        False, "the weights of a folder or a transformers model are used unless --no-pretrained is given; the head is"
-        " new if the task or the classes differ")
-    dropout: float | None = option(
-        None, "probability of dropout, but that of attention weights; default: the model's own", at_least=0, below=1,
-        rare=True)
+    model: str = option("bert-small", "bert-tiny, -mini, -small or -base, or one of models/own.py, built from scratch;"
+                        " or the name of a transformers model; or a model folder", path=NAME_OR_PATH)
+    pretrained: bool = option(False, "the weights of a folder or a transformers model are used unless --no-pretrained"
+                              " is given; the head is new if the task or the classes differ")
+    dropout: float | None = option(None, "probability of dropout, but that of attention weights; default: the model's"
+                                   " own", at_least=0, below=1, rare=True)
 
     @staticmethod
     def has_weights(model: str) -> bool:

@@ -51,7 +51,7 @@ def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
     sampler = ElasticDistributedSampler(PLAN, rank, world_size, 0, LENGTHS)
     loader = build_loader(Numbers(), collate, sampler, 0, SimpleNamespace(device=torch.device("cpu")))
     task, watchdog = SimpleNamespace(normalizer=lambda indices: 2.0 * len(indices)), Watchdog()
-    config = SimpleNamespace(faults=FaultOptions(start_timeout=300, step_timeout=100),
+    config = SimpleNamespace(faults=FaultOptions(step_timeout=100),
                              run=SimpleNamespace(epochs=epochs), device=SimpleNamespace(compile=is_compiled))
     start = SimpleNamespace(task=task, watchdog=watchdog, config=config)
     return Feed(start, loader, progress, BadSamples("stop", None), Clock(torch.device("cpu"), None)), watchdog

@@ -210,11 +210,11 @@ def test_a_given_or_kept_learning_rate_is_taken_as_it_is(tmp_path):
 
 @pytest.mark.parametrize("options, of_task, kept, expected", [
     ({}, 10, {}, 10), ({}, 1, {}, 1), ({"optimizer": "sgd"}, 10, {}, 1), ({"lr": 0.1}, 10, {}, 1),
-    ({"lr": 0.1, "head_lr_factor": 3}, 1, {}, 3), ({}, 10, {"lr": 1e-3, "head_lr_factor": 5}, 5)])
+    ({}, 10, {"lr": 1e-3, "head_lr_factor": 5}, 5)])
 def test_a_head_learns_faster_if_the_task_says_so_and_lr_is_auto(tmp_path, options, of_task, kept, expected):
     run = run_in(tmp_path, [], kept)
-    optim = resolve_optim(start_for(run, OptimOptions(**options), 64, of_task))
-    assert (optim.head_lr_factor, run.resolved.head_lr_factor) == (expected, expected)
+    resolve_optim(start_for(run, OptimOptions(**options), 64, of_task))
+    assert run.resolved.head_lr_factor == expected
 
 
 def start_for(run, optim, batch, head_lr_factor=1.0):

@@ -78,7 +78,7 @@ def test_an_encoders_blocks_are_its_embeddings_and_layers(config, encoder, kind)
 
 def test_layer_decay_is_the_formula_of_electra_on_bert():
     """Its get_layer_lrs: depth 0 for embeddings, i + 1 for layer i, layers + 2 for the head and 1 of those no layer."""
-    found = lr_factors(bert(layers=4), OptimOptions(layer_decay=0.8, head_lr_factor=3.0))
+    found = lr_factors(bert(layers=4), layer_decay=0.8, head_lr_factor=3.0)
     for name, factor in found.items():
         layer = re.search(r"layer\.(\d+)\.", name)
         if "embeddings" in name:
@@ -91,20 +91,19 @@ def test_layer_decay_is_the_formula_of_electra_on_bert():
 
 
 def test_without_decay_and_factor_no_param_has_a_factor():
-    assert lr_factors(nn.Linear(2, 2), OptimOptions(head_lr_factor=1.0)) == {}
+    assert lr_factors(nn.Linear(2, 2), 1.0, 1.0) == {}
 
 
 def test_a_step_with_factors_is_that_of_torch_with_groups_of_their_own():
     torch.manual_seed(0)
     model, images = vision("resnet18"), torch.randn(2, 3, 32, 32)
-    config = OptimOptions(
-        optimizer="sgd", lr=0.05, layer_decay=0.5, head_lr_factor=10.0, weight_decay=0.0, momentum=0.0)
+    config = OptimOptions(optimizer="sgd", lr=0.05, weight_decay=0.0, momentum=0.0)
     model(images).square().sum().backward()
     depths = {"conv1": 9, "bn1": 9} | {f"layer{s}.{b}": 8 - 2 * (s - 1) - b for s in range(1, 5) for b in range(2)}
     factors = {name: 0.5 ** next(depth for prefix, depth in depths.items() if name.startswith(f"{prefix}."))
                if not name.startswith("fc.") else 10.0 for name, _ in model.named_parameters()}
     expected = {name: (param - 0.1 * factors[name] * param.grad).detach() for name, param in model.named_parameters()}
-    optimizer = build_optimizer(model, config, lr_factors(model, config))
+    optimizer = build_optimizer(model, config, lr_factors(model, 0.5, 10.0))
     set_lr(optimizer, 0.1)
     optimizer.step()
     torch.testing.assert_close(dict(model.named_parameters()), expected, rtol=1e-5, atol=1e-6)

@@ -356,7 +356,7 @@ def test_padding_and_a_sample_of_weight_0_do_not_change_a_loss(task_name, build)
 
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_weight_is_the_number_of_predicted_tokens_in_the_batches(epoch, build):
-    task = build("masked-lm", "--mask-probability", "0.3")
+    task = build("masked-lm")
     task.build_model(initial_weights=True)
     batches = batches_of(task, epoch=epoch)
     assert task.normalizer(torch.tensor(GLOBAL_BATCH)) == sum(len(batch.labels) for batch in batches)

@@ -29,7 +29,6 @@ from models.vision.weights import classes_of_weights
 from tests.unit.models.test_vision import equal_names
 from utils.errors import Exit, UserError
 from utils.settings.image_options import ModelOptions
-from utils.settings.run_options import OptimOptions
 
 torch.set_num_threads(1)
 LITE0, TINY, SMALL_VIT = "timm/tf_efficientnet_lite0", "timm/test_resnet", "timm/test_vit"  # timm's own, for tests
@@ -233,7 +232,7 @@ def test_layer_decay_is_timms_own():
     model = build_classifier(SMALL_VIT, 3, 160)
     groups = param_groups_layer_decay(model, weight_decay=0.0, layer_decay=0.7, no_weight_decay_list=())
     expected = {id(param): group["lr_scale"] for group in groups for param in group["params"]}
-    found = lr_factors(model, OptimOptions(layer_decay=0.7, head_lr_factor=1.0))
+    found = lr_factors(model, layer_decay=0.7, head_lr_factor=1.0)
     assert found == {name: pytest.approx(expected[id(param)]) for name, param in model.named_parameters()}
     assert len(set(expected.values())) > 3
 

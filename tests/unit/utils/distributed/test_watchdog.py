@@ -80,7 +80,7 @@ def start(tmp_path):
 def late(limit_s, state, rank=0):
     """The message of a process that made no progress."""
     return (f"rank {rank} on host made no progress for {limit_s} s: {state}"
-            " (limits: --start-timeout, --step-timeout, --section-timeout)")
+            " (see --step-timeout)")
 
 
 def line_of(process):

@@ -13,8 +13,8 @@ from utils.settings.run_options import OptimOptions
 OPTIMIZERS = typing.get_args(typing.get_type_hints(OptimOptions)["optimizer"])  # every --optimizer
 
 
-def rates(total_steps, steps_per_epoch=10, **options):
-    schedule = build_schedule(OptimOptions(**{"lr": 0.001} | options), total_steps, steps_per_epoch)
+def rates(total_steps, **options):
+    schedule = build_schedule(OptimOptions(**{"lr": 0.001} | options), total_steps)
     return [schedule(step) for step in range(total_steps + 1)]
 
 
@@ -47,12 +47,12 @@ def test_constant_stays_at_lr():
 def test_step_is_torchs_step_lr_once_the_warm_up_is_over(warmup):
     """StepLR counts in steps here, and its rates differ by rounding: it multiplies again and again."""
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.3)
-    oracle, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2 * 7, gamma=0.1), []
-    for _ in range(51):
+    oracle, expected = torch.optim.lr_scheduler.StepLR(optimizer, step_size=14, gamma=0.1), []
+    for _ in range(43):
         expected += oracle.get_last_lr()
         optimizer.step()
         oracle.step()
-    found = rates(50, steps_per_epoch=7, lr=0.3, warmup_steps=warmup, schedule="step", step_epochs=2)
+    found = rates(42, lr=0.3, warmup_steps=warmup, schedule="step")
     assert found[warmup:] == pytest.approx(expected[warmup:], rel=1e-12) and len(set(expected)) == 4
     assert found[:warmup] == pytest.approx([0.3 * (step + 1) / (warmup + 1) for step in range(warmup)])
 
@@ -68,7 +68,7 @@ def test_a_warm_up_as_long_as_the_run_has_a_rate_for_every_step(warmup):
 
 
 def test_the_rate_is_a_function_of_the_step_alone():
-    schedule = build_schedule(OptimOptions(lr=0.001), 100, 10)
+    schedule = build_schedule(OptimOptions(lr=0.001), 100)
     assert [schedule(step) for step in (7, 99, 7)] == [schedule(7), schedule(99), schedule(7)]
 
 

@@ -194,7 +194,7 @@ def test_without_a_checkpoint_there_is_no_best_66(world, checkpoints_of):
 
 
 def test_the_time_for_a_save_grows_with_the_size_of_a_checkpoint(world, checkpoints_of):
-    """By a second for each 10 MB, of weights and Adam's two averages; a small one has --section-timeout."""
+    """By a second for each 10 MB, of weights and Adam's two averages; a small one has three times --step-timeout."""
     state, (checkpoints, _) = build_state(world, model=nn.Linear(2500, 1000, bias=False)), checkpoints_of()
     before = checkpoints.limit_s
     checkpoints.restore(state)

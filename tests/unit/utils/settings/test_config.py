@@ -169,8 +169,7 @@ def test_the_kinds_are_those_of_the_contract(task):
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
         "find_unused_parameters", "save_every", "keep", "eval_every", "log_every", "stop_after",
-        "bad_samples", "ledger", "profile", "output", "start_timeout", "step_timeout", "section_timeout",
-        "max_nonfinite"}
+        "bad_samples", "ledger", "profile", "output", "step_timeout", "max_nonfinite"}
 
 
 def test_a_file_may_have_a_setting_that_is_gone_if_it_stands_as_it_is_now():
@@ -206,3 +205,11 @@ def test_a_run_whose_folder_has_the_name_of_an_own_model_goes_on():
     again = parse_command_line(words, {})
     compare(again, path)
     assert (again, again.model.pretrained) == (config, False)
+
+
+def test_a_run_whose_schedule_step_counted_epochs_is_refused():
+    """It has thirds now. With another schedule nothing has changed."""
+    Path("old.yaml").write_text("schedule: step\nstep_epochs: 30\n")
+    with pytest.raises(SystemExit) as refused:
+        parse_command_line(["--config=old.yaml"], {})
+    assert refused.value.code == 64
