@@ -15,7 +15,7 @@ from tests.harness.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 from utils.files import CACHED_S
 
-SHORT = ["--step-timeout", 5]
+SHORT = ["--step-timeout", 7]
 MASTER = "10.77.0.1"  # the first host
 FLAGS = {"--nnodes": 2, "--master-addr": MASTER}
 PLATFORMS = {  # which say the same by variables

@@ -23,7 +23,7 @@ from utils.distributed.deadlines import MARGIN_S
 from utils.distributed.peers import BEAT_S
 from utils.errors import Exit
 
-TIMEOUT_S = 5
+TIMEOUT_S = 10  # three times as long for a start
 SHORT = ["--step-timeout", TIMEOUT_S]
 SILENCE_S = 4 * BEAT_S  # in which peers are listened to
 
@@ -82,7 +82,7 @@ def test_an_image_whose_reading_hangs_in_an_evaluation_is_named(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     # the first of rank 1: evaluation batches are two micro-batches of four
     held = HeldImage(image_of(own_photos, "val", 8))
-    live = start_torchrun(2, *words, "--workers", 1, "--step-timeout", 2)
+    live = start_torchrun(2, *words, "--workers", 1, "--step-timeout", TIMEOUT_S)
     assert_failed(live, run_dir, Exit.LOST_PEERS, "rank 1 on ", "made no progress for ",
                   "s: step 3, evaluation, waiting for data", f"({held.image} is being read)",
                   has_stacks=True, within_s=LIMIT_S)
