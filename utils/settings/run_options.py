@@ -83,8 +83,7 @@ class OptimOptions:
     warmup_steps: int | Auto = option("auto", "optimizer steps of linear warm-up; auto = 5 % of the run", at_least=0)
     momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1, rare=True)
     betas: tuple[float, float] = option((0.9, 0.999), "betas of AdamW and Adam", at_least=0, below=1, rare=True)
-    weight_decay: float = option(
-        0.05, "weight decay; none on biases, norms, positions, scales", at_least=0)
+    weight_decay: float = option(0.05, "weight decay; none on biases, norms, positions, scales", at_least=0)
     max_grad_norm: float = option(0.0, "clip the norm of the gradient to this; 0 = off", at_least=0)
     freeze: int | Literal["none", "backbone"] = option(
         "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
