@@ -24,6 +24,7 @@ def test_every_second_round_goes_backwards_and_the_first_does_not_count():
     assert "".join(order) == "cba" "abc" "cba" and found == {"a": [1, 2], "b": [3, 4], "c": [5, 6]}
 
 
+@pytest.mark.long
 def test_ratios_are_those_of_each_round_and_are_kept_with_the_hardware(tmp_path, monkeypatch, capsys):
     """A machine that becomes slower changes no ratio."""
     monkeypatch.setattr(module, "RESULTS", tmp_path / "results.jsonl")

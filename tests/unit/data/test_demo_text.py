@@ -34,6 +34,7 @@ from utils.settings.config import settings
 
 ROOT = Path(__file__).parents[3]
 TASKS = ("text-classification", "masked-lm")
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
