@@ -23,7 +23,7 @@ from torchvision import transforms
 
 from benchmarks.in_turn import in_turn, report
 from benchmarks.made_images import photo
-from data.images.augment import PhotoTrain, decoded_for, random_box
+from data.images.augment import PhotoTrain, random_box
 from data.images.cache import CacheSpec, ImageCache, make_cache
 from data.images.decode import EncodedImage
 from utils.numerics.seed import seeded
@@ -86,7 +86,7 @@ def compare(what: str, paths: Sequence[str], temporary: Path, rounds: int) -> No
 def decode(image: EncodedImage) -> tuple[int, int]:
     """What PhotoTrain does before it resizes. Returns height and width of the box in the decoded pixels."""
     box = random_box(image.height, image.width)
-    pixels = decoded_for(image, box, (SIDE, SIDE))
+    pixels = image.pixels(max(SIDE / box[2], SIDE / box[3]))
     torch.rand(1)  # as its flip does: the same boxes follow
     scale = pixels.shape[0] / image.height
     return max(1, round(scale * box[2])), max(1, round(scale * box[3]))

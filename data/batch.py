@@ -74,9 +74,8 @@ class Batch:
         return [*self.inputs.values(), self.labels, self.sample_weight]
 
     def _of(self, tensors: list[Tensor]) -> Batch:
-        *inputs, labels, sample_weight = tensors
-        return replace(
-            self, inputs=dict(zip(self.inputs, inputs, strict=True)), labels=labels, sample_weight=sample_weight)
+        *inputs, labels, weight = tensors
+        return replace(self, inputs=dict(zip(self.inputs, inputs, strict=True)), labels=labels, sample_weight=weight)
 
 
 @dataclass(frozen=True)

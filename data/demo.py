@@ -16,8 +16,6 @@ from utils.errors import Exit, UserError
 from utils.files import make_folder
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from utils.distributed.world import World
 
 _TEXTS = {"model": "bert-tiny", "vocab_size": 4096, "max_length": 64, "epochs": 8}
@@ -42,8 +40,7 @@ def data_root(data: str, task: str, cache: Path, world: "World") -> str:
     """The value of --data; for "demo" the folder of the task's built-in data, unpacked once per node. Collective."""
     if data != "demo":
         return data
-    world.on_rank_zero(lambda: str(unpack_demo(task, cache)), per_node=True)
-    return str(unpack_demo(task, cache))
+    return world.on_rank_zero(lambda: str(unpack_demo(task, cache)), per_node=True)
 
 
 def unpack_demo(task: str, cache: Path) -> Path:
@@ -61,17 +58,6 @@ def unpack_demo(task: str, cache: Path) -> Path:
         raise UserError(f"cannot unpack the built-in data to {root}: {error.strerror};"
                         " set LOCKSTEP_CACHE to a writable folder", Exit.CANNOT_CREATE) from None
     return root
-
-
-def linear_baseline(root: Path) -> float:
-    """Validation accuracy (0..1) of ridge regression on raw pixels, one against all, of the digits in `root`."""
-    import numpy as np
-
-    pixels, labels = _read_split(root / "train")                               # [N, 65], [N]
-    normal = pixels.T @ pixels + np.eye(pixels.shape[1])                       # [65, 65]
-    coefficients = np.linalg.solve(normal, pixels.T @ np.eye(10)[labels])      # [65, 10]
-    pixels, labels = _read_split(root / "val")
-    return float(((pixels @ coefficients).argmax(axis=1) == labels).mean())
 
 
 def _write_digits(root: Path) -> None:
@@ -101,13 +87,3 @@ SOURCES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "text-classification": (f"docstrings-{demo_text.VERSION}", demo_text.write_docstrings),
     "masked-lm": (f"topics-{demo_text.VERSION}", demo_text.write_topics),
 }
-
-
-def _read_split(folder: Path) -> "tuple[np.ndarray, np.ndarray]":
-    """Pixels [N, 65] in 0..1, the last a constant 1, and labels [N]."""
-    import numpy as np
-    from PIL import Image
-
-    files = sorted(folder.glob("*/*.png"))
-    pixels = np.stack([np.asarray(Image.open(file), dtype=np.float64).ravel() / 255 for file in files])
-    return np.hstack([pixels, np.ones((len(files), 1))]), np.array([int(file.parent.name) for file in files])

@@ -14,44 +14,13 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from utils.errors import Exit, UserError
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from data.texts.text_set import TokenTable
 PACKAGES = ("asyncio", "email", "importlib", "logging", "unittest", "xml", "multiprocessing", "http")
 VERSION = f"1-python-{platform.python_version()}"  # of the layout; each version of Python has other texts
 SHORTEST = 20  # characters
 VAL_EVERY = 5  # one text in five is for validation
-
-
-def linear_baseline(train: "TokenTable", val: "TokenTable") -> float:
-    """Accuracy (0..1) on `val` of ridge regression on TF-IDF of token counts, one against all. A few seconds."""
-    import numpy as np
-
-    # token counts, weighted and normalised
-    vocab_size = int(train.ids.max()) + 1
-    train_counts, val_counts = _counts(train, vocab_size), _counts(val, vocab_size)  # [N, V]
-    idf = np.log(len(train) / np.maximum(1, (train_counts > 0).sum(axis=0)))         # [V]
-    train_x, val_x = (np.log1p(counts) * idf for counts in (train_counts, val_counts))
-    train_x, val_x = (x / np.maximum(1e-9, np.linalg.norm(x, axis=1, keepdims=True)) for x in (train_x, val_x))
-
-    # ridge regression in its dual form: fewer samples than tokens
-    one_hot = np.eye(int(train.labels.max()) + 1, dtype=np.float32)[train.labels]    # [N, C]
-    mean = one_hot.mean(axis=0)
-    dual = np.linalg.solve(train_x @ train_x.T + np.eye(len(train_x), dtype=np.float32), one_hot - mean)  # [N, C]
-    return float(((val_x @ (train_x.T @ dual) + mean).argmax(axis=1) == val.labels).mean())
-
-
-def _counts(table: "TokenTable", vocab_size: int) -> "np.ndarray":
-    """[N, V] float32: how often each token occurs in each sample."""
-    import numpy as np
-
-    rows = [np.bincount(table.ids[begin:end], minlength=vocab_size)[:vocab_size] for begin, end in table.spans]
-    return np.stack(rows).astype(np.float32)
 
 
 def write_docstrings(root: Path) -> None:
@@ -92,8 +61,7 @@ def write_topics(root: Path) -> None:
     try:
         topics = import_module("pydoc_data.topics").topics
     except ImportError:
-        raise UserError("the built-in texts come from Python's pydoc_data, which this Python lacks;"
-                        " pass your own with --data", Exit.NO_INPUT) from None
+        raise UserError("this Python lacks the built-in texts (pydoc_data); pass --data", Exit.NO_INPUT) from None
     texts = (text for name in sorted(topics) for text in topics[name].split("\n\n"))
     paragraphs = dict.fromkeys(" ".join(text.split()) for text in texts)
     for split, is_val in (("train", False), ("val", True)):

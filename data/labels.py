@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from data.splits import ClassNames, hint_at, plain, require_classes, require_no_targets, sort_classes
+from data.splits import ClassNames, hint_at, number, plain, require_classes, require_no_targets, sort_classes
 from utils.errors import Exit, UserError, counted, some
 
 CLASSES, LABELS, NUMBERS = "classes", "labels", "numbers"  # kinds of labels
@@ -38,7 +38,7 @@ class LabelReader:
         """Why a row with these labels cannot be a sample; "" if it can."""
         if self._kind == NUMBERS:
             wrong = [f"{column} is {cell or 'empty'}, which is not a finite number"
-                     for column, cell in zip(self._columns, cells, strict=True) if not math.isfinite(_number(cell))]
+                     for column, cell in zip(self._columns, cells, strict=True) if not math.isfinite(number(cell))]
             return "; ".join(wrong)
         if self._kind == CLASSES and "" in self._names_in(cells):
             return f"{self._columns[0]} is empty"
@@ -89,8 +89,7 @@ def require_labels(kind: str, labels: Iterable[tuple[str, ...]], place: str) -> 
     if kind == NUMBERS:
         return  # LabelReader.problem says it, with the row
     counts = Counter(name for cells in labels for name in (cells[0].split(SEPARATOR) if kind == LABELS else cells))
-    way_out = ("give --label-column the name of the column with the classes; for numbers use --task image-regression or"
-               " text-regression")
+    way_out = "give --label-column the column with classes; for numbers use --task image-regression or text-regression"
     if kind == CLASSES:
         if joined := [name for name in counts if SEPARATOR in name]:
             raise UserError(f"{place} holds {some(joined)}: {SEPARATOR} separates the labels of a sample that has"
@@ -102,11 +101,9 @@ def require_labels(kind: str, labels: Iterable[tuple[str, ...]], place: str) -> 
 def require_several(kind: str, names: Collection[str], root: str, columns: Collection[str]) -> None:
     """Raise UserError (65) if there are not enough names. root: the value of --data. columns: that have the labels."""
     if len(names) == 1 and kind == CLASSES:
-        raise UserError(f"--data {root}: there is only one class, {some(names)}, in {some(columns)}; a classifier needs"
-                        " two or more", Exit.BAD_DATA)
+        raise UserError(f"--data {root}: {some(columns)} has only one class, {some(names)}; add another", Exit.BAD_DATA)
     if not names and kind == LABELS:
-        raise UserError(f"--data {root}: {some(columns)} is empty in all rows of train, so there is nothing to learn",
-                        Exit.BAD_DATA)
+        raise UserError(f"--data {root}: {some(columns)} is empty in all rows of train: add labels", Exit.BAD_DATA)
 
 
 def lacking(names: Sequence[str], labels: np.ndarray, split: str) -> list[str]:
@@ -134,10 +131,3 @@ def outputs_for(labels: Sequence[str], classes: Sequence[str]) -> list[int] | No
         if sorted(outputs) == sorted(wanted) and len(outputs) == len(labels):
             return [outputs[name] for name in wanted]
     return None
-
-
-def _number(cell: str) -> float:
-    try:
-        return math.nan if "_" in cell else float(cell)  # float reads 1_0 as 10
-    except ValueError:
-        return math.nan

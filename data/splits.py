@@ -3,6 +3,7 @@
 Legend: N samples, C classes.
 """
 
+import math
 import re
 import unicodedata
 from collections import defaultdict
@@ -30,8 +31,8 @@ MAX_SINGLE = 0.9  # above: the share of the classes that may have one sample
 def splits_in(names: Collection[str]) -> dict[str, str]:
     """{split: what the data call it} of data with these names: train and, if they are there, val and test."""
     val = next((name for name in VAL_NAMES if name in names), None)
-    return {"train": "train"} | ({"val": val} if val else {}) | (
-        {"test": "test"} if "test" in names and val != "test" else {})
+    found = {"train": "train", "val": val, "test": "test" if "test" in names and val != "test" else None}
+    return {split: name for split, name in found.items() if name}
 
 
 class Table(Protocol):
@@ -63,9 +64,8 @@ def require_classes(counts: np.ndarray, place: str, way_out: str) -> None:
     """
     num_single = int((counts == 1).sum())
     if len(counts) > SURELY_CLASSES and num_single > MAX_SINGLE * len(counts):
-        raise UserError(f"{place} has {len(counts)} classes, and {num_single} of them have a single training sample, so"
-                        f" they look like ids; with more than {SURELY_CLASSES} classes, at most {MAX_SINGLE:.0%} may"
-                        f" have a single sample; {way_out}", Exit.BAD_DATA)
+        raise UserError(f"{place} has {len(counts)} classes that look like ids: {num_single} have one training sample,"
+                        f" and of more than {SURELY_CLASSES} at most {MAX_SINGLE:.0%} may; {way_out}", Exit.BAD_DATA)
 
 
 def require_no_targets(counts: Mapping[str, int], place: str, way_out: str) -> None:
@@ -74,10 +74,10 @@ def require_no_targets(counts: Mapping[str, int], place: str, way_out: str) -> N
     counts: {label: training samples}. place: what has these labels, for the message.
     """
     num_single = sum(count == 1 for count in counts.values())
-    if len(counts) > FEW_CLASSES and num_single > MAX_SINGLE * len(counts) and all(map(_is_number, counts)):
-        raise UserError(f"{place} holds numbers, {len(counts)} different ones (for example {some(counts)}), and"
-                        f" {num_single} of them occur once: this looks like regression, and this task predicts classes;"
-                        f" {way_out}", Exit.BAD_DATA)
+    are_numbers = all(math.isfinite(number(name)) for name in counts)
+    if len(counts) > FEW_CLASSES and num_single > MAX_SINGLE * len(counts) and are_numbers:
+        raise UserError(f"{place} holds {len(counts)} different numbers (for example {some(counts)}), {num_single} of"
+                        f" them once: this looks like regression, not classes; {way_out}", Exit.BAD_DATA)
 
 
 _NO_WIDTH = dict.fromkeys(map(ord, "\u200b\u200e\u200f\u2060\ufeff"))
@@ -130,14 +130,15 @@ def _look(name: str) -> str | Decimal:
     """What is the same for names that look alike: 0 and 0.0, cat and Cat."""
     visible = "".join(char for char in unicodedata.normalize("NFKC", name) if unicodedata.category(char) != "Cf")
     word = " ".join(visible.casefold().split())
-    return Decimal(word) if _is_number(word) and "_" not in word else word
+    return Decimal(word) if math.isfinite(number(word)) else word
 
 
-def _is_number(label: str) -> bool:
+def number(word: str) -> float:
+    """The number that `word` is; NaN if it is none."""
     try:
-        return Decimal(label).is_finite()
-    except InvalidOperation:
-        return False
+        return math.nan if "_" in word else float(word)  # float reads 1_0 as 10
+    except ValueError:
+        return math.nan
 
 
 def require_split(name: str, splits: Iterable[str], root: str) -> None:
@@ -178,8 +179,7 @@ def hold_out(
         if not held.any() or held.all():
             found = ("all samples of train belong to one text or group" if groups is not None else
                      "every class has one sample" if has_classes else "there is one sample")
-            raise UserError(f"--data {root}: {found}, so none can be held out for validation; add samples, or val",
-                            Exit.BAD_DATA)
+            raise UserError(f"--data {root}: {found}: none can be held out; add samples, or val", Exit.BAD_DATA)
         return {"train": ~held, "val": held}
 
     found = select(train, choose, folder)

@@ -108,8 +108,7 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
         return torch.from_numpy(len(labels) / (len(classes) * counts)).float()
 
     # given
-    rule = (f"give one positive number for each of the {len(classes)} classes in label order ({some(classes)}), or by"
-            f" name: {classes[0]}=1,...")
+    rule = f"give each of {len(classes)} classes a positive number in the order {some(classes)}, or {classes[0]}=1,..."
     numbers = words.split(",")
     if "=" in words:
         pairs = [(plain(name), number) for name, number in _PAIR.findall(words)]

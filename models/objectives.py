@@ -55,6 +55,7 @@ class Objective(Protocol):
 
     def is_wrong(self, rows: Tensor) -> Tensor:
         """[N] bool: which samples are among the mistakes. rows: those of the metrics; the loss comes last."""
+        return torch.ones(len(rows), dtype=torch.bool)  # numbers: none is quite right
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
         """What RUN/eval/samples.csv says of sample `index` of the evaluation set. row: its row of the metrics."""
@@ -161,8 +162,7 @@ class Labels(Objective):
 
     def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
         if config.loss == "cross-entropy":
-            raise UserError("--loss cross-entropy does not fit --multi-label: it takes one class of each sample; leave"
-                            " it out, or use --loss bce")
+            raise UserError("--loss cross-entropy is for one class of each sample; with --multi-label use --loss bce")
         self.names, self._config, self._evaluated = names, config, evaluated
         self.weights = class_weights(config.class_weights, names, train)  # [C], or None
         self.metrics = multi_label_metrics(evaluated, self.losses)
@@ -202,9 +202,8 @@ class Labels(Objective):
         probabilities = torch.tensor(logits, dtype=torch.float64).sigmoid().tolist()
         has = [name for name, is_there in zip(self.names, self._evaluated[index], strict=True) if is_there]
         said, by_name = answer(self.described(), self.names, probabilities)
-        of_predicted = [by_name[name] for name in said["prediction"].split(SEPARATOR) if name]
-        return {"label": SEPARATOR.join(has), **said, "probability": SEPARATOR.join(of_predicted),
-                "loss": f"{loss:.6f}"}
+        probability = SEPARATOR.join(by_name[name] for name in said["prediction"].split(SEPARATOR) if name)
+        return {"label": SEPARATOR.join(has), **said, "probability": probability, "loss": f"{loss:.6f}"}
 
 
 class Numbers(Objective):
@@ -249,10 +248,6 @@ class Numbers(Objective):
         """Always the mean of train."""
         targets = self.encode(list(self._evaluated)).double()
         return {"always the mean": float(self.losses(torch.zeros_like(targets), targets, False).mean())}
-
-    def is_wrong(self, rows: Tensor) -> Tensor:
-        """All: a number is never quite right."""
-        return torch.ones(len(rows), dtype=torch.bool)
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
         """Each target as it is in the data, and as predicted."""

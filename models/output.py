@@ -3,7 +3,9 @@
 Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,3 +32,7 @@ class Prediction:
     input: str  # a path, or a text
     values: np.ndarray | None  # [C] float64, see models.objectives.values_of; None if the input cannot be read
     bad: str = ""  # the reason
+
+
+# what a task's predict() returns: a description of the model, and batches of predictions
+Predictions = tuple[dict[str, Any], Iterator[list[Prediction]]]

@@ -169,28 +169,6 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def locked(file: Path, waits: Callable[[], None]) -> Iterator[bool]:
-    """Hold a lock as long as the block runs; another process that wants it waits. `file` is made, and stays.
-
-    Unlike in one_at_a_time, a process that has waited holds it, too: for work that goes on where another's ended.
-
-    waits: called if this process must wait. Yields False, without a lock, if the file system has none (lockf). Raises
-    OSError if `file` cannot be opened.
-    """
-    with file.open("a") as lock:
-        try:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waits()
-                fcntl.lockf(lock, fcntl.LOCK_EX)
-        except OSError:
-            yield False
-        else:
-            yield True
-
-
 def _unlink(path: Path) -> None:
     with suppress(OSError):
         path.unlink()

@@ -5,14 +5,14 @@ is drawn before decoding, so that a large JPEG is decoded at a fraction of its s
 Sources: torchvision's RandomResizedCrop, Resize and CenterCrop (antialias=True). Full-size decodes give their pixels.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.transforms import RandomResizedCrop
+from torchvision.transforms.functional import center_crop
 
 from data.images.decode import EncodedImage
 from utils.errors import UserError
@@ -76,12 +76,9 @@ class CentreCrop:
 
         # resize its shorter side, then cut out the centre
         target = int(self.resize_size * h / min(h, w)), int(self.resize_size * w / min(h, w))
-        pixels = resized(image, box, target, self.interpolation, RESERVE)
-        top, left = (round(max(0, side - self.size) / 2) for side in target)
-        if min(target) < self.size:  # timm's crop_pct above 1: the border is black, as torchvision's
-            down, right = (max(0, self.size - side) for side in target)
-            pixels = F.pad(pixels, (0, 0, right // 2, (right + 1) // 2, down // 2, (down + 1) // 2))
-        return pixels[top:top + self.size, left:left + self.size].contiguous()
+        pixels = resized(image, box, target, self.interpolation, RESERVE).permute(2, 0, 1)
+        cut = center_crop(pixels, [self.size, self.size])  # where timm's crop_pct is above 1, the border is black
+        return cut.permute(1, 2, 0).contiguous()
 
 
 Crop = PhotoTrain | SmallTrain | CentreCrop
@@ -89,10 +86,10 @@ Crop = PhotoTrain | SmallTrain | CentreCrop
 
 @dataclass(frozen=True)
 class Augmented:
-    """A crop, then `steps` one after the other, each from uint8 [size, size, 3] to the same."""
+    """A crop, then transforms of torchvision."""
 
     crop: Crop
-    steps: tuple[Callable[[Tensor], Tensor], ...]
+    transforms: Callable[[Tensor], Tensor]  # from uint8 [3, size, size] to the same
 
     @property
     def size(self) -> int:
@@ -100,15 +97,12 @@ class Augmented:
         return self.crop.size
 
     def __call__(self, image: EncodedImage) -> Tensor:
-        pixels = self.crop(image)
-        threads = torch.get_num_threads()
+        pixels, threads = self.crop(image).permute(2, 0, 1), torch.get_num_threads()
         torch.set_num_threads(1)  # as in a data loading process: the mean of a large image depends on it (Contrast)
         try:
-            for step in self.steps:
-                pixels = step(pixels)
+            return self.transforms(pixels).permute(1, 2, 0).contiguous()
         finally:
             torch.set_num_threads(threads)
-        return pixels.contiguous()
 
 
 Transform = Crop | Augmented
@@ -130,8 +124,8 @@ def build_transforms(
         crop = kind(image_size, interpolation, flip=augmentation not in ("crop", "shift"))
 
     # what comes after them
-    steps = tuple(_library_steps(options, image_size, tuple(round(255 * value) for value in mean)))
-    return Augmented(crop, steps) if steps else crop, for_eval
+    transforms = _library_transforms(options, image_size, tuple(round(255 * value) for value in mean))
+    return Augmented(crop, transforms) if transforms else crop, for_eval
 
 
 def usual_resize_size(augmentation: str, image_size: int) -> int:
@@ -144,7 +138,9 @@ def is_photo(augmentation: str, image_size: int) -> bool:
     return augmentation in ("photo", "crop") or (augmentation in ("auto", "none") and image_size > PHOTO_ABOVE)
 
 
-def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ...]) -> list[Callable[[Tensor], Tensor]]:
+def _library_transforms(
+    options: AugmentOptions, image_size: int, fill: tuple[int, ...]
+) -> Callable[[Tensor], Tensor] | None:
     """--auto-augment and --random-erasing, by torchvision. fill: [3] levels of 0..255. Raises UserError (64).
 
     torchvision erases after normalising, with 0. Here an image is still uint8, and the means are what will be 0, up to
@@ -154,9 +150,7 @@ def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ..
         raise UserError(f"--random-erasing {options.random_erasing}: an image of --image-size 1 has no part that could"
                         " be erased; use a larger --image-size")
     if options.auto_augment == "none" and not options.random_erasing:
-        return []
-
-    # the library's transforms, which take channels first
+        return None
     from torchvision.transforms import v2  # 2 to 3 s
 
     transforms: list[Callable[[Tensor], Tensor]] = []
@@ -167,28 +161,13 @@ def _library_steps(options: AugmentOptions, image_size: int, fill: tuple[int, ..
         transforms.append(v2.TrivialAugmentWide(**look))
     if options.random_erasing:
         transforms.append(v2.RandomErasing(options.random_erasing, value=fill))
-    return [partial(_channels_first, transform) for transform in transforms]
-
-
-def _channels_first(transform: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
-    return transform(pixels.permute(2, 0, 1)).permute(1, 2, 0)
+    return v2.Compose(transforms)
 
 
 def random_box(height: int, width: int) -> Box:
     """A box of LEAST_AREA to 1 of the area, ratio 3/4 to 4/3; after ten misses, the largest such box in the centre."""
-    low, high = 3 / 4, 4 / 3
-
-    # ten tries
-    for _ in range(10):
-        area = height * width * torch.empty(1).uniform_(LEAST_AREA, 1).item()
-        ratio = torch.empty(1).uniform_(math.log(low), math.log(high)).exp().item()
-        h, w = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < h <= height and 0 < w <= width:
-            return int(torch.randint(0, height - h + 1, (1,))), int(torch.randint(0, width - w + 1, (1,))), h, w
-
-    # the centre
-    h, w = min(height, max(1, round(width / low))), min(width, max(1, round(height * high)))
-    return (height - h) // 2, (width - w) // 2, h, w
+    of_that_size = torch.empty(1, height, width, device="meta")
+    return RandomResizedCrop.get_params(of_that_size, [LEAST_AREA, 1.0], [3 / 4, 4 / 3])
 
 
 def resized(
@@ -196,7 +175,8 @@ def resized(
 ) -> Tensor:
     """The box, resized to uint8 [*size, 3]; decoded at `reserve` times that size or more, if the image has it."""
     # decode and cut; the box counts pixels of the full size
-    pixels, (top, left, h, w) = decoded_for(image, box, size, reserve), box
+    top, left, h, w = box
+    pixels = image.pixels(reserve * max(size[0] / h, size[1] / w))
     down, right = pixels.shape[0] / image.height, pixels.shape[1] / image.width  # 1; less after a reduced decode
     y, x = round(top * down), round(left * right)
     crop = pixels[y:max(y + 1, round((top + h) * down)), x:max(x + 1, round((left + w) * right))]
@@ -208,12 +188,6 @@ def resized(
     channels_last = crop.contiguous()[None].permute(0, 3, 1, 2)  # [1, 3, h, w]
     resized = F.interpolate(channels_last, size=size, mode=interpolation, antialias=True)
     return resized[0].permute(1, 2, 0).contiguous()
-
-
-def decoded_for(image: EncodedImage, box: Box, size: tuple[int, int], reserve: float = 1) -> Tensor:
-    """uint8 [H, W, 3]: as much of the image as resizing the box to `size` takes; what is below the box is undefined."""
-    top, _, h, w = box
-    return image.pixels(reserve * max(size[0] / h, size[1] / w), until=top + h)
 
 
 def _maybe_mirrored(pixels: Tensor) -> Tensor:

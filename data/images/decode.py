@@ -3,7 +3,6 @@
     image = EncodedImage("cat.jpg")          # or its bytes; reads the header
     image.height, image.width                # as shown: after EXIF orientation
     image.pixels(at_least=0.3)               # uint8 [H, W, 3]; a large JPEG is decoded at 1/2 size
-    image.pixels(until=100)                  # the same; what is below row 100 is not decoded, and undefined
 
 Any failure is an UnreadableImage, whatever Pillow or libjpeg raised.
 Legend: H, W height and width in pixels.
@@ -13,8 +12,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
-import re
 import struct
 import sys
 import warnings
@@ -35,7 +32,6 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 ORIENTATION = 0x0112  # EXIF tag
 WHITES = (2**8 - 1, 2**10 - 1, 2**12 - 1, 2**14 - 1, 2**16 - 1)  # what sensors give, in files of 16 bits
-MARGIN = 4  # decoded rows below the box: its last colours are smoothed with them, and its size may be rounded up
 
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
 Image.MAX_IMAGE_PIXELS = None
@@ -50,7 +46,6 @@ _DECODING_ERRORS = (
     struct.error, zlib.error, Image.DecompressionBombError)
 
 _SWAPPED = {"RGB;16B": "RGB;16L", "RGB;16L": "RGB;16B", "RGB;16N": f"RGB;16{'LB'[sys.byteorder == 'little']}"}
-_REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd[0-79]")  # d0 to d7: restart markers
 
 
 class UnreadableImage(ValueError):
@@ -71,39 +66,29 @@ class EncodedImage:
             self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
             if not self._data:
                 raise UnreadableImage("the file is empty")
-            stored = _size_of_plain_jpeg(self._data)
-            if stored:
-                self._stored, self._orientation, self._decoded = stored, 1, None
-                _require_size(*stored)
-            else:
-                self._look_with_pillow()
+            image = Image.open(io.BytesIO(self._data), formats=FORMATS)
+            _require_size(image.height, image.width)
+            is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
+            self._decoded = None if is_jpeg else self._decode_other(image)
+            self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
+            # Read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
+            self._orientation = _orientation(image)
         self.height, self.width = self._stored[::-1] if self._orientation >= 5 else self._stored
 
-    def _look_with_pillow(self) -> None:
-        image = Image.open(io.BytesIO(self._data), formats=FORMATS)
-        _require_size(image.height, image.width)
-        is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
-        self._decoded = None if is_jpeg else self._decode_other(image)
-        self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
-        # Read after decoding: Pillow turns TIFFs then, and finds a late EXIF chunk in PNGs.
-        self._orientation = _orientation(image)
-
-    def pixels(self, at_least: float = 1.0, until: int = MAX_PIXELS) -> Tensor:
+    def pixels(self, at_least: float = 1.0) -> Tensor:
         """uint8 [H, W, 3], at full size; a JPEG at the smallest of 1/1, 1/2, 1/4, 1/8 that is `at_least` or more.
 
-        until: the first row, of the full size, that the caller does not need. It and those below may be undefined.
         Raises UnreadableImage.
         """
         with _as_unreadable():
-            decoded = self._decode_jpeg(at_least, until) if self._decoded is None else self._decoded
+            decoded = self._decode_jpeg(at_least) if self._decoded is None else self._decoded
         return _turn(torch.from_numpy(decoded), self._orientation)
 
     def stretched(self, height: int, width: int) -> EncodedImage:
         """The same image at another size, so that a box means the same place in both. Raises UnreadableImage."""
         if (self.height, self.width) == (height, width):
             return self
-        if height * width > MAX_PIXELS:
-            raise UnreadableImage(f"it would be stretched to {width} x {height} pixels, more than {MAX_PIXELS}")
+        _require_size(height, width)
         image, pixels = copy.copy(self), self.pixels().permute(2, 0, 1)[None]           # [1, 3, h, w]
         resized = F.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
         image._decoded = resized[0].permute(1, 2, 0).contiguous().numpy()               # [H, W, 3]
@@ -120,14 +105,9 @@ class EncodedImage:
         shown = (values.clip(max=self.white) * 255 + self.white // 2) // self.white
         return np.tile(shown.astype(np.uint8), (1, 1, 3 // shown.shape[2]))
 
-    def _decode_jpeg(self, at_least: float, until: int) -> np.ndarray:
+    def _decode_jpeg(self, at_least: float) -> np.ndarray:
         divisor = next(d for d in (8, 4, 2, 1) if d == 1 or at_least * d <= 1)
         height, width = (-(-side // divisor) for side in self._stored)
-        rows = until + MARGIN * divisor
-        if rows < self._stored[0] <= LONGEST and self._orientation == 1:
-            pixels = np.empty((height, width, 3), np.uint8)
-            if _decode_top(self._data, rows, divisor, pixels):
-                return pixels
         try:
             return simplejpeg.decode_jpeg(self._data, "RGB", min_height=height, min_width=width, strict=True)
         except ValueError:
@@ -149,67 +129,14 @@ class PackedImage(EncodedImage):
         (self.height, self.width), self._stored, self._orientation = shown, tuple(stored), 1
         self._data, self._decoded = (b"", data.reshape(*stored, 3)) if is_raw else (data.tobytes(), None)
 
-    def pixels(self, at_least: float = 1.0, until: int = MAX_PIXELS) -> Tensor:
-        """As of a file; at_least, until: of the file's size."""
-        stored = self._stored[0]
-        return super().pixels(at_least * self.height / stored, math.ceil(until * stored / self.height))
+    def pixels(self, at_least: float = 1.0) -> Tensor:
+        """As of a file; at_least: of the file's size."""
+        return super().pixels(at_least * self.height / self._stored[0])
 
 
 def _require_size(height: int, width: int) -> None:
     if height * width > MAX_PIXELS:
         raise UnreadableImage(f"{width} x {height} pixels, more than {MAX_PIXELS}: possibly a decompression bomb")
-
-
-def _size_of_plain_jpeg(data: bytes) -> tuple[int, int] | None:
-    """Height and width of a JPEG that libjpeg decodes to RGB and nothing turns; None if Pillow must look at it.
-
-    Pillow takes 40 us for a header, longer than a small image's pixels; libjpeg 1 (AMD EPYC, Pillow 13, n = 3,000).
-    """
-    markers = [marker for marker, _ in _segments(data)]  # 0xE1 is APP1, where EXIF and XMP are
-    if not data.startswith(b"\xff\xd8") or 0xE1 in markers or markers[-1:] != [0xDA]:
-        return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except (ValueError, LookupError):  # LookupError: of a subsampling that simplejpeg has no name for
-        return None
-    return (height, width) if colours in ("Gray", "YCbCr", "RGB") else None
-
-
-def _decode_top(data: bytes, rows: int, divisor: int, pixels: np.ndarray) -> bool:
-    """Decode the first `rows` rows of a JPEG, which has more, into the top of `pixels`; whether that worked.
-
-    libjpeg reads a file from its top. It is told a height of `rows`, stops there, passes over the rest, which is quick,
-    and warns of it. It tells its first warning alone: after any other, of damage above, the caller decodes the whole.
-    pixels: uint8 [H / divisor, W / divisor, 3]; the rows below stay as they are.
-    """
-    places = dict(_segments(data))
-    frame = places.get(0xC0, places.get(0xC1))  # None of a progressive JPEG, where each scan covers the whole image
-    has_end = data.rfind(b"\xff\xd9", places.get(0xDA, len(data))) >= 0  # a warning of its lack may not be the first
-    if not (frame and has_end):
-        return False
-    shorter = data[:frame + 5] + rows.to_bytes(2, "big") + data[frame + 7:]
-    try:
-        simplejpeg.decode_jpeg(shorter, "RGB", min_height=-(-rows // divisor), min_width=pixels.shape[1],
-                               buffer=pixels, strict=True)
-    except ValueError as error:
-        return _REST.fullmatch(str(error)) is not None
-    return True
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int]]:
-    """Each segment's marker and place in a JPEG's header. In a usual file the last is da, the start of the scan.
-
-    Source: ITU-T T.81, B.1: a segment is ff, its marker, and two bytes with its length, which counts these, too.
-    """
-    at = 2
-    while data[at:at + 1] == b"\xff" and at + 4 <= len(data):
-        marker = data[at + 1]
-        if not 0xC0 <= marker <= 0xFE or 0xD0 <= marker <= 0xD9:  # d0 to d9 have no length
-            return
-        yield marker, at
-        if marker == 0xDA:
-            return
-        at += 2 + int.from_bytes(data[at + 2:at + 4])
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:

@@ -19,9 +19,8 @@ from torch.utils.data import Dataset
 from data.images.augment import Transform
 from data.images.decode import EncodedImage, UnreadableImage
 from data.images.index import ImageIndex, images_in
-from data.images.table import TABLES
 from data.labels import label_at
-from data.tables.table import Columns, read_rows, require_columns
+from data.tables.table import TABLES, Columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
 

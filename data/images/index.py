@@ -10,7 +10,7 @@ Legend: N images.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from data.splits import SPLIT_NAMES, ClassNames, ValSplit, hint_at, hold_out, require_classes, require_split, splits_in
 from utils.array_folder import Kept, digest_of, kept_arrays, open_arrays
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
@@ -39,6 +39,13 @@ class ImageIndex:
     spans: np.ndarray  # [N, 2] int64: begin and end of each path in `names`; of several, which are joined by NUL
     labels: np.ndarray  # [N] int32 classes; or rows, see data.labels.LabelReader
     num_images: int = 1  # of a sample
+
+    @classmethod
+    def of(cls, root: str, samples: Sequence[bytes], labels: np.ndarray, num_images: int = 1) -> "ImageIndex":
+        """samples: [N], the path of each, relative to root; or its paths, joined by NUL, which none can hold."""
+        ends = np.cumsum([0, *map(len, samples)], dtype=np.int64)
+        spans = np.stack([ends[:-1], ends[1:]], axis=1)
+        return cls(root, np.frombuffer(b"".join(samples), np.uint8), spans, labels, num_images)
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -84,14 +91,17 @@ def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False)
     return kept_index(file, _Scan(root, as_written, val.only).read, val, root)
 
 
-def kept_index(file: Path, read: Callable[[], Kept], val: ValSplit, data: str) -> FolderIndex:
+# Of the data: the fields of FolderIndex (without splits), the root of its paths, and {directory: st_mtime_ns}; the
+# splits that are there; and the group of each sample of train, if there are groups.
+Found = tuple[dict[str, Any], dict[str, ImageIndex], np.ndarray | None]
+
+
+def kept_index(file: Path, read: Callable[[], Found], val: ValSplit, data: str) -> FolderIndex:
     """What read() finds, from the cache if no directory changed since; val is held out of train if the data lack it.
 
     One process per node should come first, so that the others find its cache; any number at once is safe.
     file: of the cache; its name holds all else that decides what is found. It names the folder with the arrays, whose
     own name is that of its content: copies of the data share it, and who has mapped an older one keeps it.
-    read: gives the fields of FolderIndex (of splits, their names), the root of its paths, and {directory: st_mtime_ns};
-    and the arrays of each split ("train.spans"), and maybe the groups of train.
     data: the value of --data, for messages. Raises UserError (64, 65, 66, 74).
     """
     # the index of what is there
@@ -121,7 +131,10 @@ def _opened(file: Path) -> Kept | None:
     return None
 
 
-def _kept(file: Path, about: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Kept:
+def _kept(file: Path, about: dict[str, Any], splits: dict[str, ImageIndex], groups: np.ndarray | None) -> Kept:
+    arrays = {f"{split}.{name}": getattr(index, name) for split, index in splits.items() for name in ARRAYS}
+    arrays |= {} if groups is None else {"groups": groups}
+    about["splits"] = list(splits)
     content = {name: hashlib.sha256(array).hexdigest() for name, array in arrays.items()}
     about["folder"] = f"images-{digest_of(CACHE_VERSION, content)}"
     arrays = kept_arrays(file.with_name(about["folder"]), lambda: arrays)
@@ -136,8 +149,7 @@ def images_in(root: str) -> list[str]:
     scan = _Scan(root)
     images = [os.path.join(root, folder, name) for folder, names in scan.walk("", ()) for name in names]
     if not images:
-        raise UserError(f"{root} holds no images ({' '.join(EXTENSIONS)}); it holds {some(sorted(scan.strays))}",
-                        Exit.NO_INPUT)
+        raise UserError(f"{root} has {some(sorted(scan.strays))}, no images ({' '.join(EXTENSIONS)})", Exit.NO_INPUT)
     return sorted(images)
 
 
@@ -151,21 +163,20 @@ class _Scan:
         self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails
         self.notes: list[str] = []
 
-    def read(self) -> Kept:
+    def read(self) -> Found:
         """For kept_index(). Raises UserError."""
         root = self.root
         if not os.path.exists(root):
             raise UserError(f"--data {root}: there is no such folder", Exit.NO_INPUT)
         if not os.path.isdir(root):
-            raise UserError(f"--data {root}: is a file, but no table (.csv, .tsv, .jsonl); give such a file with the"
-                            " columns image and label, or the folder that holds train/CLASS/* (or CLASS/*)"
-                            f"{_task_for([root])}", Exit.BAD_DATA)
+            raise UserError(f"--data {root}: is a file and no table (.csv, .tsv, .jsonl); give a table with the columns"
+                            f" image and label, or the folder of train/CLASS/*{_task_for([root])}", Exit.BAD_DATA)
         try:
             return self._read()
         except OSError as error:
             raise UserError(f"--data {root}: cannot list {error.filename}: {error.strerror}", Exit.IO) from None
 
-    def _read(self) -> Kept:
+    def _read(self) -> Found:
         # read every split, with labels of its own
         folders = self._folders_of_splits()
         first = next(iter(folders))
@@ -176,8 +187,7 @@ class _Scan:
         # classes are those of train, or of what alone is evaluated
         classes = class_names[first]
         if len(classes) == 1 and not self._only:
-            raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; a classifier needs two or"
-                            " more", Exit.BAD_DATA)
+            raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; add another", Exit.BAD_DATA)
         require_classes(np.bincount(splits[first].labels), f"--data {self.root}: {_shown(folders[first])}",
                         "put all images of a class into one folder")
 
@@ -195,18 +205,17 @@ class _Scan:
         # notes, fingerprint
         self.notes += self._names.notes
         if self.strays:
-            self.notes.append(f"files skipped because they are not images in class folders: {len(self.strays)},"
-                              f" for example {self.strays[0]}")
+            count = counted(len(self.strays), "file")
+            self.notes.append(f"skipped {count}, not images in class folders, such as {self.strays[0]}")
         if self.hidden:
-            self.notes.append("folders and images skipped because their names are those of a system or a program:"
-                              f" {len(self.hidden)}, for example {min(self.hidden)}")
+            self.notes.append(f"skipped {len(self.hidden)} with names of a system or program: {min(self.hidden)}, ...")
         digest = hashlib.sha256()
         for split in sorted(splits):
             digest.update(splits[split].names)
             digest.update(np.ascontiguousarray(splits[split].spans[:, 1]))
-        return {"root": self.root, "classes": classes, "splits": list(splits), "fingerprint": digest.hexdigest(),
-                "notes": self.notes, "columns": ["image"], "directories": self.directories}, {
-            f"{split}.{name}": getattr(index, name) for split, index in splits.items() for name in ARRAYS}
+        about = {"root": self.root, "classes": classes, "fingerprint": digest.hexdigest(), "notes": self.notes,
+                 "columns": ["image"], "directories": self.directories}
+        return about, splits, None
 
     def _folders_of_splits(self) -> dict[str, str]:
         """{split: its folder, relative to the root}. Raises UserError."""
@@ -218,8 +227,7 @@ class _Scan:
                 return {self._only: found}
             if similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
                 require_split(self._only or similar[0], similar, self.root)
-                raise UserError(f"--data {self.root}: has {some(similar)} but no train/; the training folder must be"
-                                " named train", Exit.BAD_DATA)
+                raise UserError(f"--data {self.root}: has {some(similar)}, but no train/; rename one", Exit.BAD_DATA)
             if folders:
                 whole = ": all of their images are evaluated, and none is held out" if self._only else ""
                 self.notes.append(f"there is no train/, so the classes are the folders directly in --data{whole}")
@@ -240,26 +248,21 @@ class _Scan:
         self.strays += [os.path.join(folder, name) for name in files] if classes else []
 
         # images
-        names, lengths, counts = [], [], []
+        samples, counts = [], []
         for class_name in classes:
             found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
             encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
             if not encoded and split == "train":
                 raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
                                 f" images ({' '.join(EXTENSIONS)}); remove it or fill it", Exit.BAD_DATA)
-            names.append(b"".join(encoded))
-            lengths.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
+            samples += encoded
             counts.append(len(encoded))
-        if not any(counts) and (split != "test" or self._only == split):
+        if not samples and (split != "test" or self._only == split):
             found = f", but only {some(files)}" if files else "" if classes else ": it is empty"
-            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put the"
-                            f" images of each class into a folder of its own, {os.path.join(folder, 'CLASS')}/*"
-                            f"{_task_for(files)}", Exit.BAD_DATA)
-        classes = classes if any(counts) else []
-        ends = np.cumsum(np.concatenate([np.zeros(1, np.int64), *lengths]))
-        return classes, ImageIndex(
-            self.root, np.frombuffer(b"".join(names), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
-            np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put them"
+                            f" into {os.path.join(folder, 'CLASS')}/*{_task_for(files)}", Exit.BAD_DATA)
+        labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        return classes if samples else [], ImageIndex.of(self.root, samples, labels)
 
     def walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
         """(folder, its images) for ROOT/folder and all below; links to a folder above are not followed."""

@@ -13,18 +13,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from data.images.index import FolderIndex, kept_index
+from data.images.index import ARRAYS, FolderIndex, Found, ImageIndex, kept_index
 from data.labels import require_several
 from data.splits import ValSplit
 from data.tables.source import Groups, RowReader, TableSource
-from data.tables.table import Row
-from utils.array_folder import Kept
+from data.tables.table import TABLES, Row
 
 CACHE_VERSION = 2
-BETWEEN = b"\0"  # paths of one sample, which cannot hold it
-TABLES = (".csv", ".tsv", ".jsonl")
 
 
 def is_table(root: str) -> bool:
@@ -39,7 +34,7 @@ def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> Folder
     return kept_index(file, lambda: _read(source), replace(val, only=""), source.root)
 
 
-def _read(source: TableSource) -> Kept:
+def _read(source: TableSource) -> Found:
     """For kept_index(). Raises UserError."""
     # rows
     root = Path(source.root).resolve()
@@ -49,32 +44,29 @@ def _read(source: TableSource) -> Kept:
     for split, found in paths.items():
         for row in reader.rows(split, files.problem):
             groups.add(split, row)
-            found.append(BETWEEN.join(os.fsencode(os.path.relpath(path, root)) for path in files.paths))
+            found.append(b"\0".join(os.fsencode(os.path.relpath(path, root)) for path in files.paths))
         if not found:
             raise reader.no_samples(split)
 
-    # arrays
+    # splits
     names, encoded = reader.labels.encoded()
     require_several(source.label_kind, names, source.root, source.label_columns)
-    arrays = {}
-    for split, found in paths.items():
-        ends = np.cumsum([0, *map(len, found)], dtype=np.int64)
-        arrays |= {f"{split}.names": np.frombuffer(b"".join(found), np.uint8),
-                   f"{split}.spans": np.stack([ends[:-1], ends[1:]], axis=1), f"{split}.labels": encoded[split]}
+    splits = {split: ImageIndex.of(root, found, encoded[split]) for split, found in paths.items()}
 
     # fingerprint: of what training and validation read, without test
     digest = hashlib.sha256(json.dumps(names).encode())
-    for name in [name for name in arrays if not name.startswith("test.")]:
-        digest.update(arrays[name])
+    for split in [split for split in splits if split != "test"]:
+        for name in ARRAYS:
+            digest.update(getattr(splits[split], name))
 
     # notes
     notes = source.notes + reader.notes
     if source.columns.group:
         notes += groups.notes(source.columns.group)
-        arrays["groups"] = groups.array
         digest.update(groups.array)  # they decide what is held out
-    return {"root": root, "classes": names, "splits": source.splits, "fingerprint": digest.hexdigest(),
-            "notes": notes, "columns": source.columns.texts, "directories": files.times}, arrays
+    about = {"root": root, "classes": names, "fingerprint": digest.hexdigest(), "notes": notes,
+             "columns": source.columns.texts, "directories": files.times}
+    return about, splits, groups.array if source.columns.group else None
 
 
 class _Files:

@@ -3,33 +3,36 @@
     source = TableSource("reviews", TEXTS, "auto", ("label",))
     for path, row in source.rows("train"): ...
 
-The splits are files (data/tables/files.py), or the values of a column named split.
+The splits are files (.csv, .tsv, .jsonl, .txt), or the values of a column named split.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.labels import CLASSES, LabelReader, require_labels
-from data.splits import VAL_NAMES, splits_in
-from data.tables.files import find_tables
-from data.tables.table import SPLIT, Columns, Inputs, Row, choose_columns, read_rows
+from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
+from data.tables.table import SPLIT, Columns, Inputs, Row, choose_columns, column_names, read_rows
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
+from utils.files import is_users
 
-_SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val",  # values of the column
-           **{name: name for name in VAL_NAMES}}
+MANY = 10_000  # files that are looked at to find out what a folder holds
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
+_SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val", **{name: name for name in VAL_NAMES}}
 
 
 @dataclass(frozen=True)
 class TableSource:
     """What is read, and how."""
 
-    root: str  # see data/tables/files.py: find_tables
+    root: str  # see find_tables
     inputs: Inputs
     input_column: str  # the value of inputs.flag
     label_columns: tuple[str, ...]  # empty: there are no labels
@@ -53,43 +56,42 @@ class TableSource:
         return found if len(files) == 1 else found._replace(split=None)
 
     @cached_property
-    def _named(self) -> dict[str, str]:
-        """{split: what the column of splits calls it}. Reads all rows."""
-        found = {_split_of(path, row) for path, row in self._all_rows()}
+    def _parts(self) -> dict[str, tuple[list[Path], str]]:
+        """By split: its files; and what the column of splits calls it, "" without such a column. It needs all rows."""
+        files, _ = self._files
+        if not self.columns.split:
+            return {split: (paths, "") for split, paths in files.items()}
+        found = {_split_of(path, row) for path, row in self._rows_of(files["train"])}
         if "train" not in found:
-            raise UserError(f"--data {self.root}: the column {SPLIT} has {some(sorted(found))}, but no train",
-                            Exit.BAD_DATA)
-        return splits_in(found)
+            raise UserError(f"--data {self.root}: {SPLIT} is {some(sorted(found))}, and never train", Exit.BAD_DATA)
+        return {split: (files["train"], name) for split, name in splits_in(found).items()}
 
     @cached_property
     def splits(self) -> tuple[str, ...]:
         """Train and, where they are there, val and the split that is evaluated."""
-        found = self._named if self.columns.split else self._files[0]
-        return tuple(split for split in found if split in ("train", "val", self.split))
+        return tuple(split for split in self._parts if split in ("train", "val", self.split))
 
     @property
     def notes(self) -> list[str]:
         """For the user, a line each."""
-        val = self._named.get("val", "val") if self.columns.split else "val"
-        by_column = [f"no row has {SPLIT} val, so those of {val} are used for validation"] if val != "val" else []
-        return [*self._files[1], *by_column]
+        _, val = self._parts.get("val", ([], ""))
+        by_column = f"no row has {SPLIT} val, so those of {val} are used for validation"
+        return [*self._files[1], *([by_column] if val not in ("", "val") else [])]
 
     def rows(self, split: str) -> Iterator[tuple[Path, Row]]:
         """The rows of a split in their order, with their files. Raises UserError (65) with file, line and rule."""
-        if not self.columns.split:
-            return self._all_rows(split)
-        return ((path, row) for path, row in self._all_rows() if _split_of(path, row) == self._named[split])
+        paths, name = self._parts[split]
+        return ((path, row) for path, row in self._rows_of(paths) if not name or _split_of(path, row) == name)
 
     def place(self, split: str) -> str:
         """Where the rows of a split stand, for messages."""
-        files, _ = self._files
-        return some(map(str, files["train"])) + f" ({SPLIT} {split})" if self.columns.split else some(
-            map(str, files[split]))
+        paths, name = self._parts[split]
+        return some(map(str, paths)) + (f" ({SPLIT} {split})" if name else "")
 
-    def _all_rows(self, split: str = "train") -> Iterator[tuple[Path, Row]]:
+    def _rows_of(self, paths: list[Path]) -> Iterator[tuple[Path, Row]]:
         columns, is_one = self.columns, len(self._files[0]) == 1
         unwanted = SPLIT if is_one and SPLIT not in (*columns.texts, *columns.labels, *columns[2:]) else ""
-        return ((path, row) for path in self._files[0][split] for row in read_rows(path, columns, unwanted=unwanted))
+        return ((path, row) for path in paths for row in read_rows(path, columns, unwanted=unwanted))
 
     def problem(self, row: Row, labels: LabelReader, is_train: bool) -> str:
         """Why a row cannot be a sample; "" if it can."""
@@ -129,12 +131,13 @@ class RowReader:
         """
         source = self._source
         for table, row in source.rows(split):
+            place = f"{table} line {row.line}"
             problem = source.problem(row, self.labels, is_train=split == "train") or problem_of(table, row)
             if problem and not source.skip_bad:
-                raise UserError(f"{table} line {row.line}: {problem}; correct or remove the row, or pass --bad-samples"
-                                " skip", Exit.BAD_DATA)
+                way_out = "correct or remove the row, or pass --bad-samples skip"
+                raise UserError(f"{place}: {problem}; {way_out}", Exit.BAD_DATA)
             if problem:
-                self._first_bad = self._first_bad or f"{table} line {row.line}: {problem}"
+                self._first_bad = self._first_bad or f"{place}: {problem}"
                 self._num_bad += 1
                 continue
             if row.labels:
@@ -186,3 +189,72 @@ def _split_of(path: Path, row: Row) -> str:
         raise UserError(f"{path} line {row.line}: {SPLIT} is {row.split or 'empty'}; it must be one of"
                         f" {', '.join(_SPLITS)}; if the column is about something else, rename it", Exit.BAD_DATA)
     return _SPLITS[row.split.lower()]
+
+
+def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[Path]], list[str]]:
+    """The files of each split (train and, if there are such, val and test), and notes for the user.
+
+    root: a file; or a folder with train.csv, val.csv, ... (any of SUFFIXES) or with train/, val/, ... that hold such
+    files; or a folder that holds such files directly, all for training. labels: columns without which test is not used
+    for validation. Raises UserError (65, 66).
+    """
+    # a file
+    top = Path(root)
+    if not top.exists():
+        raise UserError(f"--data {root}: there is no such file or folder", Exit.NO_INPUT)
+    if not top.is_dir():
+        return {"train": [table_at(root)]}, []
+
+    # a folder with splits
+    if train := _files_of(top, "train"):
+        val = next((name for name in VAL_NAMES if _files_of(top, name)), "test")
+        files = {"train": train} | {name: found for name in (val, "test") if (found := _files_of(top, name))}
+        named, notes = splits_in(files), []
+        if named.get("val") == "test" and (lacking := [
+                name for name in labels if name not in (column_names(files["test"][0]) or labels)]):
+            named = {"train": "train", "test": "test"}
+            notes.append(f"{files['test'][0].name} has no column {some(lacking)}, so it is not used for validation")
+        if (val := named.get("val", "val")) != "val":
+            notes.append(f"there is no val, so {val} is used for validation")
+        return {split: files[name] for split, name in named.items()}, notes
+
+    # a folder without splits
+    names = sorted(path.name for path in top.iterdir() if is_users(path.name))
+    tables = [top / name for name in names if _is_table(top / name)]
+    files = islice(top.rglob("*"), 0 if tables else MANY)
+    if image := next((path for path in files if path.suffix.lower() in IMAGE_SUFFIXES), None):
+        raise UserError(f"--data {root}: it holds no texts for training, but images ({image.relative_to(top)}); for"
+                        " images give --task image-classification", Exit.BAD_DATA)
+    if similar := [name for name in names if Path(name).stem.lower() in SPLIT_NAMES
+                   and (top / name in tables or (top / name).is_dir())]:
+        raise UserError(f"--data {root}: has {some(similar)} but no texts for training; name the training file"
+                        " train.csv (or .tsv, .jsonl, .txt), or put such files into train/", Exit.BAD_DATA)
+    if not tables:
+        raise UserError(f"--data {root}: it holds {some(names)}, and no table or text file; put train.csv (or .tsv,"
+                        " .jsonl, .txt) into this folder", Exit.BAD_DATA)
+    return {"train": tables}, [f"there is no train, so all of --data is training data ({counted(len(tables), 'file')})"]
+
+
+def table_at(name: str) -> Path:
+    """The file of texts with this name. Raises UserError: 66 if there is none, 65 if it has none of SUFFIXES."""
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(f"{name}: there is no such file", Exit.NO_INPUT)
+    if not _is_table(path):
+        way_out = "; for images give --task image-classification" if path.suffix.lower() in IMAGE_SUFFIXES else ""
+        raise UserError(f"{name}: a file of texts ends in {', '.join(SUFFIXES)}{way_out}", Exit.BAD_DATA)
+    return path
+
+
+def _files_of(top: Path, split: str) -> list[Path]:
+    """The files of a split: top/split.csv, or those in top/split/. Raises UserError if there are several kinds."""
+    inside = sorted(path for path in (top / split).rglob("*") if _is_table(path)
+                    and all(map(is_users, path.relative_to(top).parts)))
+    found = [top / f"{split}{suffix}" for suffix in SUFFIXES if _is_table(top / f"{split}{suffix}")]
+    if len(kinds := found + ([top / split] if inside else [])) > 1:
+        raise UserError(f"--data {top}: {some(path.name for path in kinds)} are all {split}; keep one", Exit.BAD_DATA)
+    return inside or found
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix in SUFFIXES and path.is_file()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from utils.errors import Exit, UserError, some
 
+TABLES = (".csv", ".tsv", ".jsonl")  # endings; a file of another has a text on each line
 MAX_FIELD = 2**20  # characters; a longer field is most likely a quote that was never closed
 MAX_LINE = 2**24  # bytes
 _SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "vertical bars"}
@@ -36,8 +37,7 @@ class Inputs(NamedTuple):
 
 
 TEXTS = Inputs("text", "--text-column", ("text",), 2, "two (A,B) for a sentence pair")
-IMAGES = Inputs("image", "--image-column", ("image", "path", "file", "filename", "file_name"), 8,
-                "several (A,B) if a sample has several images")
+IMAGES = Inputs("image", "--image-column", ("image", "path", "file", "filename", "file_name"), 8, "several (A,B)")
 SPLIT = "split"  # the column that says of which split a row is
 
 
@@ -71,9 +71,9 @@ def choose_columns(
     names = column_names(path)
     if names is None:
         if labels or group:
+            needed = some([inputs.usual[0], *labels, *filter(None, [group])])
             raise UserError(f"{path}: a .txt file has no {'labels' if labels else 'groups'}; give a table (.csv, .tsv,"
-                            f" .jsonl) with the columns {some([inputs.usual[0], *labels, *filter(None, [group])])}",
-                            Exit.BAD_DATA)
+                            f" .jsonl) with the columns {needed}", Exit.BAD_DATA)
         return Columns(("text",), ())
 
     # labels, groups
@@ -105,8 +105,8 @@ def require_columns(path: Path, wanted: Sequence[str], way_out: str) -> None:
     """Raise UserError (65) if a table lacks one of the columns; the message names the columns that it has."""
     names = column_names(path)
     if names is not None and (missing := [name for name in wanted if name not in names]):
-        raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)};"
-                        f" {_separator_meant(path) or way_out}", Exit.BAD_DATA)
+        way_out = _separator_meant(path) or way_out
+        raise UserError(f"{path}: there is no column {some(missing)}; it has {some(names)}; {way_out}", Exit.BAD_DATA)
 
 
 def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: str = "") -> Iterator[Row]:
@@ -116,7 +116,7 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: 
     Raises UserError (65) with file, line and rule.
     """
     # a text file
-    if path.suffix not in (".csv", ".tsv", ".jsonl"):
+    if path.suffix not in TABLES:
         yield from (_line_row(path, number, line, len(columns.texts)) for number, line in _lines(path)
                     if keep_blank or line.strip())
         return
@@ -141,7 +141,7 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: 
 
 def column_names(path: Path) -> list[str] | None:
     """Those of a table, by its first row; None for a text file. Raises UserError (65)."""
-    if path.suffix not in (".csv", ".tsv", ".jsonl"):
+    if path.suffix not in TABLES:
         return None
     names = (next((list(values) for _, values in _objects(path) if values), []) if path.suffix == ".jsonl" else
              list(dict.fromkeys(_names(path, _fields(path)))))
@@ -163,8 +163,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if len(fields) != len(names) and not _is_blank(fields):
             quotes = "put a field with a comma, a quote or a line break in quotes"
             rule = _separator_meant(path) or (quotes if path.suffix == ".csv" else "a tab ends a field")
-            raise _wrong(path, number,
-                         f"has {len(fields)} fields, but the header has {len(names)} ({some(names)}); {rule}")
+            raise _wrong(path, number, f"has {len(fields)} fields, the header {len(names)} ({some(names)}); {rule}")
         yield number, dict.fromkeys(names, "") | dict(zip(names, fields, strict=False))
 
 

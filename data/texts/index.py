@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -104,18 +103,8 @@ def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray
     wanted = set(numbers.tolist())
     found = {number: "\t".join(row.texts) for number, row in enumerate(rows, first) if number in wanted}
     if len(found) < len(wanted):
-        raise UserError(f"--data {source.root}: the texts changed since they were tokenized; start again",
-                        Exit.BAD_DATA)
+        raise UserError(f"--data {source.root}: its texts changed since the start; start again", Exit.BAD_DATA)
     return found
-
-
-class _Piece(NamedTuple):
-    """A sample to be: a text, or a part of a long one."""
-
-    ids: np.ndarray  # [length] int64
-    types: list[int]  # [length], or empty
-    text: int  # index of its text
-    num_ordinary: int  # non-special tokens
 
 
 class _Writer:
@@ -175,7 +164,7 @@ class _Writer:
         with ExitStack() as stack:
             files = {name: stack.enter_context((self._folder / f"{split}.{name}").open("wb")) for name in ARRAYS}
             while chunk := list(islice(rows, ROWS_AT_ONCE)):
-                arrays = _as_arrays(self._encode(chunk, split))
+                arrays = self._encode(chunk, split)
                 arrays["spans"] += end
                 end += len(arrays["ids"])
                 for name, values in arrays.items():
@@ -183,36 +172,30 @@ class _Writer:
         if not end:
             raise self._reader.no_samples(split)
 
-    def _encode(self, rows: list[Row], split: str) -> list[_Piece]:
-        """The samples made of these rows."""
+    def _encode(self, rows: list[Row], split: str) -> dict[str, np.ndarray]:
+        """The arrays of the samples made of these rows, which begin at 0."""
         # tokenize
         columns = [[row.texts[i] for row in rows] for i in range(len(self._source.columns.texts))]
         columns = without_ends(self._tokenizer, columns, self._source.max_length)
         encoded = self._tokenizer(*columns, truncation=True, max_length=self._source.max_length).encodings
 
-        # cut: a long text becomes several pieces, or keeps its first one
-        pieces = []
+        # cut: a long text becomes several samples, or keeps its beginning
+        ids, types, nums_ordinary, texts = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)], [], []
         for row, first in zip(rows, encoded, strict=True):
             for one in [first, *first.overflowing] if self._source.split_long else [first]:
-                ids = np.array(one.ids, np.int64)
-                num_ordinary = np.count_nonzero(~self._is_special[ids])
+                num_ordinary = np.count_nonzero(~self._is_special[one.ids])
                 # A text of odd characters may have special tokens alone: without a label there is nothing to predict.
                 if num_ordinary or self._source.label_columns:
-                    pieces.append(_Piece(ids, one.type_ids if self._has_types else [], self._num_texts, num_ordinary))
+                    ids.append(np.array(one.ids, np.int64))
+                    types.append(np.array(one.type_ids if self._has_types else [], np.uint8))
+                    nums_ordinary.append(num_ordinary)
+                    texts.append(self._num_texts)
                     self._groups.add(split, row)
             self._num_texts += 1
             self._num_long += bool(first.overflowing)
-        return pieces
 
-
-def _as_arrays(pieces: list[_Piece]) -> dict[str, np.ndarray]:
-    """The arrays of a TokenTable, for samples that begin at 0."""
-    ends = np.cumsum([0, *(len(piece.ids) for piece in pieces)], dtype=np.int64)
-    return {
-        "ids": np.concatenate([np.zeros(0, np.int64), *(piece.ids for piece in pieces)]),
-        "types": np.concatenate([np.zeros(0, np.uint8), *(np.array(piece.types, np.uint8) for piece in pieces)]),
-        "spans": np.stack([ends[:-1], ends[1:]], axis=1),
-        "labels": np.zeros(len(pieces)),  # those there are come last
-        "num_ordinary": np.array([piece.num_ordinary for piece in pieces]),
-        "texts": np.array([piece.text for piece in pieces]),
-        "lengths": np.diff(ends)}
+        # as a TokenTable has them; labels come last, if there are any
+        ends = np.cumsum([len(each) for each in ids], dtype=np.int64)
+        return {"ids": np.concatenate(ids), "types": np.concatenate(types),
+                "spans": np.stack([ends[:-1], ends[1:]], axis=1), "labels": np.zeros(len(texts)),
+                "num_ordinary": np.array(nums_ordinary), "texts": np.array(texts), "lengths": np.diff(ends)}

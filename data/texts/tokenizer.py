@@ -25,15 +25,12 @@ def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        reason = first_line(error)
-        raise UserError(f"{folder} holds no tokenizer that can be read ({reason}); give --tokenizer a folder with"
-                        " tokenizer.json", Exit.NO_INPUT) from None
+        raise UserError(f"{folder} holds no tokenizer that can be read ({first_line(error)}); give --tokenizer a folder"
+                        " with tokenizer.json", Exit.NO_INPUT) from None
     if is_special(tokenizer).all():  # without files the library makes an empty one
-        raise UserError(f"{folder} holds no tokenizer; add its tokenizer.json, or give --tokenizer another folder",
-                        Exit.NO_INPUT)
+        raise UserError(f"{folder} holds no tokenizer; add tokenizer.json, or give --tokenizer a folder", Exit.NO_INPUT)
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
-        raise UserError(f"{folder}: the tokenizer must be of the tokenizers library (tokenizer.json) and have a padding"
-                        " token")
+        raise UserError(f"{folder}: its tokenizer must be one of tokenizers (tokenizer.json) and have a padding token")
     return tokenizer
 
 
@@ -42,9 +39,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     # the alphabet
     texts = list(texts)
     normalizer = normalizers.BertNormalizer(lowercase=True)
-    counts = Counter(character for text in texts for character in normalizer.normalize_str(text)
-                     if not character.isspace())
-    most_frequent = sorted(counts, key=lambda character: (-counts[character], character))[:vocab_size // 4]
+    counts = Counter(char for text in texts for char in normalizer.normalize_str(text) if not char.isspace())
+    most_frequent = sorted(counts, key=lambda char: (-counts[char], char))[:vocab_size // 4]
     alphabet = sorted(most_frequent)
 
     # the vocabulary. Special tokens are numbered in the order given: so characters are passed as such, at the start and
@@ -79,12 +75,11 @@ def without_ends(tokenizer: PreTrainedTokenizerBase, columns: list[list[str]], m
     two texts of 16,000 words). It gives an odd token to the longer text, else to the second: so the longer one keeps
     more.
     """
-    if len(columns) == 1:
-        return columns
     limit = 2 * max_length  # tokens; far behind the cut, since the last word may be divided differently
     long = [i for i, texts in enumerate(zip(*columns, strict=True)) if max(map(len, texts)) > limit]
-    encoded = [tokenizer([texts[i] for i in long], add_special_tokens=False).encodings if long else []
-               for texts in columns]
+    if len(columns) == 1 or not long:
+        return columns
+    encoded = [tokenizer([texts[i] for i in long], add_special_tokens=False).encodings for texts in columns]
     kept = [list(texts) for texts in columns]
     for i, first, second in zip(long, *encoded, strict=True):
         is_first = len(first) > len(second)

@@ -120,8 +120,8 @@ def auroc_by_class(probabilities: Tensor, labels: Tensor) -> Tensor:
     num_classes = probabilities.shape[1]
     aurocs = torch.full([num_classes], torch.nan, dtype=torch.float64)
     for index in labels.unique().tolist():
-        scores, is_positive = probabilities[:, index if num_classes > 2 else 1], labels == (
-            index if num_classes > 2 else 1)
+        of = index if num_classes > 2 else 1
+        scores, is_positive = probabilities[:, of], labels == of
         positive, negative = scores[is_positive].contiguous(), scores[~is_positive].sort().values
         if len(positive) and len(negative):
             wins = torch.searchsorted(negative, positive) + torch.searchsorted(negative, positive, right=True)  # twice

@@ -4,7 +4,7 @@ It never wraps, moves, saves or reduces, and knows no strategy.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from data.batch import Batch, SampleSet
 from data.sampler import Lengths
 from models.metrics.metric import Metric
 from models.objectives import Objective
-from models.output import Output, Prediction
+from models.output import Output, Predictions
 from utils.errors import UserError
 
 
@@ -87,16 +87,14 @@ class Task(ABC):
 
     def baselines(self) -> dict[str, float]:
         """What trivial methods reach on eval_set, by name, in the unit of `best`. For the closing lines."""
-        return {}
+        return self.objective.baselines() if self.objective else {}
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """For the closing lines: {what to do with the finished run: its command, for a shell}. Both are quoted."""
         return {}
 
     @staticmethod
-    def predict(
-        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
         """A description of the model in `folder`, and batches of predictions, in the order of `inputs`.
 
         The description has `classes`, the names of the outputs, and what models.objectives.answer needs. At most

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from data.splits import ValSplit, require_split
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
 from models.objectives import build_objective, kind_of, label_columns_of
-from models.output import Output, Prediction, widened
+from models.output import Output, Predictions, widened
 from models.tasks.base import Task
 from models.vision.classifier import build_model, classify_images, load_model_folder, require_known, save_model_folder
 from models.vision.preprocessing import description_of, resolve_preprocessing
@@ -59,13 +58,13 @@ class ImageTask(Task):
         # index: the first process of a node scans, the others read what it cached
         self._config, self._world, self._note = config, world, run.note
         self._is_demo = config.data.data == "demo"
-        self._root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
+        root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
         as_they_are = config.run.eval_only and not run.is_there  # weights
         val = ValSplit(config.data.val_fraction, config.run.seed, config.run.split if as_they_are else "")
-        build = partial(_index_of, config, self._root, run.resolved.names_as_written, val)
+        build = partial(_index_of, config, root, run.resolved.names_as_written, val)
         world.on_rank_zero(lambda: len(build().classes), per_node=True)  # Collective.
         index = world.everywhere(build, takes_long=True)  # Collective.
-        require_split(config.run.split, index.splits, self._root)
+        require_split(config.run.split, index.splits, root)
         described = description_of(config.model.model, world)  # Collective.
         if as_they_are and index.splits["train"].labels.ndim == 1:
             index = index.labelled(classes_of_weights(config.model, described, index.classes, world))  # Collective.
@@ -75,37 +74,32 @@ class ImageTask(Task):
         # preprocessing, and what suits the weights
         if not described and not is_timm(config.model.model):
             require_known(config.model.model, config.model.pretrained and not config.model.weights)
-        self._prepared, notes = resolve_preprocessing(  # Collective.
-            config.images, config.model, index.splits["train"], run, world)
-        self.notes = (*index.notes, *notes)
-        is_pretrained = config.model.pretrained or config.model.weights is not None
-        self.origin = f"with the weights of {config.model.weights or config.model.model}" if is_pretrained else (
-            "from scratch")
-        self.base_lr = PRETRAINED_LR if is_pretrained else SCRATCH_LR
+        train, evaluated = index.splits["train"], index.splits[config.run.split]
+        prepared, notes = resolve_preprocessing(config.images, config.model, train, run, world)  # Collective.
+        self.notes, self._prepared = (*index.notes, *notes), prepared
+        self.origin, self.base_lr = "from scratch", SCRATCH_LR
+        if config.model.pretrained or config.model.weights is not None:
+            weights = config.model.weights or config.model.model
+            self.origin, self.base_lr = f"with the weights of {weights}", PRETRAINED_LR
 
         # transforms, objective
-        train, evaluated = index.splits["train"], index.splits[config.run.split]
         train_transform, eval_transform = build_transforms(
-            config.images.augmentation, self._prepared.for_eval, config.augment, self._prepared.mean)
+            config.images.augmentation, prepared.for_eval, config.augment, prepared.mean)
         self.objective = build_objective(
             config, self.classes, train.labels, evaluated.labels, described if described and as_they_are else None)
         self.notes += self.objective.notes
         self.metrics, self.best = self.objective.metrics, self.objective.best
-        self._mix = build_mixing(config.augment, self._prepared.image_size)
-        self._mean, self._std = (  # [1, 3 * I, 1, 1] each
-            255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)
-            for values in (self._prepared.mean, self._prepared.std))
+        self._mix = build_mixing(config.augment, prepared.image_size)
+        self._mean, self._std = (255 * torch.tensor(values * self._num_images).view(1, -1, 1, 1)
+                                 for values in (prepared.mean, prepared.std))  # [1, 3 * I, 1, 1] each
 
         # data sets: packing may take hours, so what is refused here is refused before
-        read = partial(EncodedImage, white=self._prepared.white_value)
+        read = partial(EncodedImage, white=prepared.white_value)
         if config.images.cache != "none":
             run.require_same_data(self.fingerprint, world)  # Collective.
-            spec = CacheSpec(config.images.cache, self._prepared.resize_size, self._prepared.interpolation,
-                             self._prepared.white_value)
-            of_training, split = ("train", "val"), config.run.split
-            is_either = {"val", split} <= index.splits.keys() & of_training
-            choices = ([of_training] if is_either else []) + ([(split,)] if config.run.eval_only else [])
-            read = open_cache(index, spec, choices, world, run.note).read  # Collective.
+            spec = CacheSpec(config.images.cache, prepared.resize_size, prepared.interpolation, prepared.white_value)
+            splits = (config.run.split,) if config.run.eval_only else ("train", "val")
+            read = open_cache(index, spec, splits, world, run.note).read  # Collective.
         self.train_set = ImageFolder(train, train_transform, config.run.seed, read)
         self.eval_set = ImageFolder(evaluated, eval_transform, config.run.seed, read)
 
@@ -169,11 +163,6 @@ class ImageTask(Task):
             "num_images": self._num_images, "image_columns": self._columns, "transform_input": self._transforms_input,
             **self.objective.described(), **asdict(self._prepared)}, folder)
 
-    def baselines(self) -> dict[str, float]:
-        """Those of the objective; for the built-in digits also a linear model on the pixels."""
-        linear = {"a linear model on the pixels": demo.linear_baseline(Path(self._root))} if self._is_demo else {}
-        return self.objective.baselines() | linear
-
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict the first validation image; train the same model on own images."""
         predict = {"predict": f"{python} -m models.predict {run} {shlex.quote(self.eval_set.name(0))}"}
@@ -182,9 +171,7 @@ class ImageTask(Task):
                                             " and DIR/val/CLASS/*, or just DIR/CLASS/*"} if self._is_demo else {})
 
     @staticmethod
-    def predict(
-        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
         """inputs: image files; folders, whose images, those below included, are sorted by path; tables.
 
         Of a model that takes several images: A,B, and tables.
@@ -208,14 +195,12 @@ def _index_of(
 
     # a folder
     if os.path.exists(root) and kind_of(labels) != CLASSES:
-        raise UserError(f"--data {root}: it is no table, and class folders hold one class of each image; for"
-                        f" {'numbers' if kind_of(labels) == NUMBERS else 'several labels'} give a table (.csv, .tsv,"
-                        " .jsonl) with the columns image and label, or a folder with train.csv and val.csv",
-                        Exit.BAD_DATA)
+        what = "numbers" if kind_of(labels) == NUMBERS else "several labels"
+        raise UserError(f"--data {root}: class folders hold one class of each image; for {what} give a table (.csv,"
+                        " .tsv, .jsonl) with the columns image and label", Exit.BAD_DATA)
     usual = {"label_column": LabelOptions().label_column, "image_column": ImageOptions().image_column,
              "group_column": None}
     for name, value in settings(config).items():
         if name in usual and value != usual[name]:
-            raise UserError(f"{flag(name)} {value}: --data {root} is no table, so it has no columns; leave"
-                            f" {flag(name)} out, or give a table (.csv, .tsv, .jsonl)")
+            raise UserError(f"{flag(name)} {value}: --data {root} has no columns; leave it out, or give a table")
     return build_index(root, val, cache_path(), as_written)

@@ -7,10 +7,10 @@ Legend: B samples, R rows of them, T tokens of a row, P predicted tokens, V voca
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from data.texts.text_set import packed
 from data.texts.tokenizer import is_special
 from models.losses import cross_entropies
 from models.metrics.metric import LOWER, Metric
-from models.output import Output, Prediction, widened
+from models.output import Output, Predictions, widened
 from models.tasks.text import TextTask
 from models.text.packing import find_first_position, with_mask
 from models.text.sparse_prediction import SparsePrediction
@@ -49,8 +49,7 @@ class MaskedLM(TextTask):
             raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
         super().__init__(config, run, world, label_columns=(), label_kind=CLASSES, split_long=True)
         if self._tokenizer.mask_token_id is None:
-            raise UserError("--task masked-lm needs a tokenizer with a mask token, and this one has none; see --model"
-                            " and --tokenizer")
+            raise UserError("--task masked-lm needs a tokenizer with a mask token; give another --tokenizer or --model")
 
         # masks; in evaluations the same ones in every run
         self.train_set = MaskedTextSet(self._train, self._tokenizer, MASK_PROBABILITY, config.run.seed)
@@ -126,13 +125,10 @@ class MaskedLM(TextTask):
                 "your own data": f"{train} masked-lm --data FILE.txt    with one text per line"}
 
     @staticmethod
-    def predict(
-        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
         """There are no classes to predict. Raises UserError (64)."""
-        raise UserError(f"{folder} is a language model, which has no classes: fine-tune it (train.py --task"
-                        f" text-classification --model {folder}), or fill masks with"
-                        f" transformers.pipeline('fill-mask', model='{folder}')")
+        raise UserError(f"{folder} has no classes: fine-tune it (train.py --task text-classification --model {folder}),"
+                        f" or fill masks: transformers.pipeline('fill-mask', model='{folder}')")
 
 
 def _token_weight(batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification
 
 from data.batch import Batch
-from data.demo_text import linear_baseline
-from data.tables.files import table_at
+from data.tables.source import table_at
 from data.tables.table import Columns, Row, read_rows, require_columns
 from data.texts.index import sample_texts
 from data.texts.text_set import TextSample, TextSet
 from data.texts.tokenizer import load_tokenizer
-from models.objectives import Classes, build_objective, kind_of, label_columns_of, values_of
-from models.output import Output, Prediction, widened
+from models.objectives import build_objective, kind_of, label_columns_of, values_of
+from models.output import Output, Prediction, Predictions, widened
 from models.tasks.text import TextTask
 from models.text.bert import load_classifier, read_config
 from models.text.padding import find_padding_side, outputs_for_texts
@@ -86,13 +85,6 @@ class LabelledTextTask(TextTask):
             self._inputs = [(int(index), texts[int(numbers[index])]) for index in numbers.argsort()]
         return self._inputs
 
-    def baselines(self) -> dict[str, float]:
-        """Those of the objective; for the built-in data also a linear model on token counts."""
-        baselines = self.objective.baselines()
-        if self._config.data.data == "demo" and isinstance(self.objective, Classes):
-            baselines["a linear model on the tokens' counts"] = linear_baseline(self._train, self._eval)
-        return baselines
-
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict; train on own texts."""
         own = f"{python} train.py --task {self._config.run.task} --data FILE.csv    with the columns text and label"
@@ -100,9 +92,7 @@ class LabelledTextTask(TextTask):
         return {"predict": f"printf '{texts}\\n' | {python} -m models.predict {run} -", "your own data": own}
 
     @staticmethod
-    def predict(
-        folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int
-    ) -> tuple[dict[str, Any], Iterator[list[Prediction]]]:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
         """inputs: tables with the columns of training; text files, and - for standard input, with one text per line.
 
         A pair is A<tab>B.
@@ -111,8 +101,7 @@ class LabelledTextTask(TextTask):
         paths = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs]
         described = json.loads((folder / "config.json").read_text())
         if missing := {"text_columns", "max_tokens"} - set(described):
-            raise UserError(f"{folder / 'config.json'} was not written by a text run: it lacks {some(sorted(missing))}",
-                            Exit.NO_INPUT)
+            raise UserError(f"{folder} is of no text run: config.json lacks {some(sorted(missing))}", Exit.NO_INPUT)
         columns = Columns(tuple(described["text_columns"]), ())
         for path in paths:
             require_columns(path, columns.texts, "give a table with the columns of training")

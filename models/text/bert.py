@@ -198,8 +198,7 @@ def _load(
         model, found = spec.head.from_pretrained(folder, config=described, ignore_mismatched_sizes=True, **_LOADING)
     except (OSError, SafetensorError) as error:
         raise UserError(f"--model {name} has no weights that can be read ({first_line(error)}); it needs"
-                        " model.safetensors (transformers' save_pretrained converts other formats)",
-                        Exit.NO_INPUT) from None
+                        " model.safetensors (save_pretrained of transformers writes it)", Exit.NO_INPUT) from None
 
     # everything but the head must be there
     is_in_head = in_head(model)
@@ -209,9 +208,8 @@ def _load(
         raise UserError(f"--eval-only: the weights in {folder} have no head for this task ({some(lacking)} is missing):"
                         " train first (without --eval-only), or name a model that was trained for it", Exit.BAD_DATA)
     if wrong:
-        raise UserError(f"the weights in {folder} do not fit its config.json: {counted(len(wrong), 'tensor')}"
-                        f" missing or of another shape, for example {wrong[0]}; repair the folder, or give"
-                        " --no-pretrained")
+        raise UserError(f"the weights in {folder} do not fit its config.json: {counted(len(wrong), 'tensor')} missing"
+                        f" or of another shape, for example {wrong[0]}; repair the folder, or give --no-pretrained")
 
     # transformers 5.24 leaves the biases of some new heads as the memory was (masked-lm: Longformer, FNet)
     for key in lacking:

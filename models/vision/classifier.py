@@ -19,6 +19,7 @@ import torchvision
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torchvision.ops import StochasticDepth
 
 from data.images.augment import CentreCrop
 from data.images.decode import EncodedImage
@@ -30,12 +31,11 @@ from models.objectives import values_of
 from models.output import Prediction
 from models.own import IMAGE_MODELS
 from models.trial import OWN, build_tried
-from models.vision.dropout import set_drop_path, set_dropout
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
 from models.vision.weights import initial_weights_of, read_weights, with_channels, with_more_channels
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, counted, some
+from utils.errors import Exit, UserError, some
 from utils.hardware.cores import available_cores
 from utils.settings.image_options import ModelOptions
 
@@ -62,9 +62,8 @@ def build_classifier(
     # try it on black images; one is enough for a library's
     is_own = architecture in IMAGE_MODELS
     images = torch.zeros(1 + is_own, 3 * num_images, image_size, image_size)
-    way_out = OWN if is_own else (
-        f"use another --image-size than {image_size}, or another --model: resnet18 takes images of any size")
-    model = build_tried(architecture, build, (images,), num_classes, way_out)
+    way_out = f"use another --image-size than {image_size}, or resnet18, which takes images of any size"
+    model = build_tried(architecture, build, (images,), num_classes, OWN if is_own else way_out)
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
     if isinstance(model, torchvision.models.MNASNet):
@@ -80,9 +79,8 @@ def require_known(architecture: str, is_pretrained: bool = False) -> None:
     known = [*IMAGE_MODELS, *torchvision.models.list_models(module=torchvision.models)]
     if architecture not in known and architecture.lower() not in known:
         close = difflib.get_close_matches(architecture.lower(), known, n=3) or ["resnet18", "resnet50"]
-        raise UserError(
-            f"--model {architecture}: torchvision {torchvision.__version__} has no such classifier, nor has"
-            f" models/own.py, and there is no such folder; did you mean {', '.join(close)}?")
+        raise UserError(f"--model {architecture}: neither torchvision {torchvision.__version__} nor models/own.py has"
+                        f" it, and there is no such folder; did you mean {', '.join(close)}?")
     if architecture in IMAGE_MODELS and is_pretrained:
         raise UserError(f"--pretrained: --model {architecture} is of models/own.py, and has no published weights; give"
                         " a file with --weights, or leave --pretrained out to train from scratch")
@@ -106,6 +104,33 @@ def _build_named(
     if drop_path is not None:
         set_drop_path(model, drop_path)
     return model
+
+
+def set_dropout(model: nn.Module, probability: float) -> None:
+    """Every dropout but that of attention weights. Raises UserError (64) if the model has none."""
+    found = 0
+    for part in model.modules():
+        if isinstance(part, nn.MultiheadAttention):  # its attribute is about attention weights
+            continue
+        name = "p" if isinstance(part, nn.Dropout) else "dropout" if hasattr(part, "dropout") else "drop_rate"
+        if isinstance(getattr(part, name, None), float | int):
+            setattr(part, name, probability)
+            found += 1
+    if not found:
+        raise UserError("--dropout: --model has no dropout; leave it out, or use another, such as efficientnet_b0")
+
+
+def set_drop_path(model: nn.Module, probability: float) -> None:
+    """Stochastic depth (Huang et al., 2016): `probability` at the last block, the others in torchvision's proportions.
+
+    Raises UserError (64) if the model has none.
+    """
+    paths = [part for part in model.modules() if isinstance(part, StochasticDepth)]
+    if not paths:
+        raise UserError("--drop-path: --model has no stochastic depth; leave it out, or use convnext_tiny")
+    largest = max(part.p for part in paths)
+    for part in paths:
+        part.p = probability * part.p / largest
 
 
 def widen_input(model: nn.Module, num_images: int) -> None:
@@ -135,13 +160,13 @@ def build_model(
     # the model
     described = description_of(config.model, world)  # Collective.
     folder = Path(config.model) if described else None
-    described = described or {"architecture": config.model}
-    if is_timm(described["architecture"]):
+    architecture = described.get("architecture", config.model)
+    if is_timm(architecture):
         world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
     model = world.everywhere(lambda: build_classifier(  # Collective.
-        described["architecture"], len(classes), image_size, num_images, config.dropout, config.drop_path))
+        architecture, len(classes), image_size, num_images, config.dropout, config.drop_path))
     is_library = config.pretrained and not config.weights and not folder
-    if described["architecture"].lower() in _WITH_AUXILIARY_HEADS:
+    if architecture.lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1
         if model.transform_input and num_images > 1:
             raise UserError(f"--model {config.model} with these weights takes one image of a sample, and --image-column"
@@ -150,10 +175,9 @@ def build_model(
     # its weights, without auxiliary heads
     weights, notes = None, []
     if initial_weights:
-        weights, notes = initial_weights_of(  # Collective.
-            config, model, described["architecture"], image_size, folder, world)
+        weights, notes = initial_weights_of(config, model, architecture, image_size, folder, world)  # Collective.
     if weights is not None:
-        auxiliary = _WITH_AUXILIARY_HEADS.get(described["architecture"].lower(), ())
+        auxiliary = _WITH_AUXILIARY_HEADS.get(architecture.lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}
         if num_images > 1:
             weights = with_more_channels(model, weights)
@@ -166,18 +190,15 @@ def build_model(
         last = [name for name, _ in model.named_parameters()][-1]  # of the head: [C, ...]
         found = some(known) if known else f"{len(weights[last])} classes" if last in weights else "no classes"
         if own_head and new_head:
-            raise UserError(
-                f"--eval-only: the weights are for {found}, and those of --data are {some(classes)}: the"
-                " weights are evaluated with their own head, so the classes must be the same ones, in any order; give"
-                " data with these classes, or train on yours first (without --eval-only)", Exit.BAD_DATA)
+            raise UserError(f"--eval-only: the weights are for {found}, and --data has {some(classes)}; give data with"
+                            " the classes of the weights, or train on yours first (without --eval-only)", Exit.BAD_DATA)
         if new_head:
             notes.append(f"new weights in the head: {some(new_head)}; those that were loaded are for {found}")
         elif not known:
-            notes.append(f"the head is kept: it has {counted(len(classes), 'output')} without names, which are taken"
-                         f" for {some(names)}, in this order")
+            notes.append(f"the head is kept: its {len(classes)} outputs without names are taken for {some(names)}")
         elif outputs != sorted(outputs):
             notes.append("the head is kept: it has the same classes in another order, and its outputs are reordered")
-    return model.to(memory_format=torch.channels_last), described["architecture"], notes
+    return model.to(memory_format=torch.channels_last), architecture, notes
 
 
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:
@@ -193,8 +214,7 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     """
     description = read_description(folder)
     if missing := _DESCRIPTION - set(description):
-        raise UserError(f"{folder / 'config.json'} was not written by an image run: it lacks {some(sorted(missing))}",
-                        Exit.NO_INPUT)
+        raise UserError(f"{folder} is of no image run: config.json lacks {some(sorted(missing))}", Exit.NO_INPUT)
     model = build_classifier(description["architecture"], len(description["classes"]), description["image_size"],
                              description.get("num_images", 1))
     if description.get("transform_input"):
@@ -222,9 +242,7 @@ def classify_images(
 
     # loading
     encoded = [os.fsencode(path.replace(",", "\0") if num_images > 1 else path) for path in paths]
-    ends = np.cumsum([0, *map(len, encoded)])
-    index = ImageIndex("", np.frombuffer(b"".join(encoded), np.uint8), np.stack([ends[:-1], ends[1:]], axis=1),
-                       np.zeros(len(paths), np.int32), num_images)
+    index = ImageIndex.of("", encoded, np.zeros(len(paths), np.int32), num_images)
     workers = min(MAX_WORKERS, available_cores(), len(paths) // batch_size)
     read = partial(EncodedImage, white=description["white_value"])
     loader = DataLoader(

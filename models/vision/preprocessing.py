@@ -18,7 +18,7 @@ from PIL import Image
 from data.images.augment import CentreCrop, usual_resize_size
 from data.images.decode import WHITES, EncodedImage, UnreadableImage
 from data.images.index import ImageIndex
-from models.vision.timm_models import data_config, is_timm, timm_preprocessing
+from models.vision.timm_models import is_timm, timm_preprocessing
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError
 from utils.rundir.resolved import UNSET
@@ -66,7 +66,7 @@ def resolve_preprocessing(
     if run.resolved.image_size is UNSET and (model.pretrained or model.weights):
         known, evaluated = world.on_rank_zero(lambda: [  # Collective.
             preprocessing_of_weights(model, for_test) for for_test in (not run.is_there, True)])
-    usual = known or IMAGENET
+    usual, mode = known or IMAGENET, (evaluated or {}).get("crop_mode", "center")
 
     # the settings
     size = run.resolve("image_size", images.image_size, lambda: (
@@ -81,24 +81,21 @@ def resolve_preprocessing(
         (run.is_read_only and (known or {}).get("white_value"))
         or world.on_rank_zero(lambda: white_for(index))))  # Collective.
     found = Preprocessing(size, resize_size, **values, white_value=white)
-    known, evaluated = (each and each | {"white_value": white} for each in (known, evaluated))
 
     # notes
     given = asdict(found)
+    known, evaluated = (each and {name: each.get(name) for name in given} | {"white_value": white}
+                        for each in (known, evaluated))
     notes = [f"{found}{', as the weights were evaluated' if evaluated == given else ''}"]
     if evaluated and evaluated != given:
         differ = {name: evaluated[name] for name in ("image_size", *IMAGENET) if evaluated[name] != given[name]}
         words = " ".join(f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, list) else value}"
                          for name, value in differ.items())
-        notes.append(f"the weights of --model {model.model} were evaluated with"
-                     f" {words or 'another crop: the shorter side had ' + str(evaluated['resize_size']) + ' px'}"
-                     f"{', and are fine-tuned as timm trained them' if known == given else ''}")
-    mode = "center"
-    if known and is_timm(model.model):
-        mode = world.on_rank_zero(lambda: data_config(model.model, for_test=True)["crop_mode"])  # Collective.
+        words = words or f"another crop: the shorter side had {evaluated['resize_size']} px"
+        more = ", and are fine-tuned as timm trained them" if known == given else ""
+        notes.append(f"the weights of --model {model.model} were evaluated with {words}{more}")
     if mode != "center":
-        notes.append(f"the weights of --model {model.model} were evaluated on whole images (timm's crop mode `{mode}`);"
-                     " here the centre is cut out")
+        notes.append(f"the weights were evaluated on whole images (crop mode `{mode}`); here the centre is cut out")
     if white != WHITES[-1]:
         notes.append(f"files with 16 bits are read as {white.bit_length()} bits: 0 is black, {white} and above white")
     return found, notes
@@ -144,15 +141,14 @@ def size_for(index: ImageIndex) -> int:
 
 
 def white_for(index: ImageIndex) -> int:
-    """What is white in files with 16 bits: the smallest of WHITES that holds what some of them have.
+    """What is white in all files with 16 bits, whatever their column: the smallest of WHITES that no value exceeds.
 
-    65535 if none has 16 bits. JPEGs have 8.
+    Up to DECODED samples are looked at. 65535 if none has 16 bits.
     """
     whites = []
     for position in range(0, len(index), -(-len(index) // DECODED)):
         with suppress(UnreadableImage):  # the training says so when it reads it
-            whites += [EncodedImage(path).white or 0 for path in index.paths(position)
-                       if not path.lower().endswith((".jpg", ".jpeg"))]
+            whites += [EncodedImage(path).white or 0 for path in index.paths(position)]  # 0: a file of 8 bits
     return max(whites, default=0) or WHITES[-1]
 
 
@@ -165,9 +161,8 @@ def read_description(folder: Path) -> dict[str, Any]:
             description["resize_size"] = usual_resize_size("photo" if description["photo"] else "small", size)
         return {"white_value": WHITES[-1]} | description | {"architecture": description["architecture"]}
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(
-            f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): it needs a config.json"
-            " with an architecture, as RUN/model has", Exit.NO_INPUT) from None
+        raise UserError(f"{folder} is not a model folder of an image run ({type(error).__name__}: {error}): name one,"
+                        " such as RUN/model", Exit.NO_INPUT) from None
 
 
 def description_of(model: str, world: World) -> dict[str, Any]:

@@ -61,21 +61,17 @@ def build_timm(
         raise
 
 
-def data_config(model: str, for_test: bool) -> dict[str, Any]:
-    """timm's own description of how images are prepared, see timm_preprocessing. Raises UserError (64)."""
-    return _library().data.resolve_data_config(pretrained_cfg=_description(model), use_test_size=for_test)
-
-
 def timm_preprocessing(model: str, for_test: bool) -> dict[str, Any]:
-    """What timm prepares images with, as fields of Preprocessing. Raises UserError (64).
+    """What timm prepares images with: fields of Preprocessing, and timm's crop_mode. Raises UserError (64).
 
     for_test: as the weights were evaluated; False: to train them. A sixth of timm's weights have another size or crop
     there.
     """
-    config = data_config(model, for_test)
+    config = _library().data.resolve_data_config(pretrained_cfg=_description(model), use_test_size=for_test)
     size = config["input_size"][-1]
     return {"image_size": size, "resize_size": math.floor(size / config["crop_pct"]),
-            "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"])}
+            "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"]),
+            "crop_mode": config["crop_mode"]}
 
 
 def timm_weights(model: str, image_size: int, world: World) -> dict[str, Tensor]:
@@ -93,10 +89,9 @@ def timm_weights(model: str, image_size: int, world: World) -> dict[str, Tensor]
         try:
             return _create(model, description, image_size, pretrained=True).state_dict()
         except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are OSErrors
-            raise UserError(
-                f"--pretrained: the weights of --model {model} cannot be loaded from {source} ({first_line(error)})."
-                " Ways out: fetch them elsewhere (hf download) and pass --weights FILE; or copy the hub's cache; or"
-                " train from scratch, without --pretrained", Exit.NO_INPUT) from None
+            raise UserError(f"--pretrained: the weights of {model} cannot be loaded from {source} ({first_line(error)})"
+                            ": fetch them elsewhere (hf download) and pass --weights FILE, or copy the hub's cache, or"
+                            " leave --pretrained out", Exit.NO_INPUT) from None
 
     world.on_rank_zero(lambda: load() and None, per_node=True)  # Collective: one process of a node downloads
     return world.everywhere(load, takes_long=True)  # Collective.
@@ -168,9 +163,8 @@ def _description(model: str) -> dict[str, Any]:
         known: Sequence[str] = timm.list_models()
     except RuntimeError:  # an unknown tag
         known = timm.list_models(f"{name.partition('.')[0]}.*", include_tags=True)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or ["resnet50"]
-    raise UserError(f"--model {model}: timm {timm.__version__} has no such classifier; did you mean"
-                    f" {', '.join(PREFIX + each for each in close)}?")
+    close = ", ".join(PREFIX + each for each in difflib.get_close_matches(name, known, cutoff=0.4) or ["resnet50"])
+    raise UserError(f"--model {model}: timm {timm.__version__} has no such classifier; did you mean {close}?")
 
 
 def _create(model: str, description: dict[str, Any], image_size: int, **options: Any) -> nn.Module:

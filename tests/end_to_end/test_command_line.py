@@ -187,7 +187,7 @@ def listing(run: Path) -> dict[str, tuple]:
 def test_hidden_folders_and_stray_files_are_passed_over_with_a_note(finished):
     _, run, result = finished
     assert result.returncode == 0, result.text
-    assert ("files skipped because they are not images in class folders: 1, for example train/tint0/notes.txt"
+    assert ("skipped 1 file, not images in class folders, such as train/tint0/notes.txt"
             in result.out)
     assert json.loads((run / "model" / "config.json").read_text())["classes"] == ["tint0", "tint1", "tint2"]
 

@@ -16,7 +16,7 @@ TRAIN, VAL = 1442, 355  # images
 
 def test_a_run_says_what_it_is_compared_with_and_what_to_do_next(demo_run):
     run, result = demo_run
-    for part in ("always the most frequent class 10.", "a linear model on the pixels 95.", f"the run         {run}",
+    for part in ("always the most frequent class 10.", f"the run         {run}",
                  f"tensorboard --logdir {run}", f"python -m models.predict {run}", "train.py --data DIR"):
         assert result.out.count(part) == 1, result.text
 
@@ -50,7 +50,7 @@ def test_docstrings_are_told_apart_far_better_than_by_the_largest_class(run_torc
     result = run_torchrun(2, *words)
     assert result.returncode == 0, result.text
     assert json.loads((session_dir / "demo-docstrings" / "summary.json").read_text())["top1"] >= 0.75
-    for part in ("always the most frequent class 17.", "a linear model on the tokens' counts 8",
+    for part in ("always the most frequent class 17.",
                  "printf 'a text\\n' | "):
         assert part in result.out, result.text
 

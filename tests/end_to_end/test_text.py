@@ -144,7 +144,7 @@ def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_
             file.write("one, two, three, four,topic0\n")
         line = sum(COUNTS["val"]) + 2
         words, code, parts = SMALL_VOCABULARY, Exit.BAD_DATA, [
-            f"{data}/val.csv line {line}: has 5 fields, but the header has 3"]
+            f"{data}/val.csv line {line}: has 5 fields, the header 3"]
     result = run_torchrun(2, "--task", "text-classification", "--data", data, *words, *SMALL, "--workers", "0",
                           "--run-dir", run_dir,
                           env={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(run_dir.parent / "hub")})

@@ -18,16 +18,13 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from xml.sax.handler import ContentHandler
 
-import numpy as np
 import pytest
 
 from data import demo_text
 from data.demo import SETTINGS, unpack_demo
-from data.demo_text import PACKAGES, SHORTEST, linear_baseline
+from data.demo_text import PACKAGES, SHORTEST
 from data.tables.table import TEXTS
-from data.texts.index import TextSource, open_texts, read_texts, tokenize
-from data.texts.text_set import TokenTable
-from data.texts.tokenizer import train_tokenizer
+from data.texts.index import TextSource, read_texts
 from utils.errors import Exit, UserError
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import settings
@@ -161,30 +158,3 @@ def test_two_processes_write_the_same_bytes(task, cache, tmp_path):
 def test_settings_are_settings_of_the_task(task):
     config = parse_command_line(["--task", task], SETTINGS)
     assert {name: settings(config)[name] for name in SETTINGS[task]} == SETTINGS[task]
-
-
-# --- the linear model
-
-
-def table_of(texts, labels):
-    spans = np.cumsum([0, *map(len, texts)])
-    return TokenTable(np.concatenate(texts), np.zeros(0, np.uint8), np.stack([spans[:-1], spans[1:]], axis=1),
-                      np.array(labels),
-                      np.ones(len(texts)), np.arange(len(texts)), np.diff(spans))
-
-
-def test_the_linear_model_is_far_above_guessing_on_the_docstrings(cache, docstrings):
-    source = TextSource(str(unpack_demo("text-classification", cache)), TEXTS, "text", ("label",), tokenizer="",
-                        max_length=64, split_long=False)
-    tokenizer = train_tokenizer(read_texts(source), 4096)
-    tokenize(source, tokenizer, cache)
-    splits = open_texts(source, cache).splits
-    majority = np.bincount(splits["val"].labels).max() / len(docstrings["val"])
-    assert majority + 0.5 < linear_baseline(splits["train"], splits["val"]) < 0.97
-
-
-@pytest.mark.parametrize("labels, accuracy", [([0, 1, 2, 1], 1.0), ([0, 1, 2, 0], 0.75), ([1, 2, 0, 0], 0.0)])
-def test_accuracy_of_the_linear_model_is_the_share_of_labels_it_tells(labels, accuracy):
-    train = table_of([[0, 1, 1], [0, 2], [0, 3, 3], [0, 1], [0, 2, 2, 2], [0, 3]], [0, 1, 2, 0, 1, 2])
-    val = table_of([[1, 1], [2], [0, 3], [2, 9, 2]], labels)  # 9 is a token that train lacks
-    assert linear_baseline(train, val) == accuracy

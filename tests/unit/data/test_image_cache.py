@@ -1,15 +1,11 @@
-"""--cache: packed images are those of the files, are packed once, go on after a kill, and follow what changes."""
+"""--cache: packed images are those of the files, are packed once, whole or not at all, and follow what changes."""
 
 import errno
-import fcntl
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,9 +56,9 @@ def opened(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "home"))
     world = SimpleNamespace(on_rank_zero=lambda work, per_node: work(), everywhere=lambda work: work())
 
-    def open_(files, choices=(("train", "val"),)):
+    def open_(files, names=("train", "val")):
         splits = {name: Split(paths) for name, paths in (("train", files[1:]), ("val", files[:1]), ("test", ["none"]))}
-        return open_cache(SimpleNamespace(splits=splits), CacheSpec("raw", WHOLE), choices, world, open_.said.append)
+        return open_cache(SimpleNamespace(splits=splits), CacheSpec("raw", WHOLE), names, world, open_.said.append)
 
     open_.said, open_.home = [], tmp_path / "home"
     return open_
@@ -150,19 +146,16 @@ def test_images_are_packed_once_and_beside_them_anew_when_a_file_changes(files, 
         assert cache.read(files[0]).pixels().shape == (80, 100, 3)
 
 
-def test_an_evaluation_takes_what_the_training_packed_or_packs_its_own(files, opened):
-    choices = ("train", "val"), ("val",)
-    opened(files, choices)
+def test_an_evaluation_packs_what_it_reads(files, opened):
+    cache = opened(files, ("val",))
     assert f"--cache raw: packing 1 image into {opened.home}, once" in opened.said
-    opened(files)
-    opened.said.clear()
-    assert opened(files, choices).read(files[1]) and "packing" not in "".join(opened.said)
+    assert cache.read(files[0]) and opened(files).read(files[1])
 
 
 def test_each_start_says_how_many_images_are_not_packed(files, opened):
     for _ in range(2):
         opened(files)
-    line = "--cache raw: 1 image could not be packed, and will be read from the file each time"
+    line = "--cache raw: 1 image could not be packed: their files will be read"
     assert opened.said.count(line) == 2
 
 
@@ -207,20 +200,7 @@ def pack_and_die(many, folder, number):
     assert died.returncode == -signal.SIGKILL and not folder.exists(), died.stderr
 
 
-def test_after_a_kill_only_the_rest_is_packed_and_the_cache_is_the_same(many, tmp_path):
-    folder, spec, said = tmp_path / "killed", CacheSpec("jpeg", SMALL), []
-    pack_and_die(many, folder, CHUNK)
-    with (tmp_path / ".killed.partial/images").open("ab") as file:  # what was written last had no row yet
-        file.write(b"half of an image")
-    with (tmp_path / ".killed.partial/index").open("ab") as file:
-        file.write(b"half of a row")
-    make_cache(many, spec, folder, 1, said.append)
-    make_cache(many, spec, tmp_path / "undisturbed", 1, print)
-    assert said[0].endswith(f"packing {len(many) - CHUNK} images into {tmp_path}, once; {CHUNK} are done")
-    assert contents(folder) == contents(tmp_path / "undisturbed")
-
-
-def test_two_that_pack_at_once_do_it_once_also_after_a_kill(many, tmp_path):
+def test_what_a_kill_leaves_is_no_cache_and_the_next_starts_pack_once(many, tmp_path):
     folder = tmp_path / "killed"
     pack_and_die(many, folder, CHUNK)
     starts = [subprocess.Popen([sys.executable, "-c", PACK, str(folder), "nothing", *many], cwd=ROOT) for _ in range(3)]
@@ -229,88 +209,13 @@ def test_two_that_pack_at_once_do_it_once_also_after_a_kill(many, tmp_path):
     assert contents(folder) == contents(tmp_path / "undisturbed")
 
 
-def test_one_that_has_waited_for_another_excludes_a_third(many, tmp_path):
-    """The first is killed: the second goes on, and the third, which finds no lock of the first, waits for it."""
-    folder, wait = tmp_path / "cache", "import time\nfrom pathlib import Path\n" + PACK.replace(
-        "os.kill(os.getpid(), signal.SIGKILL)",
-        "(open(sys.argv[1] + f'.{os.getpid()}', 'w').close(), time.sleep(1000))")
-    words = [sys.executable, "-c", wait, str(folder), "--cache jpeg: packing", *many]
-
-    def start():
-        begun = subprocess.Popen(words, cwd=ROOT)
-        return begun, Path(f"{folder}.{begun.pid}")
-
-    (first, packs), (second, goes_on) = start(), start()
-    third = first
-    try:
-        while not packs.exists() and not goes_on.exists():
-            time.sleep(0.01)
-        first, second, goes_on = (first, second, goes_on) if packs.exists() else (second, first, packs)
-        while not is_waiting(second.pid):
-            time.sleep(0.01)
-        first.kill()
-        while not goes_on.exists():
-            time.sleep(0.01)
-        third, packs_too = start()
-        while not is_waiting(third.pid):
-            time.sleep(0.01)
-        assert second.poll() is None and not packs_too.exists()
-    finally:
-        for each in (first, second, third):
-            each.kill()
-            each.wait()
-
-
-def is_waiting(pid):
-    """Whether a process waits for a lock of a file."""
-    return any(" -> POSIX" in line and f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
-
-
-@pytest.mark.parametrize("rows", [
-    pytest.param(lambda rows: rows[10:] + rows[:10], id="mixed"), pytest.param(lambda rows: 3 * rows, id="too many")])
-def test_what_two_wrote_at_once_is_refused(many, tmp_path, rows):
-    """Locks of a network file system may hold on one node alone."""
-    pack_and_die(many, tmp_path / "cache", CHUNK)
-    index = tmp_path / ".cache.partial/index"
-    found = index.read_bytes()
-    index.write_bytes(b"".join(rows([found[at:at + 56] for at in range(0, len(found), 56)])))
-    with pytest.raises(UserError, match=r"another node wrote to .*/\.cache\.partial, too") as refused:
-        make_cache(many, CacheSpec("jpeg", SMALL), tmp_path / "cache", 1, print)
-    assert refused.value.code == Exit.IO and not (tmp_path / "cache").exists() and not index.exists()
-    make_cache(many, CacheSpec("jpeg", SMALL), tmp_path / "cache", 1, print)
-    assert ImageCache(tmp_path / "cache").read(many[3]).pixels().shape == (20, 30, 3)
-
-
-def test_without_locks_each_packs_for_itself(many, tmp_path, monkeypatch):
-    monkeypatch.setattr(fcntl, "lockf", lambda file, how: exec("raise OSError(errno.ENOLCK, 'No locks available')"))
-    folder, spec = tmp_path / "cache", CacheSpec("jpeg", SMALL)
-    (tmp_path / ".cache.partial").mkdir()
-    (tmp_path / ".cache.partial/images").write_bytes(b"of another that packs at this moment")
-    make_cache(many, spec, folder, 1, print)
-    make_cache(many, spec, tmp_path / "undisturbed", 1, print)
-    assert contents(folder) == contents(tmp_path / "undisturbed")
-    assert (tmp_path / ".cache.partial/images").read_bytes() == b"of another that packs at this moment"
-    monkeypatch.setattr("data.images.cache._append", lambda *_: exec("raise OSError(errno.ENOSPC, 'full')"))
-    with pytest.raises(UserError) as refused:  # nothing of it stays, so nothing is gone on with
-        make_cache(many, spec, tmp_path / "other", 1, print)
-    assert "goes on" not in str(refused.value) and not list(tmp_path.glob(".other.*[!k]"))
-
-
-def test_too_little_room_is_refused_with_both_figures_before_packing(many, tmp_path, monkeypatch):
-    usage = namedtuple("usage", "free")(200_000)  # 160 images of 20 x 30
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(UserError, match=r"160 images take about 0\.000297 GB, and .* has 0\.0002 GB free") as refused:
-        make_cache(many, CacheSpec("raw", SMALL), tmp_path / "raw", 1, print)
-    assert refused.value.code == Exit.IO and "--cache jpeg" in str(refused.value)
-    assert not (tmp_path / ".raw.partial/images").read_bytes()
-
-
-@pytest.mark.parametrize("number, is_room", [(errno.ENOSPC, True), (errno.EROFS, False)])
-def test_a_folder_that_cannot_be_written_is_named(files, tmp_path, monkeypatch, number, is_room):
-    monkeypatch.setattr("data.images.cache._append", lambda *_: exec(f"raise OSError({number}, os.strerror({number}))"))
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_folder_that_cannot_be_written_is_named(files, tmp_path, monkeypatch, number):
+    monkeypatch.setattr("data.images.cache._packed", lambda *_: exec(f"raise OSError({number}, os.strerror({number}))"))
     with pytest.raises(UserError, match=rf"cannot write .*/cache: {os.strerror(number)};") as refused:
         make_cache(files, CacheSpec("raw", SMALL), tmp_path / "cache", 1, print)
-    assert refused.value.code == Exit.IO and ("with more room" in str(refused.value)) == is_room
+    assert refused.value.code == Exit.IO and "$LOCKSTEP_CACHE" in str(refused.value)
+    assert not list(tmp_path.glob("*cache*"))  # nothing of it stays
 
 
 def test_a_damaged_cache_is_made_anew_by_the_next_start(files, tmp_path):
@@ -331,5 +236,5 @@ def test_a_path_that_was_not_packed_is_an_error_not_another_image(files, tmp_pat
 
 def test_a_stored_jpeg_is_a_jpeg(files, tmp_path):
     cache = packed(files, tmp_path, "jpeg", SMALL)
-    begin, end = cache._rows[0, :2]
+    begin, end = next(row[:2] for row in cache._index if row[0] < row[1])
     assert Image.open(io.BytesIO(cache._images[begin:end].tobytes())).format == "JPEG"

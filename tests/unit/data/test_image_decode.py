@@ -12,8 +12,7 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps, PngImagePlugin
 
-from data.images import decode as image_decode
-from data.images.decode import LONGEST, MAX_PIXELS, EncodedImage, UnreadableImage
+from data.images.decode import EncodedImage, UnreadableImage
 
 torch.set_num_threads(1)
 
@@ -114,19 +113,6 @@ def test_a_jpeg_is_turned_as_pillow_turns_it(kind, orientation, beginning):
     reference = as_rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     assert np.array_equal(EncodedImage(data).pixels().numpy(), reference)
     assert reference.shape == ((20, 30, 3) if orientation == 1 else (30, 20, 3))
-
-
-@pytest.mark.parametrize("beginning", ["", "profile", "comment"])
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"keep_rgb": True}])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_the_header_of_a_jpeg_that_is_not_turned_is_not_read_by_pillow(monkeypatch, mode, options, beginning):
-    """Pillow takes forty times as long as libjpeg for it, and longer than for a small image's pixels."""
-    data = encoded(SMALL.convert(mode), "JPEG", **options)
-    data = data[:2] + BEGINNINGS[beginning] + data[2:]
-    expected = as_rgb(Image.open(io.BytesIO(data)))
-    monkeypatch.setattr("data.images.decode.Image.open", None)
-    image = EncodedImage(data)
-    assert (image.height, image.width) == (20, 30) and np.array_equal(image.pixels().numpy(), expected)
 
 
 def test_a_jpeg_of_a_subsampling_without_a_name_is_decoded():
@@ -265,7 +251,7 @@ def test_damaged_files_raise_nothing_else():
             if damaged:
                 damaged[generator.randrange(min(len(damaged), 200))] = generator.randrange(256)
         try:
-            EncodedImage(bytes(damaged)).pixels(0.3, generator.choice((MAX_PIXELS, 5)))
+            EncodedImage(bytes(damaged)).pixels(0.3)
             outcomes.add("decoded")
         except UnreadableImage:
             outcomes.add("refused")
@@ -283,88 +269,10 @@ def test_stray_bytes_before_a_marker_are_read_as_by_pillow():
     assert np.array_equal(EncodedImage(data).pixels().numpy(), as_rgb(Image.open(io.BytesIO(data))))
 
 
-@pytest.fixture
-def decoded_rows(monkeypatch):
-    """Of each JPEG that is decoded: the rows that its header says."""
-    rows, decode = [], simplejpeg.decode_jpeg
-
-    def recorded(data, *others, **options):
-        height = data.index(b"\xff\xc0") + 5
-        rows.append(int.from_bytes(data[height:height + 2]))
-        return decode(data, *others, **options)
-
-    monkeypatch.setattr(image_decode.simplejpeg, "decode_jpeg", recorded)
-    return rows
-
-
-def of_vertical_factor(data: bytes, vertical: int) -> bytes:
-    """A JPEG of 4:1:1 (each colour at a quarter of the width) with as many blocks in another order."""
-    luma = data.index(b"\xff\xc0") + 11
-    return data[:luma] + bytes([vertical + 16 * (4 // vertical)]) + data[luma + 1:]
-
-
-TALL = photo(416, 320)
-SAMPLED = {name: simplejpeg.encode_jpeg(np.array(TALL), colorsubsampling=name) for name in
-           ("444", "422", "420", "440", "411", "Gray")}
-SAMPLED |= {"441": of_vertical_factor(SAMPLED["411"], 4), "restarts": encoded(TALL, "JPEG", restart_marker_rows=1),
-            "profile": SAMPLED["420"][:2] + BEGINNINGS["profile"] + SAMPLED["420"][2:]}
-
-
-@pytest.mark.parametrize("sampling", SAMPLED)
-@pytest.mark.parametrize("at_least", [1, 0.5, 0.25, 0.125])
-def test_rows_that_are_asked_for_are_those_of_a_whole_decode(sampling, at_least, decoded_rows):
-    """Whatever the rows below them do to smoothed colours. What is below is not decoded."""
-    image = EncodedImage(SAMPLED[sampling])
-    whole = image.pixels(at_least)
-    for until in (1, 2, 15, 16, 17, 130, 201, 250):
-        decoded_rows.clear()
-        pixels, rows = image.pixels(at_least, until), round(until * whole.shape[0] / 416)
-        assert pixels.shape == whole.shape and torch.equal(pixels[:rows], whole[:rows])
-        assert decoded_rows[0] < until + 40 and len(decoded_rows) == 1
-
-
-@pytest.mark.parametrize("data", [encoded(TALL, "JPEG", progressive=True), turned("exif", 6), encoded(TALL, "PNG")],
-                         ids=["progressive", "turned", "PNG"])
-def test_what_cannot_be_decoded_from_its_top_is_decoded_whole(data):
-    image = EncodedImage(data)
-    assert torch.equal(image.pixels(until=3), image.pixels())
-
-
-@pytest.mark.parametrize("sampling", ["420", "restarts"])
+@pytest.mark.parametrize("options", [{}, {"restart_marker_rows": 1}])
 @pytest.mark.parametrize("kept", [0.3, 0.6, 0.9])
-def test_a_truncated_file_is_refused_wherever_it_ends(sampling, kept):
-    data = SAMPLED[sampling]
+def test_a_truncated_file_is_refused_wherever_it_ends(options, kept):
+    data = encoded(photo(416, 320), "JPEG", **options)
     for broken in (data[:int(kept * len(data))], data[:-2]):
         with pytest.raises(UnreadableImage, match="truncated"):
-            EncodedImage(broken).pixels(until=100)
-
-
-def test_what_libjpeg_refuses_is_refused_with_fewer_rows_too():
-    data = SAMPLED["420"]
-    height = data.index(b"\xff\xc0") + 5
-    image = EncodedImage(data[:height] + (LONGEST + 1).to_bytes(2) + data[height + 2:])
-    assert outcome(image, 100, 1) == outcome(image, MAX_PIXELS, 1) == "broken data stream when reading image file"
-
-
-@pytest.mark.parametrize("at_least", [1, 0.5, 0.125])
-def test_a_damaged_file_gives_what_a_whole_decode_gives(at_least):
-    data, outcomes = SAMPLED["420"], set()
-    for place in range(data.index(b"\xff\xda") + 40, len(data) - 60, 97):
-        for damage in (bytes(30), b"\x55\xaa" * 20, b"\xff\xd9", b"\xff\xc4" + bytes(5)):
-            image = EncodedImage(data[:place] + damage + data[place + len(damage):])
-            whole, top = (outcome(image, until, at_least) for until in (MAX_PIXELS, 100))
-            if isinstance(whole, torch.Tensor):
-                rows = round(100 * whole.shape[0] / image.height)
-                assert top.shape == whole.shape and torch.equal(top[:rows], whole[:rows])
-            else:
-                assert top == whole
-            outcomes.add(type(whole))
-    assert outcomes == {torch.Tensor, str}
-
-
-def outcome(image: EncodedImage, until: int, at_least: float) -> torch.Tensor | str:
-    """Its pixels, or why there are none."""
-    try:
-        return image.pixels(at_least, until)
-    except UnreadableImage as error:
-        return str(error)
+            EncodedImage(broken).pixels()

@@ -103,7 +103,7 @@ def test_a_column_named_split_says_of_which_split_a_row_is(table):
 
 @pytest.mark.parametrize("splits, words", [
     (["train", "held"], "line 3: split is held; it must be one of train, training, dev, eval, val, valid, validation"),
-    (["val", "test"], "the column split has test, val, but no train")])
+    (["val", "test"], "split is test, val, and never train")])
 def test_a_split_that_is_none_is_refused(table, splits, words):
     path = table("image,label,split", *(f"{line},{split}" for line, split in zip(
         lines_of(range(2)), splits, strict=True)))

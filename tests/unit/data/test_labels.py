@@ -54,7 +54,7 @@ def test_what_cannot_be_a_label_is_named(kind, cells, problem):
 @pytest.mark.parametrize("kind, rows, words", [
     (CLASSES, [("a|b",), ("c",)], "holds a|b: | separates the labels"),
     (CLASSES, [(f"{number}.5",) for number in range(50)], "this looks like regression"),
-    (LABELS, [(f"id{number}|x",) for number in range(2000)], "they look like ids")])
+    (LABELS, [(f"id{number}|x",) for number in range(2000)], "look like ids")])
 def test_labels_of_another_kind_are_refused(kind, rows, words):
     with pytest.raises(UserError) as error:
         require_labels(kind, rows, "the column y")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.tables.files import SUFFIXES, find_tables
+from data.tables.source import SUFFIXES, find_tables
 from data.tables.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 
@@ -149,7 +149,7 @@ def test_two_files_for_one_split_are_refused_by_name(write, tmp_path, split):
     for name in ("train.csv", "val.csv", "test.csv", f"{split}.tsv"):
         write(name)
     assert refusal(find_tables, str(tmp_path)) == (
-        Exit.BAD_DATA, f"--data {tmp_path}: {split}.csv and {split}.tsv are both {split}; keep one")
+        Exit.BAD_DATA, f"--data {tmp_path}: {split}.csv, {split}.tsv are all {split}; keep one")
 
 
 @pytest.mark.parametrize("name", ["val.csv", "test/a.csv", "Train.csv", "training.tsv"])
@@ -521,11 +521,11 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
 
 
 @pytest.mark.parametrize("name, content, line, rule", [
-    ("t.csv", "text,label\na,x\nb\n", 3, "has 1 fields, but the header has 2 (text, label);"),
-    ("t.csv", "text,label\na,x\nb,c,y\n", 3, "has 3 fields, but the header has 2 (text, label);"),
-    ("t.csv", 'text,label\n"a\n\nb",x\n\n"c\nd",e,y\n', 6, "has 3 fields, but the header has 2 (text, label);"),
-    ("t.tsv", "text\tlabel\na\tx\nb\n", 3, "has 1 fields, but the header has 2 (text, label);"),
-    ("t.tsv", "text\tlabel\n\n\na\tb\tx\n", 4, "has 3 fields, but the header has 2 (text, label);"),
+    ("t.csv", "text,label\na,x\nb\n", 3, "has 1 fields, the header 2 (text, label);"),
+    ("t.csv", "text,label\na,x\nb,c,y\n", 3, "has 3 fields, the header 2 (text, label);"),
+    ("t.csv", 'text,label\n"a\n\nb",x\n\n"c\nd",e,y\n', 6, "has 3 fields, the header 2 (text, label);"),
+    ("t.tsv", "text\tlabel\na\tx\nb\n", 3, "has 1 fields, the header 2 (text, label);"),
+    ("t.tsv", "text\tlabel\n\n\na\tb\tx\n", 4, "has 3 fields, the header 2 (text, label);"),
     ("t.csv", 'text,label\na,x\n"b,y\nc,z\n', 3, "unexpected end of data"),
     ("t.csv", 'text,label\na,x\n"b" c,y\nc,z\n', 3, "',' expected after '\"'"),
     ("t.csv", '"text,label\na,x\n', 1, "unexpected end of data"),

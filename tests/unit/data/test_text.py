@@ -264,16 +264,15 @@ def test_long_pairs_are_truncated_as_the_library_does_it(write, opened, tokenize
 def test_one_class_alone_is_refused(write, opened):
     root = write("train.csv", [("so", "x"), ("red", "x")])
     assert refusal(opened, root) == (
-        Exit.BAD_DATA, f"--data {root}: there is only one class, x, in label; a classifier needs two or more")
+        Exit.BAD_DATA, f"--data {root}: label has only one class, x; add another")
 
 
 def test_a_column_of_ids_is_refused_before_a_text_is_tokenized(write, opened):
     root = write("train.csv", [("so", f"u{number % 9_990}") for number in range(10_000)])
     expected = Exit.BAD_DATA, (
-        f"--data {root}: the column label has 9990 classes, and 9980 of them have a single training sample, so"
-        " they look like ids; with more than 1000 classes, at most 90% may have a single sample; give --label-column"
-        " the name of the column with the classes; for numbers use --task image-regression or"
-        " text-regression")
+        f"--data {root}: the column label has 9990 classes that look like ids: 9980 have one training sample,"
+        " and of more than 1000 at most 90% may; give --label-column the column with classes; for numbers use --task"
+        " image-regression or text-regression")
     assert refusal(opened, root, by=None) == expected == refusal(read_texts, source_of(root))
     assert len(list(read_texts(source_of(root, label_columns=())))) == 10_000
 

@@ -190,8 +190,7 @@ def test_a_tokenizer_without_padding_token_is_refused(folder):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": None}))
     assert refusal(load_tokenizer, str(folder)) == (
-        Exit.USAGE, f"{folder}: the tokenizer must be of the tokenizers library (tokenizer.json) and have a padding"
-        " token")
+        Exit.USAGE, f"{folder}: its tokenizer must be one of tokenizers (tokenizer.json) and have a padding token")
 
 
 def test_code_in_the_folder_is_never_run(folder):

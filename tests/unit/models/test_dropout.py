@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.ops import StochasticDepth
 
 from models.text.bert import EncoderSpec, _set_dropout, build_encoder
-from models.vision.dropout import set_drop_path, set_dropout
+from models.vision.classifier import set_drop_path, set_dropout
 from tests.unit.models.test_bert import CLASSES, HEADS, TOKENIZER, configured
 from tests.unit.models.test_blocks import drawn as vision
 from utils.errors import Exit, UserError

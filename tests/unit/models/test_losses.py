@@ -67,9 +67,10 @@ def test_evaluation_has_neither_smoothing_nor_class_weights(loss):
 
 
 @pytest.mark.parametrize(("words", "found"), [
-    ("1,2", "there are 2 weights; give one positive number for each of the 4 classes in label order (a, b, c, d)"),
-    ("1,2,3,4,5", "there are 5 weights"), ("1,2,x,4", "give one positive number"), ("Balanced", "or balanced, or none"),
-    ("1,2,0,4", "not a positive number"), ("1,2,nan,4", "not a positive number"), ("", "give one positive number"),
+    ("1,2", "there are 2 weights; give each of 4 classes a positive number in the order a, b, c, d, or a=1"),
+    ("1,2,3,4,5", "there are 5 weights"), ("1,2,x,4", "a positive number in the order"),
+    ("Balanced", "or balanced, or none"), ("1,2,0,4", "not a positive number"), ("1,2,nan,4", "not a positive number"),
+    ("", "a positive number in the order"),
     ("1,-2,3,4", "not a positive number"), ("1e40,1,1,1", "not a positive number")])
 def test_weights_that_do_not_suit_the_classes_are_refused(words, found):
     with pytest.raises(UserError) as error:

@@ -123,7 +123,7 @@ def test_the_loss_of_labels_has_weights_and_smoothing_in_training_alone(weights)
 def test_cross_entropy_does_not_fit_several_labels():
     config = ImageClassificationConfig(
         labels=LabelOptions(multi_label=True), loss=ClassLossOptions(loss="cross-entropy"))
-    with pytest.raises(UserError, match="--loss cross-entropy does not fit --multi-label"):
+    with pytest.raises(UserError, match="--loss cross-entropy is for one class of each sample; with --multi-label"):
         build_objective(config, ("a",), np.ones((1, 1), np.uint8), np.ones((1, 1), np.uint8))
 
 

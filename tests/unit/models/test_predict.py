@@ -204,7 +204,7 @@ def test_missing_input_and_folder_without_images_are_66(run, tmp_path, capsys):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a.txt").touch()
     assert predict.main([str(run), str(tmp_path / "texts")]) == Exit.NO_INPUT
-    assert "it holds a.txt" in capsys.readouterr().err
+    assert "texts has a.txt" in capsys.readouterr().err
 
 
 def test_run_without_a_model_is_66_and_says_to_train_first(tmp_path, capsys):

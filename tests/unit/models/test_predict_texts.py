@@ -223,7 +223,7 @@ def test_a_language_model_is_64_and_says_what_it_is_for(own_run, capsys):
     (own_run / "model/config.json").write_text(json.dumps(config | {"task": "masked-lm"}))
     assert predict.main([str(own_run), "-"]) == Exit.USAGE
     message = capsys.readouterr().err
-    assert f"{own_run}/model is a language model, which has no classes: fine-tune it" in message
+    assert f"{own_run}/model has no classes: fine-tune it" in message
     assert f"--task text-classification --model {own_run}/model" in message and "fill-mask" in message
 
 

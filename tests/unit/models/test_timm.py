@@ -92,7 +92,8 @@ def test_images_are_prepared_as_timm_does_for_each_of_its_weights(for_test):
         side = config["input_size"][-1]
         expected = {
             "image_size": side, "resize_size": int(side / config["crop_pct"]),
-            "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"])}
+            "interpolation": config["interpolation"], "mean": list(config["mean"]), "std": list(config["std"]),
+            "crop_mode": config["crop_mode"]}
         if timm_preprocessing(f"timm/{name}", for_test) != expected:
             wrong[name] = expected
     assert wrong == {} and num_other > 15
@@ -217,7 +218,7 @@ def test_positions_are_resized_to_the_images_as_timm_does(world, tmp_path):
 def test_weights_that_cannot_be_fetched_are_66_with_ways_out(world, monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match=r"from timm/test_resnet\.r160_in1k .* --weights FILE; .*") as error:
+    with pytest.raises(UserError, match=r"from timm/test_resnet\.r160_in1k .* --weights FILE, .*") as error:
         built(world, model=TINY, pretrained=True)
     assert error.value.code == Exit.NO_INPUT and "\n" not in str(error.value)
 

@@ -282,16 +282,14 @@ def test_pretrained_that_cannot_be_fetched_is_66_and_leaves_nothing(content, lib
 
 @pytest.mark.parametrize("is_published", [False, True])
 def test_code_in_a_cached_file_of_weights_is_not_run(is_published, library, world, tmp_path):
-    """Planted in the cache it is 65 by its hash; where the library itself publishes it, by weights_only."""
+    """Planted in the cache, or published by the library itself."""
     _, cached = library(Runs(tmp_path / "was-run") if is_published else weights_of("resnet18", 1000))
     if not is_published:
         cached.parent.mkdir(parents=True)
         torch.save(Runs(tmp_path / "was-run"), cached)
-        planted = cached.read_bytes()
     with pytest.raises(UserError, match=f"--pretrained: {cached} ") as error:
         built(world, model="resnet18", pretrained=True)
     assert error.value.code == Exit.BAD_DATA and "\n" not in str(error.value) and not (tmp_path / "was-run").exists()
-    assert is_published or (cached.read_bytes() == planted and "remove it" in str(error.value))
 
 
 def without_counters(key: str) -> str:
@@ -375,13 +373,13 @@ def test_weights_evaluated_as_they_are_keep_their_head(world, model_folder):
 @pytest.mark.parametrize("classes", [("cat", "dog"), ("cat", "dog", "fox")])
 def test_weights_evaluated_as_they_are_on_other_classes_are_65(world, model_folder, classes):
     folder, _ = model_folder
-    with pytest.raises(UserError, match=f"are for cat, dog, eel, and .* are {', '.join(classes)}") as error:
+    with pytest.raises(UserError, match=f"are for cat, dog, eel, and --data has {', '.join(classes)};") as error:
         own_head(world, classes, model=str(folder))
     assert error.value.code == Exit.BAD_DATA
 
 
 def test_a_file_of_weights_for_more_classes_is_65_with_their_number(world, tmp_path):
     save_file(weights_of("squeezenet1_1", 7), tmp_path / "seven.safetensors")
-    with pytest.raises(UserError, match=r"are for 7 classes, and .* are cat, dog, eel") as error:
+    with pytest.raises(UserError, match=r"are for 7 classes, and --data has cat, dog, eel;") as error:
         own_head(world, CLASSES, model="squeezenet1_1", weights=str(tmp_path / "seven.safetensors"))
     assert error.value.code == Exit.BAD_DATA
