@@ -67,6 +67,7 @@ def naming_a_smaller_size(train: Callable[[Training], Exit], t: Training) -> Exi
         t.checkpoints.close()  # finish the save under way
         step = t.checkpoints.newest_step()
         saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
+        way_out = f"use a smaller {flag} than {size}" if size > 1 else "use a smaller --model"
         raise RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
                         f" ({socket.gethostname()}: {memory_words(error)}); {saved};"
-                        f" use {flag} {max(1, size // 2)} or smaller, or a smaller --model") from None
+                        f" {way_out}") from None
