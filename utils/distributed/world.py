@@ -72,7 +72,8 @@ class World:
         except UserError as error:  # only this node has it; its first rank prints it
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         timeouts = timeouts or FaultOptions()
-        section_timeout = timedelta(seconds=timeouts.section_timeout)  # the longest
+        section_timeout = timedelta(seconds=timeouts.section_timeout)
+        longest = section_timeout + timedelta(seconds=timeouts.step_timeout)  # so that the watchdog is first
         store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, section_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)
@@ -82,11 +83,10 @@ class World:
         if kind != "cpu":
             torch.accelerator.set_device_index(target.index)
         vendor.record_collectives(kind)
-        # One timeout for all collectives; the watchdog is stricter where it can be.
         dist.init_process_group(
             dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size,
-            timeout=section_timeout, device_id=None if kind == "cpu" or others else target)
-        cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=section_timeout)
+            timeout=longest, device_id=None if kind == "cpu" or others else target)
+        cpu_group = dist.group.WORLD if kind == "cpu" else dist.new_group(backend="gloo", timeout=longest)
         world = cls(rank, local_rank, world_size, local_world_size, target, cpu_group, section_timeout,
                     devices=devices)
         return replace(world, cores=_share_of_cores(world))  # Collective.
