@@ -143,12 +143,13 @@ def size_for(index: ImageIndex) -> int:
 def white_for(index: ImageIndex) -> int:
     """What is white in all files with 16 bits, whatever their column: the smallest of WHITES that no value exceeds.
 
-    Up to DECODED samples are looked at. 65535 if none has 16 bits.
+    Up to DECODED samples are looked at. 65535 if none has 16 bits. JPEGs have 8, and are not opened.
     """
     whites = []
     for position in range(0, len(index), -(-len(index) // DECODED)):
         with suppress(UnreadableImage):  # the training says so when it reads it
-            whites += [EncodedImage(path).white or 0 for path in index.paths(position)]  # 0: a file of 8 bits
+            whites += [EncodedImage(path).white or 0 for path in index.paths(position)  # 0: a file of 8 bits
+                       if not path.lower().endswith((".jpg", ".jpeg"))]
     return max(whites, default=0) or WHITES[-1]
 
 

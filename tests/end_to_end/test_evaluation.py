@@ -102,8 +102,8 @@ def shown(trained):
     kind, _, run = trained
     events = EventAccumulator(str(run / "tb"), size_guidance={"images": 0, "tensors": 0}).Reload()
 
-    def show(tag):
-        if kind == "images":
+    def show(tag, is_text=kind == "texts"):
+        if not is_text:
             [event] = events.Images(tag)
             return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
         [event] = events.Tensors(f"{tag}/text_summary")
@@ -148,8 +148,10 @@ def test_tensorboard_has_the_mistakes_with_the_highest_loss(trained, shown):
         assert header == ["text", "label", "prediction", "probability", "loss"] and len(rows) == MAX_MISTAKES
         assert [row[-1] for row in rows] == [row["loss"] for row in worst] and all(row in known for row in rows)
         return
+    header, rows = cells_of(shown("val/worst_mistakes", is_text=True))
+    assert header[0] == "image" and [row[-1] for row in rows] == [row["loss"] for row in worst]
     picture = shown("val/worst_mistakes")
-    assert picture.shape == (6 + 4 * (160 + 4 * 18 + 6), 6 + 4 * (160 + 6), 3)  # 16 images, four lines below each
+    assert picture.shape == (6 + 4 * (160 + 6), 6 + 4 * (160 + 6), 3)  # 16 images
     assert np.array_equal(picture[6:166:5, 6:166:5], CentreCrop(32, "bilinear", 32)(EncodedImage(worst[0]["input"])))
 
 

@@ -314,7 +314,7 @@ def test_a_folders_own_code_is_never_run(model_type, own, tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("name, parts", [
     ("bert-smal", ["did you mean bert-small? It is trained from scratch", "hf download bert-smal --local-dir DIR",
-                   "or give --model one of these sizes, to train from scratch"]),
+                   "or give --model one of these names, to train from scratch"]),
     ("bert-base-uncased", ["google-bert/bert-base-uncased, its full name, cannot be fetched from the hub",
                            "hf download google-bert/bert-base-uncased --local-dir DIR",
                            "to train from scratch (another model, with random weights)"])])
