@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -64,8 +65,9 @@ def require_classes(counts: np.ndarray, place: str, way_out: str) -> None:
     """
     num_single = int((counts == 1).sum())
     if len(counts) > SURELY_CLASSES and num_single > MAX_SINGLE * len(counts):
-        raise UserError(f"{place} has {len(counts)} classes that look like ids: {num_single} have one training sample,"
-                        f" and of more than {SURELY_CLASSES} at most {MAX_SINGLE:.0%} may; {way_out}", Exit.BAD_DATA)
+        raise UserError(f"{place} has {len(counts)} classes that look like ids: {num_single} have a single training"
+                        f" sample, and of more than {SURELY_CLASSES} classes at most {MAX_SINGLE:.0%} may have a single"
+                        f" one; {way_out}", Exit.BAD_DATA)
 
 
 def require_no_targets(counts: Mapping[str, int], place: str, way_out: str) -> None:
@@ -130,7 +132,9 @@ def _look(name: str) -> str | Decimal:
     """What is the same for names that look alike: 0 and 0.0, cat and Cat."""
     visible = "".join(char for char in unicodedata.normalize("NFKC", name) if unicodedata.category(char) != "Cf")
     word = " ".join(visible.casefold().split())
-    return Decimal(word) if math.isfinite(number(word)) else word
+    with suppress(InvalidOperation):  # a float's exponent may be too long for it
+        return Decimal(word) if math.isfinite(number(word)) else word
+    return word
 
 
 def number(word: str) -> float:

@@ -29,7 +29,7 @@ def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> 
     return fit
 
 
-def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str] = str) -> tuple[int, str]:
+def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str]) -> tuple[int, str]:
     """The largest of size, size / 2, ... that fits, or 0; and the error message of the first that does not.
 
     agree: gives all ranks one rank's message.
@@ -64,6 +64,7 @@ def naming_a_smaller_size(train: Callable[[Training], Exit], t: Training) -> Exi
         flag, size = "--eval-batch-size", t.evaluation.eval_batch
         if t.strategy.module.training:
             flag, size = "--micro-batch-size", t.feed.plan.sizes[1]
+        t.watchdog.enter("waiting for the save", t.checkpoints.limit_s, drains=False)
         t.checkpoints.close()  # finish the save under way
         step = t.checkpoints.newest_step()
         saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"

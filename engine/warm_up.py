@@ -17,9 +17,9 @@ def warm_up(t: Training) -> None:
     """Compute the largest micro-batch and one evaluation batch, and change nothing. Collective.
 
     It freezes parameters that get no gradient, the same ones on all ranks; it lets DDP lay out its buckets; it
-    allocates what the optimizer keeps, and on the CPU memory that is freed is kept from here on; and if memory runs
-    out, it does so here. Raises UserError (64) for a model that skips layers at random under a strategy that cannot sum
-    their gradients.
+    allocates what the optimizer keeps; on the CPU memory that is freed is kept from here on (--cpu-kernels on); and if
+    memory runs out, it does so here. Raises UserError (64) for a model that skips layers at random under a strategy
+    that cannot sum their gradients.
     """
     if t.world.device.type == "cpu" and t.config.device.cpu_kernels == "on":
         keep_freed_memory()

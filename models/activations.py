@@ -6,14 +6,13 @@ another dropout; torch restores the generators for it.
 """
 
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint
 
 from models.blocks import blocks_of
@@ -38,7 +37,8 @@ def checkpoint_activations(model: nn.Module, config: DeviceOptions) -> None:
     composed = [part for block in blocks_of(model) for part in block.parts
                 if any(True for _ in part.children()) and any(True for _ in part.parameters())]
     if not composed:
-        raise UserError("--checkpoint-activations: --model has no blocks of several layers; leave it out")
+        raise UserError("--checkpoint-activations: --model has no blocks of several layers; leave it out, or use"
+                        " another --model")
     if config.compile:  # torch 2.15: "checkpoint not implemented for context_fn", which spares the statistics
         raise UserError("--checkpoint-activations: torch.compile cannot follow it in image models; leave --compile out")
     for part in composed:
@@ -49,9 +49,18 @@ def _forward(part: nn.Module, forward: Callable[..., Any], *args: Any, **options
     if not (part.training and torch.is_grad_enabled()):
         return forward(*args, **options)
     args = [list(arg) if isinstance(arg, list) else arg for arg in args]  # DenseNet appends to its list afterwards
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _on_copies(part)),
+                      **options)
 
-    def contexts() -> tuple[Any, Any]:  # the second pass computes with copies of the buffers, which are forgotten
-        copies = {name: buffer.clone() for name, buffer in part.named_buffers()}
-        return nullcontext(), _reparametrize_module(part, copies)
 
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **options)
+@contextmanager
+def _on_copies(module: nn.Module) -> Iterator[None]:
+    """`module` computes with copies of its buffers, which are forgotten."""
+    own = [(part, part._buffers) for part in module.modules() if part._buffers]
+    for part, buffers in own:
+        part._buffers = {name: buffer if buffer is None else buffer.clone() for name, buffer in buffers.items()}
+    try:
+        yield
+    finally:
+        for part, buffers in own:
+            part._buffers = buffers

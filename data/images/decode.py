@@ -88,7 +88,8 @@ class EncodedImage:
         """The same image at another size, so that a box means the same place in both. Raises UnreadableImage."""
         if (self.height, self.width) == (height, width):
             return self
-        _require_size(height, width)
+        if height * width > MAX_PIXELS:
+            raise UnreadableImage(f"it would be stretched to {width} x {height} pixels, more than {MAX_PIXELS}")
         image, pixels = copy.copy(self), self.pixels().permute(2, 0, 1)[None]           # [1, 3, h, w]
         resized = F.interpolate(pixels, size=(height, width), mode="bilinear", antialias=True)
         image._decoded = resized[0].permute(1, 2, 0).contiguous().numpy()               # [H, W, 3]

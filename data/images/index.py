@@ -208,7 +208,8 @@ class _Scan:
             count = counted(len(self.strays), "file")
             self.notes.append(f"skipped {count}, not images in class folders, such as {self.strays[0]}")
         if self.hidden:
-            self.notes.append(f"skipped {len(self.hidden)} with names of a system or program: {min(self.hidden)}, ...")
+            self.notes.append(f"skipped {len(self.hidden)} folders and files of a system or program, such as"
+                              f" {min(self.hidden)}")
         digest = hashlib.sha256()
         for split in sorted(splits):
             digest.update(splits[split].names)
@@ -227,7 +228,8 @@ class _Scan:
                 return {self._only: found}
             if similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
                 require_split(self._only or similar[0], similar, self.root)
-                raise UserError(f"--data {self.root}: has {some(similar)}, but no train/; rename one", Exit.BAD_DATA)
+                raise UserError(f"--data {self.root}: has {some(similar)}, but no train/; name the training folder so",
+                                Exit.BAD_DATA)
             if folders:
                 whole = ": all of their images are evaluated, and none is held out" if self._only else ""
                 self.notes.append(f"there is no train/, so the classes are the folders directly in --data{whole}")

@@ -252,7 +252,7 @@ def _files_of(top: Path, split: str) -> list[Path]:
                     and all(map(is_users, path.relative_to(top).parts)))
     found = [top / f"{split}{suffix}" for suffix in SUFFIXES if _is_table(top / f"{split}{suffix}")]
     if len(kinds := found + ([top / split] if inside else [])) > 1:
-        raise UserError(f"--data {top}: {some(path.name for path in kinds)} are all {split}; keep one", Exit.BAD_DATA)
+        raise UserError(f"--data {top}: {some(path.name for path in kinds)} each hold {split}; keep one", Exit.BAD_DATA)
     return inside or found
 
 

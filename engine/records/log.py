@@ -222,12 +222,12 @@ class Log:
                 self._writer.add_scalar(tag, math.nan if value is None else value, record["step"])
 
     def _show_settings(self, start: Start) -> None:
-        """This start's settings, with what `auto` became: a text in TensorBoard, and hparams, so that it compares runs.
-        """
+        """What defines the run, with what auto.json keeps of `auto`, in TensorBoard: as a text and as hparams."""
         from torch.utils.tensorboard.summary import hparams
 
         values, resolved = identity(start.config), start.run.resolved.as_dict()
         values |= {name: value for name, value in resolved.items() if values.get(name) == "auto"}
+        values["micro_batches"] = resolved["micro_batches"]
         self._writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in values.items()),
                               self._resume_step)
         plain = {name: value if type(value) in (int, float) else str(value) for name, value in values.items()}

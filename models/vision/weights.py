@@ -1,6 +1,7 @@
 """Weights for image classifiers: of a file, of another run's model folder, or the library's own."""
 
 import argparse
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -43,7 +44,8 @@ def read_weights(path: Path, source: str) -> dict[str, Tensor]:
         reason = first_line(error)
         if isinstance(error, UnpicklingError):  # torch's own text suggests to run the code in the file
             reason = "it is damaged, or holds more than tensors"
-        raise UserError(f"{source}: {path} holds no weights that can be read: {reason}", Exit.BAD_DATA) from None
+        raise UserError(f"{source}: {path} cannot be read as weights (.safetensors, or a .pth of tensors): {reason}",
+                        Exit.BAD_DATA) from None
 
     # their names, and those of today
     if not isinstance(weights, dict):
@@ -117,28 +119,34 @@ def classes_of_weights(config: ModelOptions, described: dict, classes: Sequence[
 
 
 def _library_weights(architecture: str, world: World) -> dict[str, Tensor]:
-    """torchvision's own weights, downloaded and verified once per node, into torchvision's own place. Collective.
+    """torchvision's own weights, downloaded once per node, verified at every load. Collective.
 
     Raises UserError: 66 if they cannot be fetched, 65 if the file is damaged.
     """
+    # torchvision's own place for them; every file has the first digits of its sha256 in its name
     url = torchvision.models.get_model_weights(architecture).DEFAULT.url
     file = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    sha256 = torch.hub.HASH_REGEX.search(file.name)[1]
 
+    # one process per node downloads and verifies, the others find the file
     def fetch() -> None:
-        if file.exists():
-            return
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            say(f"downloading {url} to {file}")
-            sha256 = torch.hub.HASH_REGEX.search(file.name)[1]  # its first digits are in the name of every file
-            torch.hub.download_url_to_file(url, str(file), sha256, progress=False)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"--pretrained: cannot fetch {url} ({error}). Ways out: download it elsewhere and pass --weights"
-                f" FILE; or put it into {file.parent}; or train from scratch, without --pretrained",
-                Exit.NO_INPUT) from None
+        if not file.exists():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                say(f"downloading {url} to {file}")
+                torch.hub.download_url_to_file(url, str(file), sha256, progress=False)
+            except (OSError, RuntimeError) as error:
+                raise UserError(
+                    f"--pretrained: cannot fetch {url} ({error}). Ways out: download it elsewhere and pass --weights"
+                    f" FILE; or put it into {file.parent}; or train from scratch, without --pretrained",
+                    Exit.NO_INPUT) from None
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()[:len(sha256)]
+        if found != sha256:
+            raise UserError(f"--pretrained: {file} is not what torchvision published: its sha256 begins with {found},"
+                            f" not {sha256}; remove it, and the next start downloads it again", Exit.BAD_DATA)
 
-    world.on_rank_zero(fetch, per_node=True)  # Collective: one process of a node downloads, the others find the file
+    world.on_rank_zero(fetch, per_node=True)  # Collective.
     return world.everywhere(lambda: read_weights(file, "--pretrained"))  # Collective.
 
 

@@ -73,7 +73,8 @@ class World:
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         timeouts = timeouts or FaultOptions()
         section_timeout = timedelta(seconds=timeouts.section_timeout)
-        longest = section_timeout + timedelta(seconds=timeouts.step_timeout)  # so that the watchdog is first
+        # of a collective: an idle rank waits while others load a first batch and compute a first step
+        longest = 2 * section_timeout + timedelta(seconds=timeouts.step_timeout)
         store = dist.HashStore() if world_size == 1 else fresh_store(rank, world_size, section_timeout)
         if watchdog and world_size > 1:
             watchdog.meet(store, rank, world_size)

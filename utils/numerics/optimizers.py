@@ -51,9 +51,9 @@ class _ShardedSGD(torch.optim.SGD):
     def step(self, closure: None = None) -> None:
         """One step of torch's optimizer on the parts, which share their memory with the DTensors."""
         whole, state = [group["params"] for group in self.param_groups], self.state
-        self.state = defaultdict(dict)
+        self.state = defaultdict(dict)  # of the parts; what a step adds is lost, so build_optimizer gives all momenta
         for group in self.param_groups:
-            group["params"] = [self._part_of(param, state[param]) for param in group["params"]]
+            group["params"] = [self._part_of(param, state.get(param, {})) for param in group["params"]]
         try:
             super().step()  # in place
         finally:

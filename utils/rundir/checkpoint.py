@@ -208,8 +208,8 @@ def _of_this_model(found: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        raise UserError(f"{found['folder']} holds another model: {error.args[0]}; a run needs its network of"
-                        " models/own.py as it was: undo the change, or start over with --fresh",
+        raise UserError(f"{found['folder']} holds another model: {error.args[0]}; a run needs the model that it began"
+                        " with: undo the change in models/own.py, or in the packages (its env.txt has the versions)",
                         Exit.OTHER_RUN) from None
 
 

@@ -17,7 +17,7 @@ import yaml
 from utils.errors import Exit, UserError
 from utils.files import read_json
 from utils.settings.config import Config, facts, flag, settings
-from utils.settings.habits import without_former
+from utils.settings.habits import WITHOUT_EFFECT, without_former
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH, own_names
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ def fixed_values(config: Config, path: Path) -> dict[str, Any]:
 def _read_settings(file: Path) -> dict[str, Any]:
     """config.yaml of a run. Raises UserError (64, 74)."""
     try:
-        return without_former({**yaml.safe_load(file.read_text())}, file)
+        kept = {**yaml.safe_load(file.read_text())}
+        return without_former({name: value for name, value in kept.items() if name not in WITHOUT_EFFECT}, file)
     except (yaml.YAMLError, TypeError) as error:
         raise UserError(f"{file} is damaged ({error}); restore it, or use another --run-dir or --fresh",
                         Exit.IO) from None

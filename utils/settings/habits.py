@@ -22,6 +22,8 @@ FORMER = {"flip": "auto", "crop_scale": 0.08, "randaugment_ops": 2, "randaugment
           "min_lr": 0, "step_factor": 0.1, "tf32": "auto", "debug_distributed": False,
           "early_stop_min_delta": 0, "head_lr_factor": "auto", "interpolation": "auto", "mask_probability": 0.15,
           "section_timeout": 300, "start_timeout": 300, "step_epochs": 30}
+# of FORMER: no result of a run depends on the first three, and auto.json has what the others became
+WITHOUT_EFFECT = ("debug_distributed", "section_timeout", "start_timeout", "head_lr_factor", "interpolation")
 CLOSE = 0.8  # difflib's ratio of two spellings: --epoch is close to --epochs, --amp to nothing
 
 
@@ -35,9 +37,11 @@ def answers() -> dict[str, str]:
 
 def without_former(values: Mapping[str, Any], file: str | Path) -> dict[str, Any]:
     """The settings of `file` without those that are gone. Raises UserError (64) if one was not what it is now."""
-    for name in FORMER.keys() & values.keys():
-        is_in_use = name == "step_epochs" and values.get("schedule") == "step"
-        if is_in_use or _plain(values[name]) != _plain(FORMER[name]):
+    is_idle = {"step_epochs": values.get("schedule") != "step",
+               "early_stop_min_delta": not _plain(values.get("early_stop_patience", 0))}
+    for name in (name for name in FORMER if name in values):
+        is_usual = name != "step_epochs" and _plain(values[name]) == _plain(FORMER[name])
+        if not (is_usual or is_idle.get(name)):
             said = answers()[name.replace("_", "-")]
             raise UserError(f"{file}: {name}: {values[name]}: {said}; remove it from a file of your own; a run that"
                             " began with it needs the version that began it")

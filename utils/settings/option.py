@@ -87,7 +87,9 @@ def own_names() -> set[str]:
     nodes = [[*ast.walk(statement)] for statement in ast.walk(tree)
              if isinstance(statement, ast.stmt) and not hasattr(statement, "body")]
     filling = (each for each in nodes if {"IMAGE_MODELS", "TEXT_MODELS"} & {getattr(node, "id", "") for node in each})
-    return {node.value for each in filling for node in each if isinstance(node, ast.Constant)}
+    keys = [key for each in filling for node in each
+            for key in (node.keys if isinstance(node, ast.Dict) else [getattr(node, "slice", None)])]
+    return {key.value for key in keys if isinstance(key, ast.Constant)}
 
 
 def is_model_folder(name: str) -> bool:
@@ -114,7 +116,7 @@ def parse(kind: Any, words: Sequence[str]) -> Any:
         return kind(word)
     if get_origin(kind) is Literal and word in get_args(kind):
         return word
-    if kind is NoneType and word in ("None", "null"):
+    if kind is NoneType and word in ("None", "null", "~"):
         return None
     if kind is bool and not words:
         return True

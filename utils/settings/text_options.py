@@ -1,6 +1,5 @@
 """The settings of text tasks. A setting is one line, as in run_options.py."""
 
-
 from utils.settings.option import NAME_OR_PATH, is_model_folder, option, options, own_names
 
 # Encoders that are built from scratch: layers and width. A head has 64 dimensions.

@@ -283,7 +283,7 @@ def test_what_systems_keep_beside_images_is_skipped_and_counted(tmp_path, index_
     assert {name: paths(table) for name, table in index.splits.items()} == {
         name: paths(table) for name, table in before.splits.items()}
     (note,) = set(index.notes) - set(before.notes)
-    assert f"skipped {len(kept) * len(places) + 1} with names of a system or program: #recycle" in note
+    assert f"skipped {len(kept) * len(places) + 1} folders and files of a system or program, such as #recycle" in note
 
 
 def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
@@ -304,7 +304,7 @@ def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
     (("train/a/1.png",), "only one class, a"),
     (("train/a/1.png", "train/b/readme.txt"), "train/b holds no images"),
     (("val/a/1.png", "val/b/1.png"), "no train/"),
-    (("Train/a/1.png", "Val/a/1.png"), "no train/; rename one"),
+    (("Train/a/1.png", "Val/a/1.png"), "no train/; name the training folder so"),
     (("train/a/1.png", "train/b/1.png", "val/a/x.txt", "val/b/x.txt"), "val/ holds no class folders with images;"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/b/1.png", "val/c/1.png"), "val/ has c, which train/ lacks"),
     (("train/a/1.png", "train/b/1.png", "val/a/1.png", "val/B/1.png"), "only in case"),
@@ -340,8 +340,9 @@ def test_a_folder_for_each_image_is_refused_before_training(tmp_path, index_of):
     with pytest.raises(UserError) as error:
         index_of(tmp_path / "d")
     assert (error.value.code, str(error.value)) == (
-        Exit.BAD_DATA, f"--data {tmp_path}/d: train/ has 1001 classes that look like ids: 1001 have one training"
-        " sample, and of more than 1000 at most 90% may; put all images of a class into one folder")
+        Exit.BAD_DATA, f"--data {tmp_path}/d: train/ has 1001 classes that look like ids: 1001 have a single training"
+        " sample, and of more than 1000 classes at most 90% may have a single one; put all images of a class"
+        " into one folder")
 
 
 def test_missing_folder_a_file_and_no_share_to_hold_out_have_their_codes(tmp_path, index_of):

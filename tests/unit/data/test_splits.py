@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.splits import ValSplit, held_out, hold_out, require_classes, require_no_targets, select
+from data.splits import ClassNames, ValSplit, held_out, hold_out, require_classes, require_no_targets, select
 from data.texts.text_set import TokenTable
 from utils.errors import Exit, UserError
 
@@ -180,3 +180,9 @@ def test_what_is_kept_is_chosen_once_and_mapped(tmp_path):
     for _ in range(2):
         found = select(table_of([0, 1, 2]), lambda: next(choices), tmp_path / "new")["some"]
     assert tokens(found) == [2, 0] and {type(found.spans), type(found.labels)} == {np.memmap}
+
+
+@pytest.mark.parametrize("name", ["0e462097431906509019562988736854", "1e-99999999999999999999", "1_0"])
+def test_a_name_that_is_almost_a_number_is_a_word(name):
+    names = ClassNames(as_written=False)
+    assert [names.name_of(each) for each in (name, "cat")] == [name, "cat"] and names.notes == []

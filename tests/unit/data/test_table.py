@@ -149,7 +149,7 @@ def test_two_files_for_one_split_are_refused_by_name(write, tmp_path, split):
     for name in ("train.csv", "val.csv", "test.csv", f"{split}.tsv"):
         write(name)
     assert refusal(find_tables, str(tmp_path)) == (
-        Exit.BAD_DATA, f"--data {tmp_path}: {split}.csv, {split}.tsv are all {split}; keep one")
+        Exit.BAD_DATA, f"--data {tmp_path}: {split}.csv, {split}.tsv each hold {split}; keep one")
 
 
 @pytest.mark.parametrize("name", ["val.csv", "test/a.csv", "Train.csv", "training.tsv"])

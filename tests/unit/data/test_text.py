@@ -270,8 +270,9 @@ def test_one_class_alone_is_refused(write, opened):
 def test_a_column_of_ids_is_refused_before_a_text_is_tokenized(write, opened):
     root = write("train.csv", [("so", f"u{number % 9_990}") for number in range(10_000)])
     expected = Exit.BAD_DATA, (
-        f"--data {root}: the column label has 9990 classes that look like ids: 9980 have one training sample,"
-        " and of more than 1000 at most 90% may; give --label-column the column with classes; for numbers use --task"
+        f"--data {root}: the column label has 9990 classes that look like ids: 9980 have a single training"
+        " sample, and of more than 1000 classes at most 90% may have a single one; give"
+        " --label-column the column with classes; for numbers use --task"
         " image-regression or text-regression")
     assert refusal(opened, root, by=None) == expected == refusal(read_texts, source_of(root))
     assert len(list(read_texts(source_of(root, label_columns=())))) == 10_000

@@ -57,7 +57,7 @@ SIZES = {"no-name": 1}
 def build(size): return {"nor this": size}
 IMAGE_MODELS: dict = {"a": build, **{f"{size}": build for size in SIZES}}
 TEXT_MODELS = {'b': build}
-TEXT_MODELS["c"] = build
+TEXT_MODELS["c"] = lambda outputs, vocab_size: wrapped("bert-base-uncased", outputs)
 TEXT_MODELS |= {"größe": build}
 for size in SIZES:
     IMAGE_MODELS.update({"d": build})
