@@ -138,7 +138,7 @@ def _look(name: str) -> str | Decimal:
 
 
 def number(word: str) -> float:
-    """The number that `word` is; NaN if it is none."""
+    """`word` read as a number; NaN if it cannot be read as one."""
     try:
         return math.nan if "_" in word else float(word)  # float reads 1_0 as 10
     except ValueError:

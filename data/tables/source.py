@@ -236,7 +236,7 @@ def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[P
 
 
 def table_at(name: str) -> Path:
-    """The file of texts with this name. Raises UserError: 66 if there is none, 65 if it has none of SUFFIXES."""
+    """The file of texts with this name. Raises UserError: 66 without such a file, 65 for another suffix."""
     path = Path(name)
     if not path.is_file():
         raise UserError(f"{name}: there is no such file", Exit.NO_INPUT)

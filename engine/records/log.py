@@ -37,7 +37,7 @@ from utils.rundir.state import Progress
 # the rest of the fields are pure functions of the position
 TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
-NAMED_CLASSES = 20  # up to so many classes a confusion matrix is also a table with names and counts
+NAMED_CLASSES = 20  # with more, the confusion matrix is a picture alone, without a table of names and counts
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
 # the tag of a figure in TensorBoard, if it is not SPLIT/NAME; None = it is shown by another record
 _NONE = dict.fromkeys(_POSITION)

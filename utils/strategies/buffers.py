@@ -43,8 +43,8 @@ class Buffers:
 
     def commit(self, is_finite: Tensor) -> None:
         """End a step: take the kept buffers if is_finite (scalar bool on the device), else those of its start."""
-        if not self._has_kept:
-            return self.restore()
+        if not self._has_kept:  # another rank has micro-batch 0; here they are those of the start
+            return
         for live, start, kept in self._kinds:
             torch.where(is_finite.to(start.whole.device), kept.whole, start.whole, out=kept.whole)
             torch._foreach_copy_(live, kept.parts)

@@ -182,7 +182,7 @@ def test_of_a_finite_gradient_nothing_is_said(world, monkeypatch):
     assert (t.state.progress, t.notes) == (Progress(step=7), [])
 
 
-def test_a_step_that_an_unreadable_sample_made_void_is_saved_as_it_was_before(world, monkeypatch):
+def test_a_step_made_void_by_an_unreadable_sample_is_saved_as_before(world, monkeypatch):
     done = []
 
     class Stopped(Exception):

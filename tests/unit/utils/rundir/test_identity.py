@@ -250,7 +250,7 @@ def test_a_fixed_setting_is_compared_by_what_it_became():
 @pytest.mark.parametrize("gone, goes_on", [
     ({"start_timeout": 86400, "section_timeout": 900.0, "debug_distributed": True}, True), ({"min_lr": 0}, True),
     ({"min_lr": 0.1}, False)])
-def test_a_run_with_settings_that_are_gone_goes_on_where_it_computes_the_same(gone, goes_on):
+def test_a_run_with_a_removed_setting_goes_on_if_it_computes_the_same(gone, goes_on):
     file = begun({"lr": 0.5}) / "config.yaml"
     file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | gone))
     with nullcontext() if goes_on else pytest.raises(UserError, match="needs the version that began it"):

@@ -175,7 +175,7 @@ def test_each_task_has_its_own_weight_decay_and_schedule(task, expected):
 @pytest.mark.parametrize("words, keeps", [
     ([], True), (["--optimizer=adamw"], True), (["--model=bert-tiny"], True), (["--model=bert-mini"], False),
     (["--optimizer", "sgd"], False)])
-def test_the_rate_for_the_built_in_data_is_for_their_model_and_optimizer_alone(words, keeps):
+def test_the_rate_for_built_in_data_is_for_their_model_and_optimizer_alone(words, keeps):
     demo_of = demo.SETTINGS["masked-lm"]
     values = values_of("--task=masked-lm", *words, demo_settings=demo.SETTINGS)
     assert values["lr"] == (demo_of["lr"] if keeps else "auto")
