@@ -12,7 +12,6 @@ same number of processes; exact: on any number). Measured figures: docs/.
 """
 
 import sys
-from contextlib import closing
 from functools import partial
 
 from engine.begin import begin
@@ -21,28 +20,26 @@ if __name__ == "__main__":  # before torch is imported: --help, typing errors an
     CONFIG, WATCHDOG = begin(sys.argv[1:])
 
 import torch
+from torch import Tensor
 
+from data.batch import GlobalBatch
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
-from engine.build import build_training
+from engine.build import open_start, open_training
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_smaller_size
 from engine.nonfinite import end_if_diverged
 from engine.records.pictures import show_first_batch
-from engine.records.steps import close_run, log_step, watch_run
-from engine.resolve import resolve_arithmetic
+from engine.records.steps import close_run, log_step
 from engine.saving import save, wait_for_save
-from engine.start import Start
 from engine.step import forward
 from engine.training import Training
 from engine.warm_up import warm_up
-from models.tasks import load_task
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, exit_after, say
 from utils.numerics.optimizers import set_lr
 from utils.rundir.identity import require_same_program
 from utils.rundir.restart import device_of_run, words_if_finished
-from utils.rundir.run import open_run
 from utils.settings.config import Config
 from utils.strategies import devices_per_process
 
@@ -57,17 +54,10 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
         if words := world.on_rank_zero(partial(words_if_finished, config)):  # Collective.
             note(words)
             return Exit.DONE
-        with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
-            precision = resolve_arithmetic(config.device, run, world)  # Collective.
-            task = load_task(config.run.task)(config, run, world)  # Collective.
-            for text in task.notes:
-                note(text)
-            run.require_same_data(task.fingerprint, world)  # Collective.
-            start = Start(config, world, run, task, precision, watchdog)
+        with open_start(config, world, watchdog, note) as start:  # Collective.
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.
-            training = build_training(start)  # Collective.
-            with closing(training.log), closing(training.checkpoints), closing(training.profile):
+            with open_training(start) as training:  # Collective.
                 return naming_a_smaller_size(train, training)  # Collective.
 
 
@@ -98,40 +88,45 @@ def train(t: Training) -> Exit:
 
 def train_one_epoch(t: Training) -> None:
     """The rest of the current epoch, from the exact sample on; returns early on an agreed stop. Collective."""
-    strategy, precision, optimizer = t.strategy, t.precision, t.state.optimizer
-    strategy.module.train()
+    t.strategy.module.train()
     t.clock.restart()
     for batch in t.feed.rest_of_epoch(t.state.progress):  # one global batch = one optimizer step
-        step = t.state.progress.step
-        set_lr(optimizer, t.schedule(step))
-
-        # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
-        losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=t.world.device)
-        for model, micro_batch in strategy.accumulate(batch, precision.scale):
-            loss_sum = forward(t, model, micro_batch, step)  # dropout is seeded by (step, index), never by the rank
-            # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
-            # += and not =: a rank that has one micro-batch less may compute its last one again, with weight 0 (fsdp).
-            losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
-            (loss_sum / batch.normalizer * precision.scale).backward()
-
-        # update; a gradient that is not finite changes nothing
-        t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
-        precision.unscale_(optimizer)
-        grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
-        end_if_diverged(t)  # judges the step before. Collective if its gradient was not finite.
-        is_finite = precision.step(optimizer, grad_norm)
-        t.outcome.note(t.state.progress, precision.is_usual(is_finite))
-        strategy.commit_buffers(is_finite)  # BatchNorm's running statistics are micro-batch 0's
-        optimizer.zero_grad(set_to_none=True)
-        t.state.averages.update(step, is_finite)  # --ema-decay
-
-        # log
-        t.state.progress = t.state.progress.after(*batch.end)
+        losses, grad_norm = train_step(t, batch)  # Collective.
         log_step(t, batch, losses, grad_norm)  # Collective every --log-every steps.
-
-        # evaluate, save, stop
-        if after_step(t):  # Collective if something is due.
+        if after_step(t):  # evaluates, saves, stops. Collective if something is due.
             return
+
+
+def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
+    """One optimizer step. Returns what each micro-batch adds to the loss, and the norm of the gradient. Collective.
+
+    losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar, before clipping.
+    """
+    strategy, precision, optimizer = t.strategy, t.precision, t.state.optimizer
+    step = t.state.progress.step
+    set_lr(optimizer, t.schedule(step))
+
+    # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
+    losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=t.world.device)
+    for model, micro_batch in strategy.accumulate(batch, precision.scale):
+        loss_sum = forward(t, model, micro_batch, step)  # dropout is seeded by (step, index), never by the rank
+        # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
+        # += and not =: a rank that has one micro-batch less may compute its last one again, with weight 0 (fsdp).
+        losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
+        (loss_sum / batch.normalizer * precision.scale).backward()
+
+    # update; a gradient that is not finite changes nothing
+    t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
+    precision.unscale_(optimizer)
+    grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
+    end_if_diverged(t)  # judges the step before. Collective if its gradient was not finite.
+    is_finite = precision.step(optimizer, grad_norm)
+    t.outcome.note(t.state.progress, precision.is_usual(is_finite))
+    strategy.commit_buffers(is_finite)  # BatchNorm's running statistics are micro-batch 0's
+    optimizer.zero_grad(set_to_none=True)
+    t.state.averages.update(step, is_finite)  # --ema-decay
+    t.state.progress = t.state.progress.after(*batch.end)
+    return losses, grad_norm
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Builds what the training loop works with, once."""
+"""Opens a run, and builds what the training loop works with, once."""
 
 import math
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -17,12 +19,15 @@ from engine.feed import Feed
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog, open_log
 from engine.records.profile import Profile
-from engine.resolve import require_partners, resolve_eval_batch, resolve_optim, resolve_plan
+from engine.records.steps import watch_run
+from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from engine.step import Outcome
 from engine.training import Training
 from models.blocks import lr_factors, undecayed
+from models.tasks import load_task
 from utils.distributed.agreement import Agreement
+from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import UserError, counted
 from utils.hardware.compiling import compile_model
@@ -31,7 +36,9 @@ from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
+from utils.rundir.run import open_run
 from utils.rundir.state import Progress, TrainState
+from utils.settings.config import Config
 from utils.settings.option import Interval
 from utils.settings.run_options import OptimOptions
 from utils.strategies.base import Strategy
@@ -45,6 +52,29 @@ class Feeds(NamedTuple):
     flags: Agreement
     bad_samples: BadSamples
     clock: Clock
+
+
+@contextmanager
+def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[[str], None]) -> Iterator[Start]:
+    """What a start of the run that `config` names has before there is a model. Collective.
+
+    note: prints a line for the user; on rank 0 alone. Raises UserError on every rank.
+    """
+    with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
+        precision = resolve_arithmetic(config.device, run, world)  # Collective.
+        task = load_task(config.run.task)(config, run, world)  # Collective.
+        for text in task.notes:
+            note(text)
+        run.require_same_data(task.fingerprint, world)  # Collective.
+        yield Start(config, world, run, task, precision, watchdog)
+
+
+@contextmanager
+def open_training(start: Start) -> Iterator[Training]:
+    """What the loop works with, closed afterwards. Collective."""
+    training = build_training(start)  # Collective.
+    with closing(training.log), closing(training.checkpoints), closing(training.profile):
+        yield training
 
 
 def build_training(start: Start) -> Training:

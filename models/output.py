@@ -14,10 +14,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Output:
-    """What a forward gives: a sum, not a mean, so that micro-batches and ranks add."""
+    """What a forward gives."""
 
-    loss_sum: Tensor  # scalar float32: the losses of the samples times sample_weight, added
+    losses: Tensor  # [B] or [P] float32: what each sample or predicted token adds to the loss; times its sample_weight
     logits: Tensor  # [B, C] or [P, V] float32
+
+    @property
+    def loss_sum(self) -> Tensor:
+        """Scalar float32: a sum, not a mean, so that micro-batches and ranks add."""
+        return self.losses.sum()
 
 
 def widened(logits: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ COLLECTIVES = {
     "send", "recv", "isend", "irecv", "batch_isend_irecv"}
 WORLDS_COLLECTIVES = {"on_rank_zero", "gather", "all_reduce_sum", "all_reduce_or", "broadcast", "from_env"}
 MAY_MEET = ("utils/distributed/", "utils/strategies/")  # of torch.distributed; the rest goes through World
-LOOP = ("train", "train_one_epoch")  # of train.py
+LOOP = ("train", "train_one_epoch", "train_step")  # of train.py
 FORBIDDEN_QUESTIONS = {"is_main", "rank", "local_rank", "world_size", "task", "strategy", "device"}
 
 FILES = [ROOT / "train.py", *sorted(path for layer in MAY_IMPORT for path in (ROOT / layer).rglob("*.py"))]

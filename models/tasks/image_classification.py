@@ -145,7 +145,7 @@ class ImageTask(Task):
         if mixed:
             of_partners = self.objective.losses(logits, batch.labels[mixed.partner], model.training)
             losses = mixed.share * losses + (1 - mixed.share) * of_partners
-        return Output((losses * batch.sample_weight).sum(), logits)
+        return Output(losses * batch.sample_weight, logits)
 
     def preview(self, batch: Batch) -> list[np.ndarray]:
         """The images before they are normalised; several of a sample side by side."""

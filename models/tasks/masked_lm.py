@@ -107,7 +107,7 @@ class MaskedLM(TextTask):
         """Cross-entropy of the predicted tokens, in float32."""
         logits = widened(model(**with_mask(batch.inputs)).logits)  # [P, V]
         losses = cross_entropies(logits, batch.labels, self._config.loss, model.training)  # [P]
-        return Output((losses * _token_weight(batch)).sum(), logits)
+        return Output(losses * _token_weight(batch), logits)
 
     def baselines(self) -> dict[str, float]:
         """The loss of guessing by the frequency of tokens in train. Of much data, a part is used."""

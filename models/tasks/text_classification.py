@@ -75,7 +75,7 @@ class LabelledTextTask(TextTask):
         """The loss in float32."""
         logits = widened(model(**batch.inputs).logits)  # [B, C]
         losses = self.objective.losses(logits, batch.labels, model.training)  # [B]
-        return Output((losses * batch.sample_weight).sum(), logits)
+        return Output(losses * batch.sample_weight, logits)
 
     def inputs(self) -> list[tuple[int, str]]:
         """Texts, read again and then kept; a pair as A<tab>B. Raises UserError (65, 74) if that fails."""

@@ -83,7 +83,7 @@ class _Images:
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         logits = model(batch.inputs["images"].to(next(model.parameters()).dtype))
-        return Output((F.cross_entropy(logits, batch.labels, reduction="none") * batch.sample_weight).sum(), logits)
+        return Output(F.cross_entropy(logits, batch.labels, reduction="none") * batch.sample_weight, logits)
 
 
 def _text_task(task: str, world: World, folder: Path) -> Any:
@@ -359,7 +359,7 @@ def _steps(name: str, task: Any, dtype: torch.dtype, world: World, folder: Path)
 
 
 def step_of(task: Any, strategy: Any, plan: BatchPlan, start: int, world: World) -> dict[str, Tensor]:
-    """Summed gradients and buffers of one optimizer step at position `start`, as train_one_epoch computes them."""
+    """Summed gradients and buffers of one optimizer step at position `start`, as train_step computes them."""
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, seed=0, lengths=task.lengths)
     sampler.set_position(0, start)
     items = iter(build_loader(task.train_set, task.collate, sampler, 0, world))
@@ -449,7 +449,7 @@ def _with_an_unused_weight(
 
         def forward(self, model: nn.Module, batch: Batch) -> Output:
             logits = model(batch.inputs["x"])
-            return Output(logits.square().sum(), logits)
+            return Output(logits.square(), logits)
 
     torch.manual_seed(0)
     task, notes, strategy = Task(), [], load_strategy(kind)(Model(), world, config=options)

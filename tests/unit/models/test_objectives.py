@@ -36,7 +36,7 @@ def evaluated(objective, logits, labels, weights=None):
     encoded = objective.encode(list(labels))
     batch = batch_of(encoded, weights)
     losses = objective.losses(logits, encoded, False)
-    output = Output((losses * batch.sample_weight).sum(), logits)
+    output = Output(losses * batch.sample_weight, logits)
     values = {}
     for metric in objective.metrics:
         values |= metric.values(metric.sums(output, batch))

@@ -98,7 +98,7 @@ def batches_of(task, shares=SHARES, epoch=0):
 
 
 def our_gradients(task, model):
-    """The loss of one step, and all gradients, as train_one_epoch adds them up.
+    """The loss of one step, and all gradients, as train_step adds them up.
 
     Without dropout: the model is in evaluation mode.
     """
