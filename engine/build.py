@@ -37,6 +37,7 @@ from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
 from utils.rundir.run import open_run
+from utils.rundir.starts import note_start
 from utils.rundir.state import Progress, TrainState
 from utils.settings.config import Config
 from utils.settings.option import Interval
@@ -92,6 +93,9 @@ def build_training(start: Start) -> Training:
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
     run.keep_resolved()
+    note_start(config, run, world, state.progress.step)  # Collective.
+    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
+    checkpoints.follow(state, total_steps)  # Collective.
     if config.device.compile:
         compile_model(strategy.module)
     strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
@@ -100,7 +104,6 @@ def build_training(start: Start) -> Training:
     feeds = build_data(start, state, plan, eval_batch, checkpoints)
 
     # how long, and what is written down
-    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     stop = config.run.stop_after or Interval(f"{sys.maxsize}")
     start.watchdog.stop_after(stop.seconds)
     log = build_log(start, state.progress, plan, optim, total_steps)
@@ -145,7 +148,7 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
 def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions, total_steps: int) -> Log | SilentLog:
     """The log from the position `done` on; it has said in words what this start trains."""
     config, world, run, task = start.config, start.world, start.run, start.task
-    log = open_log(run, task, done, total_steps, config.record.ledger)
+    log = open_log(run, task, done, total_steps)
     log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"

@@ -5,7 +5,6 @@ Loading goes on across the ends of epochs and during evaluations, so that no epo
 
 from collections.abc import Iterator
 from itertools import islice
-from typing import NamedTuple
 
 from torch.utils.data import DataLoader
 
@@ -19,18 +18,10 @@ from utils.rundir.clock import Clock
 from utils.rundir.state import Progress
 
 
-class Taken(NamedTuple):
-    """What is kept of a micro-batch that the loop has taken."""
-
-    index: int
-    indices: tuple[int, ...]
-    counted: tuple[int, ...]
-
-
 class Feed:
     """Made once the position is known; goes on to the end of the run.
 
-    taken: of this rank's micro-batches of the current global batch, those that the loop has taken so far.
+    counted: the samples of the current global batch that this rank has taken so far and that count.
     """
 
     def __init__(self, start: Start, loader: DataLoader, progress: Progress, bad_samples: BadSamples,
@@ -38,7 +29,7 @@ class Feed:
         self.samples: MicroBatchDataset = loader.dataset
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
-        self.taken: list[Taken] = []
+        self.counted: list[int] = []
         self._task, self._bad_samples, self._watchdog = start.task, bad_samples, start.watchdog
         epochs = start.config.run.epochs - progress.epoch  # the current one included
         self.sampler.set_position(progress.epoch, progress.sample_offset, epochs)
@@ -60,7 +51,7 @@ class Feed:
             if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             indices = self.sampler.indices(epoch, start)
-            self.taken = []
+            self.counted = []
             yield GlobalBatch(
                 micro_batches=self._micro_batches(num_own), num_own=num_own,
                 num_micro_batches=self.plan.num_micro_batches, num_samples=end - start,
@@ -71,5 +62,5 @@ class Feed:
     def _micro_batches(self, count: int) -> Iterator[Batch]:
         for micro_batch in islice(self._items, count):
             micro_batch = self._bad_samples.check(micro_batch)
-            self.taken.append(Taken(micro_batch.index, micro_batch.indices, micro_batch.counted))
+            self.counted += micro_batch.counted
             yield micro_batch

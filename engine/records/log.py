@@ -1,6 +1,6 @@
 """The log of a run: console, RUN/metrics.jsonl, TensorBoard. Rank 0 only; the other ranks hold a silent object.
 
-    log = open_log(run, task, state.progress, total_steps, has_ledger=False)
+    log = open_log(run, task, state.progress, total_steps)
 
 - metrics.jsonl has one JSON object per line, floats with all their digits, a non-finite one as null. After a resume it
   holds what an uninterrupted run would hold; only the fields in TIMING differ from one run of a command to the next.
@@ -48,12 +48,9 @@ _TAGS = {
     "epoch": {**_NONE, "trained": "progress/trained", **{name: f"time/{name}" for name in SHARES}}}
 
 
-def open_log(run: Run, task: Task, done: Progress, total_steps: int, has_ledger: bool) -> "Log | SilentLog":
-    """The run's log on rank 0, a silent one on the other ranks.
-
-    done: where the run resumes; later records are dropped. has_ledger: consumed() is called at every step.
-    """
-    return Log(run.path, task, done, total_steps, has_ledger) if run.writes else SilentLog()
+def open_log(run: Run, task: Task, done: Progress, total_steps: int) -> "Log | SilentLog":
+    """The run's log on rank 0, a silent one on the other ranks. done: where it resumes; later records are dropped."""
+    return Log(run.path, task, done, total_steps) if run.writes else SilentLog()
 
 
 def json_line(split: str, record: Mapping[str, Any]) -> str:
@@ -87,7 +84,7 @@ class SilentLog:
 class Log:
     """Rank 0's log. Nothing here is slow: the other ranks wait at the next collective meanwhile."""
 
-    def __init__(self, run_dir: Path, task: Task, done: Progress, total_steps: int, has_ledger: bool):
+    def __init__(self, run_dir: Path, task: Task, done: Progress, total_steps: int):
         # console
         self._task, self._resume_step, self._total_steps, self._stream = task, done.step, total_steps, sys.stdout
         # A terminal without a window (`script`, `docker run -t` in CI) has 0 rows or columns; tqdm would draw nothing.
@@ -99,7 +96,6 @@ class Log:
         # files
         from torch.utils.tensorboard import SummaryWriter
         self._metrics = _continued(run_dir / "metrics.jsonl", done)
-        self._ledger = _continued(run_dir / "ledger.jsonl", done) if has_ledger else None
         # TensorBoard shows the points of both starts unless the new file says where it takes over.
         _put_first(run_dir / "tb")
         is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, pictures
@@ -185,15 +181,10 @@ class Log:
             self._show_bar()
             self._bar.update(step - self._bar.n)
 
-    def consumed(self, step: int, epoch: int, samples: Sequence[Sequence[int]]) -> None:
-        """Write the samples of optimizer step `step`, by micro-batch, as a line of RUN/ledger.jsonl."""
-        self._ledger.write(json.dumps({"split": "train", "step": step, "epoch": epoch, "samples": samples}) + "\n")
-        self._ledger.flush()
-
     def flush(self) -> None:
         """Write the records to the disk: before the checkpoint that refers to them. From any thread."""
-        for file in filter(None, (self._metrics, self._ledger)):
-            os.fsync(file.fileno())
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
         if self._writer is not None:  # close() may come before the last save has ended
             self._writer.flush()
 
@@ -202,9 +193,9 @@ class Log:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        for file in filter(None, (self._metrics, self._ledger, self._writer)):
+        for file in filter(None, (self._metrics, self._writer)):
             file.close()
-        self._metrics = self._ledger = self._writer = None
+        self._metrics = self._writer = None
 
     def _write(self, split: str, record: Mapping[str, Any]) -> list[str]:
         """Write a record; returns what there is to say about it."""

@@ -1,4 +1,4 @@
-"""What is written down of a training: a record every --log-every steps, the samples of each (--ledger), the summary."""
+"""What is written down of a training: a record every --log-every steps, the summary."""
 
 import shlex
 from contextlib import AbstractContextManager
@@ -28,7 +28,7 @@ def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextMana
 
 
 def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
-    """Count the step, and write a train record where one is due. Collective then, with --ledger and with --profile.
+    """Count the step, and write a train record where one is due. Collective then, and with --profile.
 
     losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar.
     """
@@ -39,10 +39,7 @@ def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: t
     with t.clock.on("logging"):  # no part of the next step
         t.profile.step()  # Collective after the last step that --profile records.
     t.log.advance(step)
-    t.state.coverage.add((sample for each in t.feed.taken for sample in each.counted), batch.epoch)
-    if t.config.record.ledger:
-        rows = [row for rank in t.world.gather(t.feed.taken) for row in rank]  # Collective.
-        t.log.consumed(step, batch.epoch, [indices for _, indices, _ in sorted(rows)])
+    t.state.coverage.add(t.feed.counted, batch.epoch)
     if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
         _record_step(t, losses, grad_norm)  # Collective.
 

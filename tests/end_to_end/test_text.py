@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +10,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from data.sampler import epoch_order
 from tests.conftest import COUNTS
 from tests.harness.encoders import write_encoder
-from tests.harness.launches import BOUNDS, ledger
 from tests.harness.run_directory import newest_checkpoint, records, status
 from utils.errors import Exit
 
@@ -36,7 +33,7 @@ def life(session_dir, run_train, texts):
               "--epochs", "1", "--text-column", "text,more", *SMALL, "--workers", "0", "--run-dir", run]
     cache, offline = root / "hub/models--org--name", {"HF_HUB_CACHE": str(root / "hub"), "HF_HUB_OFFLINE": "1"}
     told = {"pretrained": run_train("--task", "masked-lm", "--data", root / "texts", *SMALL_VOCABULARY, *SMALL,
-                                    "--workers", "2", "--epochs", "1", "--ledger", "--run-dir", pretraining)}
+                                    "--workers", "2", "--epochs", "1", "--run-dir", pretraining)}
     assert told["pretrained"].returncode == 0, told["pretrained"].text
     (cache / "refs").mkdir(parents=True)
     (cache / "refs/main").write_text(COMMIT)
@@ -62,11 +59,7 @@ def test_nothing_is_written_to_stderr_also_with_loading_processes(life):
     assert evaluated.startswith("evaluating the best checkpoint of ") and evaluated.count("\n") == 1
 
 
-def test_the_batches_of_masked_lm_have_texts_of_any_lengths(life):
-    """They are torch's, packed: not batches of similar lengths."""
-    batches = [sorted(chain(*line["samples"])) for line in ledger(life.pretraining)]
-    order = epoch_order(0, 0, sum(COUNTS["train"])).tolist()
-    assert batches == [sorted(order[begin:end]) for begin, end in pairwise(BOUNDS)]
+def test_masked_lm_packs_its_texts(life):
     assert json.loads((life.pretraining / "auto.json").read_text())["first_position"] == 0
 
 

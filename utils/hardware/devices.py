@@ -5,10 +5,15 @@ are compared before, and the error names the node that lacks one.
 """
 
 import json
+import os
+import platform
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,6 +69,21 @@ def find_device(name: str, num_processes: int = 1, per_process: int | str = 1) -
             f"; each process needs {own}: {way_out}, or use --device cpu")
     vendor.require_code(kind, num_processes * each)
     return torch.device(kind)
+
+
+def hardware_of(device: torch.device) -> dict[str, Any]:
+    """What the bits of this process depend on: the device's name, the CPU's, its instructions, and what limits them."""
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())  # no ARM kernel writes one
+    hardware = {"cpu": found[1] if found else platform.machine(),
+                "instructions": torch.backends.cpu.get_cpu_capability(),
+                "limits": {name: value for name, value in sorted(os.environ.items()) if _LIMITS.match(name)}}
+    if device.type == "cpu":
+        return {"device": "cpu", **hardware}
+    name = getattr(torch.get_device_module(device), "get_device_name", lambda device: device.type)(device)
+    return {"device": name, **hardware}
+
+
+_LIMITS = re.compile("ATEN_CPU_CAPABILITY|(ONE)?DNN_MAX_CPU_ISA|DNNL_MAX_CPU_ISA|MKL_(CBWR|ENABLE_INSTRUCTIONS)")
 
 
 def devices_of(kind: str, local_rank: int, num_processes: int, per_process: int | str) -> tuple[torch.device, ...]:

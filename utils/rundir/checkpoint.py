@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +24,14 @@ from torch import Tensor
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
+from utils.rundir.chain import Chain, begins_with, content_hash, files_in, starts_hash
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.run import Run
 from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
 
+LEAST_STEPS_KEPT, SHARES_KEPT = 1000, 20  # --keep-every auto: a twentieth of the run, but at least so many steps
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
 
@@ -38,7 +42,8 @@ class Checkpoints:
     def __init__(self, run: Run, world: World, config: RecordOptions):
         self._folder = CheckpointFolder(run.path / "checkpoints", config.keep, run.note)
         self._world, self._run = world, run
-        self._every, self._keep = config.save_every, config.keep
+        self._every, self._keep, self._keep_every = config.save_every, config.keep, config.keep_every
+        self._chain, self._num_landmarks = Chain(run.path), 0
         self._saved, self._saved_at = Progress(), time.monotonic()  # before the first step there is nothing to save
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
@@ -49,9 +54,23 @@ class Checkpoints:
         """Whether there is no checkpoint, valid or not. Collective."""
         return self._world.on_rank_zero(lambda: not self._folder.names())
 
+    def follow(self, state: TrainState, total_steps: int) -> None:
+        """The run goes on from `state` to `total_steps`: what --keep-every means; the chain from there on. Collective.
+        """
+        every = self._keep_every
+        every = max(LEAST_STEPS_KEPT, -(-total_steps // SHARES_KEPT)) if every == "auto" else every
+        self._folder.keep_every, self._num_landmarks = every, total_steps // every if every else 0
+        if self._run.writes:
+            self._chain.resume(self._folder.links(), state.progress.step)
+        if state.progress.step == 0:
+            weights, values = state.weights(), state.state_dict()  # Collective.
+            if self._run.writes:
+                self._writer.submit(self._begin_chain, _copied(weights), _copied(values))
+
     def is_due(self, step: int) -> bool:
-        """Whether --save-every calls for a checkpoint after optimizer step `step`."""
-        return step % self._every.steps == 0
+        """Whether --save-every or --keep-every calls for a checkpoint after optimizer step `step`."""
+        every = self._folder.keep_every
+        return step % self._every.steps == 0 or (every > 0 and step % every == 0)
 
     def is_due_by_clock(self) -> bool:
         """The same for a duration, by rank 0's clock: ranks must agree on it before they act."""
@@ -72,10 +91,12 @@ class Checkpoints:
         began = time.monotonic()
         weights, values = state.weights(), state.state_dict()
         if self._world.is_main:
-            progress = {name: value for name, value in asdict(state.progress).items() if value is not None}
-            trainer = {"format": FORMAT, "progress": progress, "best": state.best, "processes": self._world.world_size}
+            trainer = {"format": FORMAT, "progress": _saved(state.progress), "best": state.best,
+                       "processes": self._world.world_size}
             name = name_of(state.progress.step, self._run.start, awaits_evaluation)
-            self._pending = self._writer.submit(self._write, name, _copied(weights), _copied(values), trainer, beside)
+            link = partial(self._link, trainer, awaits_evaluation, _size_of(self._run.path / "metrics.jsonl"))
+            self._pending = self._writer.submit(
+                self._write, name, _copied(weights), _copied(values), trainer, beside, link)
 
         # count
         self._saved, self._saved_at = state.progress, time.monotonic()
@@ -101,16 +122,16 @@ class Checkpoints:
 
     @property
     def most_bytes(self) -> int:
-        """Room on the disk that the run may need: --keep checkpoints, the best one, one being written, RUN/model."""
-        return (self._keep + 2) * self._num_bytes + self._model_bytes
+        """Room on the disk that the run may need: the checkpoints that stay, one being written, RUN/model."""
+        return (self._keep + 2 + self._num_landmarks) * self._num_bytes + self._model_bytes
 
     def warn_of_small_disk(self) -> None:
         """Warn at the start if the run may need more room than there is, or than its checkpoints have taken."""
         run = self._run
         if run.writes and (room := shutil.disk_usage(run.path).free + self._folder.num_bytes()) < self.most_bytes:
             run.note(f"warning: {socket.gethostname()}: {run.path} has room for {room / 1e9:.3g} GB, but its"
-                     f" checkpoints and RUN/model may take {self.most_bytes / 1e9:.3g} GB: use a smaller --keep, or"
-                     " --run-dir on another disk")
+                     f" checkpoints and RUN/model may take {self.most_bytes / 1e9:.3g} GB: use a smaller --keep or"
+                     " a larger --keep-every, or --run-dir on another disk")
 
     @property
     def limit_s(self) -> float:
@@ -154,7 +175,7 @@ class Checkpoints:
         return Progress(**found["trainer"]["progress"]), _exports_averages(found["trainer"])
 
     def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
-               beside: Callable[[dict[str, Tensor]], None]) -> None:
+               beside: Callable[[dict[str, Tensor]], None], link: Callable[[str], dict[str, Any]]) -> None:
         weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors does not save strides
 
         # records and RUN/model, which the checkpoint refers to
@@ -165,12 +186,35 @@ class Checkpoints:
             raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room or repair the disk, and the"
                             " same command continues the run", Exit.IO) from error
 
-        # then the checkpoint itself
+        # then the checkpoint itself, and its link
+        new = link(content_hash(weights, values, trainer))
         self._folder.write(name, {
             "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
             "state.pt": lambda path: torch.save(values, path),
             "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),
-        }, trainer["best"].get("step"))
+        }, trainer["best"].get("step"), new)
+        self._append(new)
+
+    def _begin_chain(self, weights: dict[str, Tensor], values: dict) -> None:
+        """The link of step 0, where there is no checkpoint: of the initial weights."""
+        trainer = {"progress": _saved(Progress()), "best": {}}
+        self._append(self._link(trainer, False, 0, content_hash(weights, values, trainer)))
+
+    def _append(self, link: dict[str, Any]) -> None:
+        try:
+            self._chain.append(link)
+        except OSError as error:  # the manifest has it, and the next start completes the file
+            self._run.note(f"cannot write {self._run.path / 'chain.jsonl'}: {error}")
+
+    def _link(self, trainer: dict[str, Any], awaits_evaluation: bool, num_bytes: int, content: str) -> dict[str, Any]:
+        """The link of what is being saved. num_bytes: of metrics.jsonl when the save began."""
+        run, step = self._run, trainer["progress"]["step"]
+        facts = {"start": run.start, "awaits_evaluation": awaits_evaluation, "content": content,
+                 "starts": starts_hash(run.path, run.start),
+                 "metrics": begins_with(run.path / "metrics.jsonl", num_bytes)}
+        if trainer["best"].get("step") == step:
+            facts["model"] = files_in(run.path / "model")
+        return self._chain.next(step, **facts)
 
     def _read(self, choose: Callable[[], str | None], strategy: Strategy,
               with_state: bool = True) -> dict[str, Any] | None:
@@ -211,6 +255,14 @@ def _of_this_model(found: dict[str, Any]) -> Iterator[None]:
         raise UserError(f"{found['folder']} holds another model: {error.args[0]}; a run needs the model that it began"
                         " with: undo the change in models/own.py, or in the packages (its env.txt has the versions)",
                         Exit.OTHER_RUN) from None
+
+
+def _saved(progress: Progress) -> dict[str, Any]:
+    return {name: value for name, value in asdict(progress).items() if value is not None}
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _copied(value: Any) -> Any:

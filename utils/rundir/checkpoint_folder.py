@@ -37,6 +37,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, keep: int, note: Callable[[str], None]):
         self.path, self._keep, self._note = path, keep, note
+        self.keep_every = 0  # steps: those of its multiples stay; 0 = none
         self._valid: set[str] = set()  # names that this process has checked
 
     def names(self) -> list[str]:
@@ -57,10 +58,12 @@ class CheckpointFolder:
                 total += file.stat().st_size
         return total
 
-    def write(self, name: str, files: Mapping[str, Callable[[Path], Any]], best_step: int | None) -> None:
+    def write(self, name: str, files: Mapping[str, Callable[[Path], Any]], best_step: int | None,
+              link: dict[str, Any]) -> None:
         """Write a checkpoint, then remove those that are no longer kept. name: by name_of. files: {name: writes it}.
 
-        Raises UserError (74) if it cannot be written; the others stay as they are.
+        link: of the run's chain (utils/rundir/chain.py), for the manifest. Raises UserError (74) if the checkpoint cannot be
+        written; the others stay as they are.
         """
         partial = self.path / f".tmp-{name}"
         try:
@@ -75,7 +78,8 @@ class CheckpointFolder:
                 sync(partial / file)
 
             # the manifest; then the name
-            manifest = {"format": FORMAT, "chunk": CHUNK, "files": {file: _digest(partial / file) for file in files}}
+            manifest = {"format": FORMAT, "chunk": CHUNK, "link": link,
+                        "files": {file: _digest(partial / file) for file in files}}
             manifest["sha256"] = _own_digest(manifest)
             (partial / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
             sync(partial / "MANIFEST.json")
@@ -94,6 +98,11 @@ class CheckpointFolder:
             self._remove_old(best_step)
         except OSError as error:  # the new one is safe
             self._note(f"cannot remove old checkpoints: {error}")
+
+    def links(self) -> list[dict[str, Any]]:
+        """The links that the manifests hold; those of a version before 0.11 hold none."""
+        manifests = [json.loads((self.path / name / "MANIFEST.json").read_text()) for name in self.names()]
+        return [manifest["link"] for manifest in manifests if "link" in manifest]
 
     def newest_valid(self) -> str | None:
         """The checkpoint to continue from; None if there has never been one.
@@ -156,7 +165,8 @@ class CheckpointFolder:
         names = self.names()
         by_step = {step_of(name): name for name in reversed(names)}  # the newest of each step
         newest = sorted(by_step, reverse=True)[:self._keep]
-        spared = [by_step[step] for step in dict.fromkeys([*newest, best_step]) if step in by_step]
+        landmarks = [step for step in by_step if self.keep_every and step % self.keep_every == 0]
+        spared = [by_step[step] for step in dict.fromkeys([*newest, best_step, *landmarks]) if step in by_step]
         doomed = [name for name in names if name not in spared]
         # Each new one is read back once, before an old one is removed because of it.
         while doomed and len(self._checked(spared)) < LEAST_KEPT:

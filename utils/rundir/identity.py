@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from utils.distributed.world import World
 
 # what a run directory has only after auto.json
-RESULTS = ("checkpoints/step-*", "metrics.jsonl", "ledger.jsonl", "model", "eval")
+RESULTS = ("checkpoints/step-*", "metrics.jsonl", "model", "eval")
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from utils.settings.config import CONFIGS, facts, types
 FORMER = {"flip": "auto", "crop_scale": 0.08, "randaugment_ops": 2, "randaugment_magnitude": 9, "cache_size": "auto",
           "min_lr": 0, "step_factor": 0.1, "tf32": "auto", "debug_distributed": False,
           "early_stop_min_delta": 0, "head_lr_factor": "auto", "interpolation": "auto", "mask_probability": 0.15,
-          "section_timeout": 300, "start_timeout": 300, "step_epochs": 30}
+          "section_timeout": 300, "start_timeout": 300, "step_epochs": 30, "ledger": False}
 # of FORMER: no result of a run depends on the first three, and auto.json has what the others became
-WITHOUT_EFFECT = ("debug_distributed", "section_timeout", "start_timeout", "head_lr_factor", "interpolation")
+WITHOUT_EFFECT = ("debug_distributed", "ledger", "section_timeout", "start_timeout", "head_lr_factor", "interpolation")
 CLOSE = 0.8  # difflib's ratio of two spellings: --epoch is close to --epochs, --amp to nothing
 
 

@@ -173,8 +173,9 @@ class RecordOptions:
     save_every: Interval = option(Interval("1000"), "steps between checkpoints, or a duration (5min)", OPERATIONAL)
     keep: int = option(3, "how many of the newest checkpoints to keep, besides the best one; never fewer than two valid"
                        " ones", OPERATIONAL, at_least=1, rare=True)
-    ledger: bool = option(
-        False, "write the samples of every optimizer step to RUN/ledger.jsonl", OPERATIONAL, rare=True)
+    keep_every: int | Auto = option("auto", "also keep a checkpoint every N steps, to compute steps again from"
+                                    " (docs/asking.md); auto = a twentieth of the run, at least 1000; 0 = none",
+                                    OPERATIONAL, at_least=0, rare=True)
     profile: int = option(0, "record this many optimizer steps of this start with torch.profiler, in RUN/profile; 0 ="
                           " off", OPERATIONAL, at_least=0, kept=False, rare=True)
     best: str = option("auto", "metric of the evaluation that decides which model is best, such as macro_f1; auto ="

@@ -40,11 +40,11 @@ def task_of(classes):
     return SimpleNamespace(unit="img", classes=classes, metrics=(SimpleNamespace(percentages=("top1",), quiet=()),))
 
 
-def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, has_ledger=False, classes=CLASSES):
+def open_here(run_dir, resume_step=0, evaluated_step=0, stream=None, classes=CLASSES):
     run_dir.mkdir(exist_ok=True)
     with contextlib.redirect_stdout(stream or io.StringIO()):
         done = Progress(step=resume_step, evaluated_step=evaluated_step)
-        return Log(run_dir, task_of(classes), done, 40, has_ledger)
+        return Log(run_dir, task_of(classes), done, 40)
 
 
 def lines_of(run_dir, name="metrics.jsonl"):
@@ -111,41 +111,12 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
     assert points == [(event.step, event.value) for event in events_of(tmp_path / "whole").Scalars("train/loss")]
 
 
-def test_the_ledger_holds_the_samples_of_every_step_by_micro_batch(tmp_path):
-    log = open_here(tmp_path, has_ledger=True)
-    log.consumed(1, 0, [(3, 1), (2,)])
-    log.consumed(2, 1, [(0, 4), ()])
-    lines = lines_of(tmp_path, "ledger.jsonl")  # before close: every line is flushed
-    log.close()
-    assert lines == [{"split": "train", "step": 1, "epoch": 0, "samples": [[3, 1], [2]]},
-                     {"split": "train", "step": 2, "epoch": 1, "samples": [[0, 4], []]}]
-
-
-def test_the_ledger_of_a_resumed_run_continues_after_its_step(tmp_path):
-    log = open_here(tmp_path, has_ledger=True)
-    for step in (1, 2, 3):
-        log.consumed(step, 0, [[step]])
-    log.close()
-    path = tmp_path / "ledger.jsonl"
-    before = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(before) + b'{"split": "train", "st')
-    log = open_here(tmp_path, resume_step=2, evaluated_step=1, has_ledger=True)
-    log.consumed(3, 0, [[30]])
-    log.close()
-    assert path.read_bytes() == b"".join(before[:2]) + before[2].replace(b"[[3]]", b"[[30]]")
-
-
-def test_there_is_no_ledger_unless_requested(tmp_path):
-    open_here(tmp_path).close()
-    assert not (tmp_path / "ledger.jsonl").exists()
-
-
-def test_flush_writes_both_records_to_the_disk(tmp_path, monkeypatch):
-    log, synced = open_here(tmp_path, has_ledger=True), []
+def test_flush_writes_the_records_to_the_disk(tmp_path, monkeypatch):
+    log, synced = open_here(tmp_path), []
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     log.flush()
     log.close()
-    assert sorted(synced) == [str(tmp_path / "ledger.jsonl"), str(tmp_path / "metrics.jsonl")]
+    assert sorted(synced) == [str(tmp_path / "metrics.jsonl")]
 
 
 def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
@@ -335,10 +306,9 @@ def test_the_silent_log_has_the_methods_of_the_log_and_no_other():
 
 def test_the_log_of_another_rank_writes_and_prints_nothing(tmp_path, capsys):
     run = SimpleNamespace(path=tmp_path, writes=False)
-    log = open_log(run, task_of(CLASSES), Progress(), 40, has_ledger=True)
+    log = open_log(run, task_of(CLASSES), Progress(), 40)
     log.train(train_record(1))
     log.evaluation(val_record(1, confusion=torch.eye(2).long()))
-    log.consumed(1, 0, [[1]])
     log.note("hello")
     log.close()
     assert (list(tmp_path.iterdir()), *capsys.readouterr()) == ([], "", "")

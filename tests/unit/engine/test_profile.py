@@ -116,10 +116,10 @@ def test_writing_has_a_limit_of_its_own_and_is_no_part_of_a_step(tmp_path, monke
 
     entered, log = [], SimpleNamespace(advance=lambda step: None)
     monkeypatch.setattr(profile, "export_chrome_trace", write)
-    faults, record = SimpleNamespace(section_timeout=300), SimpleNamespace(ledger=False, log_every=math.inf)
+    faults, record = SimpleNamespace(section_timeout=300), SimpleNamespace(log_every=math.inf)
     t = SimpleNamespace(
         clock=Clock(CPU, None), profile=Profile(1, tmp_path, Ranks(rank), lambda text: None), log=log, total_steps=9,
-        feed=SimpleNamespace(taken=()),
+        feed=SimpleNamespace(counted=()),
         watchdog=SimpleNamespace(enter=lambda doing, limit_s: entered.append((doing, limit_s))),
         config=SimpleNamespace(faults=faults, record=record),
         state=SimpleNamespace(progress=SimpleNamespace(step=5), coverage=SimpleNamespace(add=lambda *samples: None)))

@@ -154,7 +154,7 @@ def test_before_training_began_other_settings_take_the_place_of_the_first(world)
     assert (notes, yaml.safe_load(Path("run/config.yaml").read_text())["lr"]) == ([], 0.3)
 
 
-@pytest.mark.parametrize("name", ["checkpoints/step-0000000001-g1/model", "metrics.jsonl", "ledger.jsonl",
+@pytest.mark.parametrize("name", ["checkpoints/step-0000000001-g1/model", "metrics.jsonl",
                                   "model/net.py", "eval/figures.txt"])
 def test_a_folder_of_another_program_is_78_and_keeps_what_it_has(world, name):
     file = Path("run", name)

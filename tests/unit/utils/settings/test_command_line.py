@@ -251,7 +251,7 @@ def test_help_has_choices_no_noise_and_no_rare_settings(capsys, monkeypatch):
     text = capsys.readouterr().out
     lines = text.splitlines()
     assert all(word in text for word in (f"--task {{{','.join(CONFIGS)}}}", "--split {train,val,test}", "--help-all"))
-    noise = ("None", "STR", "--no-fresh", "default: )", "False", "--ledger", "-timeout")
+    noise = ("None", "STR", "--no-fresh", "default: )", "False", "-timeout")
     assert not any(word in text for word in noise)
     assert (max(map(len, lines)) <= 100, len(lines) < 125) == (True, True)
 

@@ -1,0 +1,147 @@
+"""The chain of a run's checkpoints: what each one means, as a hash, and the hash of the link before it.
+
+    chain = Chain(run.path)
+    chain.resume(of_checkpoints, step)          # at the start
+    link = chain.next(step, ...)                # before a checkpoint is written, for its manifest
+    chain.append(link)                          # when it has its name
+
+RUN/chain.jsonl has a line for each checkpoint that ever was, and one for the beginning, step 0. The manifests are the
+truth: what a kill kept from the file is taken from there. A link says
+
+    step, start         of the checkpoint, by the number of the run's start that saved it
+    awaits_evaluation   whether it was saved before the evaluation of its step, after which another one is
+    content             the sha256 of its meaning, see content_hash
+    metrics             {"bytes", "sha256"}: RUN/metrics.jsonl as it was then, and as it begins since
+    starts              the sha256 of RUN/starts.jsonl up to that start
+    model               {file: sha256} of RUN/model, if it is this checkpoint's
+    previous, link      the sha256 of the link before it, and of this one
+
+A line {"resumed": step} says that the links after that step are of a part that is trained again: abandoned.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FILE = "chain.jsonl"
+
+
+class Chain:
+    """RUN/chain.jsonl, as rank 0 continues it."""
+
+    def __init__(self, run_dir: Path):
+        self._run_dir = run_dir
+        self._links: list[dict[str, Any]] = []  # those that count
+
+    def resume(self, of_checkpoints: Iterable[dict[str, Any]], step: int) -> None:
+        """The run goes on after `step`: complete the file from the links in the checkpoints' manifests."""
+        lines = read_lines(self._run_dir)
+        known = {line.get("link") for line in lines}
+        new = sorted((link for link in of_checkpoints if link["link"] not in known),
+                     key=lambda link: (link["start"], link["step"], not link["awaits_evaluation"]))
+        self._links = valid_links([*lines, *new])
+        if any(link["step"] > step for link in self._links):
+            new.append({"resumed": step})
+            self._links = valid_links([*lines, *new])
+        for line in new:
+            self._write(line)
+
+    def next(self, step: int, **facts: Any) -> dict[str, Any]:
+        """The link of a checkpoint that is about to be written."""
+        before = [link["link"] for link in self._links if link["step"] < step]
+        link = {"step": step, **facts, "previous": before[-1] if before else ""}
+        return link | {"link": digest_of(link)}
+
+    def append(self, link: dict[str, Any]) -> None:
+        """The checkpoint with this link has its name."""
+        self._links.append(link)
+        self._write(link)
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        with (self._run_dir / FILE).open("ab+") as file:
+            if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
+                file.write(b"\n")  # a kill has cut off the line before
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def read_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of RUN/chain.jsonl, but for one that a kill has cut off."""
+    path, lines = run_dir / FILE, []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def valid_links(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of lines of RUN/chain.jsonl, the links that count, in their order: the last one of each step."""
+    links: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        if "resumed" in line:
+            links = {step: link for step, link in links.items() if step <= line["resumed"]}
+        else:
+            links.pop(line["step"], None)
+            links[line["step"]] = line
+    return list(links.values())
+
+
+def digest_of(link: Mapping[str, Any]) -> str:
+    """The sha256 of a link, without itself."""
+    return hashlib.sha256(json.dumps({name: value for name, value in link.items() if name != "link"},
+                                     sort_keys=True).encode()).hexdigest()
+
+
+def content_hash(weights: Mapping[str, Tensor], state: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
+    """The sha256 of what a checkpoint means; not of who computed it, when, or how the files are packed.
+
+    weights, state, trainer: what its three files hold. In the order of their names: name, dtype, shape and contiguous
+    little-endian bytes of each tensor, anything else as JSON; of trainer.json the position and the best result.
+    """
+    digest = hashlib.sha256()
+    nest = {"weights": weights, "state": state, **{name: trainer[name] for name in ("progress", "best")}}
+    for name, value in sorted(_leaves(nest), key=itemgetter(0)):
+        if isinstance(value, Tensor):
+            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:
+            digest.update(f"{name} {json.dumps(value)}\n".encode())
+    return digest.hexdigest()
+
+
+def begins_with(path: Path, size: int) -> dict[str, Any]:
+    """The first `size` bytes of a file, as a link has them."""
+    content = path.read_bytes()[:size] if path.exists() else b""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def files_in(folder: Path) -> dict[str, str]:
+    """{file: sha256} of all files in a folder, by their paths in it."""
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def starts_hash(run_dir: Path, start: int) -> str:
+    """The sha256 of RUN/starts.jsonl up to the line of that start."""
+    path = run_dir / "starts.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in lines if json.loads(line)["start"] <= start]
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+
+
+def _leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in nest.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
