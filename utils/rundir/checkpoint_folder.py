@@ -60,7 +60,7 @@ class CheckpointFolder:
 
     def write(self, name: str, files: Mapping[str, Callable[[Path], Any]], best_step: int | None,
               link: dict[str, Any]) -> None:
-        """Write a checkpoint, then remove those that are no longer kept. name: by name_of. files: {name: writes it}.
+        """Write a checkpoint, then remove those that are no longer kept. name: by name_of. files: how each is written.
 
         link: of the run's chain (utils/rundir/chain.py), for the manifest. Raises UserError (74) if the checkpoint cannot be
         written; the others stay as they are.
