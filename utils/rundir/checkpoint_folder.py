@@ -62,8 +62,8 @@ class CheckpointFolder:
               link: dict[str, Any]) -> None:
         """Write a checkpoint, then remove those that are no longer kept. name: by name_of. files: how each is written.
 
-        link: of the run's chain (utils/rundir/chain.py), for the manifest. Raises UserError (74) if the checkpoint cannot be
-        written; the others stay as they are.
+        link: of the run's chain (utils/rundir/chain.py), for the manifest. Raises UserError (74) if the checkpoint
+        cannot be written; the others stay as they are.
         """
         partial = self.path / f".tmp-{name}"
         try:
