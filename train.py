@@ -73,7 +73,7 @@ def train(t: Training) -> Exit:
         train_one_epoch(t)  # Collective.
     t.flags.wait()  # Collective.
     if not is_finished(t):
-        save(t)  # Collective.
+        save(t, awaits_evaluation=is_evaluation_due(t))  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from engine.records.log import TIMING
+from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder
 
 
@@ -51,10 +52,19 @@ def status(run: Path) -> dict[str, Any]:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """All that must be equal where two runs computed the same: weights, records, evaluation, state.pt by tensor."""
+    """All that must be equal where two runs computed the same: weights, records, evaluation, state.pt by tensor; and
+    the content hashes of the beginning and of each evaluated step, where every run has a link.
+    """
     state = torch.load(newest_checkpoint(run) / "state.pt", weights_only=True)
+    steps = {0, *(record["step"] for record in records(run) if record["split"] == "val")}
     return {"weights": weights_sha256(run), "records": records(run), "state": _described(state),
-            "evaluation": _evaluation_sha256(run)}
+            "evaluation": _evaluation_sha256(run),
+            "contents": {step: content for step, content in contents(run).items() if step in steps}}
+
+
+def contents(run: Path) -> dict[int, str]:
+    """The content hash of each step that has a link which counts."""
+    return {link["step"]: link["content"] for link in valid_links(read_lines(run))}
 
 
 def _evaluation_sha256(run: Path) -> dict[str, str]:

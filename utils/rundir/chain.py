@@ -23,6 +23,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class Chain:
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
         self._links: list[dict[str, Any]] = []  # those that count
+        self._unwritten: list[dict[str, Any]] = []  # lines
 
     def resume(self, of_checkpoints: Iterable[dict[str, Any]], step: int) -> None:
         """The run goes on after `step`: complete the file from the links in the checkpoints' manifests."""
@@ -50,8 +53,7 @@ class Chain:
         if any(link["step"] > step for link in self._links):
             new.append({"resumed": step})
             self._links = valid_links([*lines, *new])
-        for line in new:
-            self._write(line)
+        self._write(*new)
 
     def next(self, step: int, **facts: Any) -> dict[str, Any]:
         """The link of a checkpoint that is about to be written."""
@@ -60,27 +62,29 @@ class Chain:
         return link | {"link": digest_of(link)}
 
     def append(self, link: dict[str, Any]) -> None:
-        """The checkpoint with this link has its name."""
+        """The checkpoint with this link has its name. Raises OSError; then the next call writes this link, too."""
         self._links.append(link)
         self._write(link)
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        with (self._run_dir / FILE).open("ab+") as file:
-            if file.tell() and (file.seek(-1, os.SEEK_END), file.read())[1] != b"\n":
-                file.write(b"\n")  # a kill has cut off the line before
-            file.write(json.dumps(line).encode() + b"\n")
+    def _write(self, *lines: dict[str, Any]) -> None:
+        self._unwritten += lines
+        path = self._run_dir / FILE
+        is_cut_off = path.exists() and not path.read_bytes().endswith(b"\n")  # by a kill or a full disk
+        with path.open("a") as file:
+            file.write("\n" * is_cut_off + "".join(f"{json.dumps(line)}\n" for line in self._unwritten))
             file.flush()
             os.fsync(file.fileno())
+        self._unwritten.clear()
 
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/chain.jsonl, but for one that a kill has cut off."""
+    """The lines of RUN/chain.jsonl, but for what is none, such as one that a kill has cut off."""
     path, lines = run_dir / FILE, []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:
-            continue
+    for written in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            line = json.loads(written)
+            if isinstance(line, dict) and ("resumed" in line or {"step", "link"} <= line.keys()):
+                lines.append(line)
     return lines
 
 
@@ -105,18 +109,14 @@ def digest_of(link: Mapping[str, Any]) -> str:
 def content_hash(weights: Mapping[str, Tensor], state: Mapping[str, Any], trainer: Mapping[str, Any]) -> str:
     """The sha256 of what a checkpoint means; not of who computed it, when, or how the files are packed.
 
-    weights, state, trainer: what its three files hold. In the order of their names: name, dtype, shape and contiguous
-    little-endian bytes of each tensor, anything else as JSON; of trainer.json the position and the best result.
+    weights, state, trainer: what its three files hold. In the order of their names, a line each: a tensor's name,
+    dtype, shape and the sha256 of its contiguous little-endian bytes; anything else as JSON; of trainer.json the
+    position and the best result.
     """
-    digest = hashlib.sha256()
     nest = {"weights": weights, "state": state, **{name: trainer[name] for name in ("progress", "best")}}
-    for name, value in sorted(_leaves(nest), key=itemgetter(0)):
-        if isinstance(value, Tensor):
-            digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        else:
-            digest.update(f"{name} {json.dumps(value)}\n".encode())
-    return digest.hexdigest()
+    with ThreadPoolExecutor() as pool:
+        lines = pool.map(_described, sorted(_leaves(nest), key=itemgetter(0)))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def begins_with(path: Path, size: int) -> dict[str, Any]:
@@ -127,8 +127,11 @@ def begins_with(path: Path, size: int) -> dict[str, Any]:
 
 def files_in(folder: Path) -> dict[str, str]:
     """{file: sha256} of all files in a folder, by their paths in it."""
-    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+    found = {}
+    for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+        with path.open("rb") as file:  # which may be larger than the memory
+            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
 
 
 def starts_hash(run_dir: Path, start: int) -> str:
@@ -145,3 +148,11 @@ def _leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _leaves(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
+
+
+def _described(leaf: tuple[str, Any]) -> str:
+    name, value = leaf
+    if not isinstance(value, Tensor):
+        return f"{name} {json.dumps(value)}\n"
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{name} {value.dtype} {list(value.shape)} {hashlib.sha256(content).hexdigest()}\n"

@@ -60,12 +60,11 @@ class Checkpoints:
         every = self._keep_every
         every = max(LEAST_STEPS_KEPT, -(-total_steps // SHARES_KEPT)) if every == "auto" else every
         self._folder.keep_every, self._num_landmarks = every, total_steps // every if every else 0
-        if self._run.writes:
-            self._chain.resume(self._folder.links(), state.progress.step)
-        if state.progress.step == 0:
-            weights, values = state.weights(), state.state_dict()  # Collective.
-            if self._run.writes:
-                self._writer.submit(self._begin_chain, _copied(weights), _copied(values))
+        step, writes = state.progress.step, self._run.writes
+        self._world.on_rank_zero(lambda: writes and self._chain.resume(self._folder.links(), step))
+        if step == 0:
+            weights, values = state.weights(), state.state_dict()
+            self._world.on_rank_zero(lambda: writes and self._begin_chain(weights, values), num_bytes=self._num_bytes)
 
     def is_due(self, step: int) -> bool:
         """Whether --save-every or --keep-every calls for a checkpoint after optimizer step `step`."""
@@ -130,8 +129,8 @@ class Checkpoints:
         run = self._run
         if run.writes and (room := shutil.disk_usage(run.path).free + self._folder.num_bytes()) < self.most_bytes:
             run.note(f"warning: {socket.gethostname()}: {run.path} has room for {room / 1e9:.3g} GB, but its"
-                     f" checkpoints and RUN/model may take {self.most_bytes / 1e9:.3g} GB: use a smaller --keep or"
-                     " a larger --keep-every, or --run-dir on another disk")
+                     f" checkpoints and RUN/model may take {self.most_bytes / 1e9:.3g} GB: use a smaller"
+                     " --keep, --keep-every 0, or --run-dir on another disk")
 
     @property
     def limit_s(self) -> float:
@@ -182,12 +181,12 @@ class Checkpoints:
         try:
             averages = values["ema"] if _exports_averages(trainer) else {}
             beside(weights | {name: value.contiguous() for name, value in averages.items()})
+            new = link(content_hash(weights, values, trainer))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room or repair the disk, and the"
                             " same command continues the run", Exit.IO) from error
 
         # then the checkpoint itself, and its link
-        new = link(content_hash(weights, values, trainer))
         self._folder.write(name, {
             "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
             "state.pt": lambda path: torch.save(values, path),
@@ -203,7 +202,7 @@ class Checkpoints:
     def _append(self, link: dict[str, Any]) -> None:
         try:
             self._chain.append(link)
-        except OSError as error:  # the manifest has it, and the next start completes the file
+        except OSError as error:  # the manifest has it; the next save or start completes the file
             self._run.note(f"cannot write {self._run.path / 'chain.jsonl'}: {error}")
 
     def _link(self, trainer: dict[str, Any], awaits_evaluation: bool, num_bytes: int, content: str) -> dict[str, Any]:

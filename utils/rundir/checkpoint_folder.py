@@ -100,9 +100,14 @@ class CheckpointFolder:
             self._note(f"cannot remove old checkpoints: {error}")
 
     def links(self) -> list[dict[str, Any]]:
-        """The links that the manifests hold; those of a version before 0.11 hold none."""
-        manifests = [json.loads((self.path / name / "MANIFEST.json").read_text()) for name in self.names()]
-        return [manifest["link"] for manifest in manifests if "link" in manifest]
+        """The links in the manifests that are not damaged; those of a version before 0.11 hold none."""
+        links = []
+        for name in self.names():
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                manifest = json.loads((self.path / name / "MANIFEST.json").read_bytes())
+                if manifest.pop("sha256") == _own_digest(manifest):
+                    links.append(manifest["link"])
+        return links
 
     def newest_valid(self) -> str | None:
         """The checkpoint to continue from; None if there has never been one.
@@ -165,9 +170,9 @@ class CheckpointFolder:
         names = self.names()
         by_step = {step_of(name): name for name in reversed(names)}  # the newest of each step
         newest = sorted(by_step, reverse=True)[:self._keep]
-        landmarks = [step for step in by_step if self.keep_every and step % self.keep_every == 0]
-        spared = [by_step[step] for step in dict.fromkeys([*newest, best_step, *landmarks]) if step in by_step]
-        doomed = [name for name in names if name not in spared]
+        landmarks = [name for step, name in by_step.items() if self.keep_every and step % self.keep_every == 0]
+        spared = [by_step[step] for step in dict.fromkeys([*newest, best_step]) if step in by_step]
+        doomed = [name for name in names if name not in spared and name not in landmarks]
         # Each new one is read back once, before an old one is removed because of it.
         while doomed and len(self._checked(spared)) < LEAST_KEPT:
             spared.append(doomed.pop(0))

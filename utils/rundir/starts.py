@@ -29,9 +29,13 @@ def note_start(config: Config, run: Run, world: World, step: int) -> None:
     line = describe(world) | {"start": run.start, "step": step, "settings": kept_settings(config),
                               "resolved": run.resolved.as_dict(),
                               "time": datetime.now(UTC).isoformat(timespec="seconds")}
-    if run.writes:
-        lines = [json.dumps(each) for each in (*read_starts(run.path), line)]
-        write_atomically(run.path / FILE, "".join(f"{each}\n" for each in lines))
+
+    def append() -> None:
+        path = run.path / FILE
+        before = path.read_text() if path.exists() else ""
+        write_atomically(path, f"{before}{json.dumps(line)}\n")
+
+    world.on_rank_zero(lambda: run.writes and append())  # Collective.
 
 
 def describe(world: World) -> dict[str, Any]:

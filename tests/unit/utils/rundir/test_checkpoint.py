@@ -223,5 +223,5 @@ def test_a_small_disk_is_warned_of_on_the_rank_that_writes(
     checkpoints._num_bytes, checkpoints._model_bytes = int(2.4e8), int(1e8)  # three, the best one, one being written
     checkpoints.warn_of_small_disk()
     assert [note.partition(": ")[2].partition(": ")[2] for note in notes] == [
-        "run has room for 1.2 GB, but its checkpoints and RUN/model may take 1.3 GB: use a smaller --keep or"
-        " a larger --keep-every, or --run-dir on another disk"] * is_warned
+        "run has room for 1.2 GB, but its checkpoints and RUN/model may take 1.3 GB: use a smaller --keep,"
+        " --keep-every 0, or --run-dir on another disk"] * is_warned
