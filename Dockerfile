@@ -19,6 +19,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
     else python3 -m pip install --require-hashes --no-deps --requirement requirements.lock; fi
 
 COPY train.py launch.sh ./
+COPY ask ask
 COPY launch launch
 COPY data data
 COPY engine engine

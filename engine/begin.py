@@ -15,6 +15,18 @@ def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
 
     Exits: 0 after --help and where the run is finished, 64 and 66 on what the user got wrong.
     """
+    watchdog = begin_process()
+    from data import demo  # these need packages
+    from utils.rundir.restart import finish_early
+    from utils.settings.command_line import parse_command_line
+
+    config = parse_command_line(argv, demo.SETTINGS)
+    finish_early(config)
+    return config, watchdog
+
+
+def begin_process() -> "Watchdog":
+    """The watchdog of this process. Exits with 64 where the system or a package is not what the program needs."""
     _require_linux()
     from utils.distributed.preflight import require_packages  # these need Linux
     from utils.distributed.watchdog import Watchdog
@@ -23,13 +35,7 @@ def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
     forget_exit_code()
     watchdog = Watchdog()
     require_packages()
-    from data import demo  # these need packages
-    from utils.rundir.restart import finish_early
-    from utils.settings.command_line import parse_command_line
-
-    config = parse_command_line(argv, demo.SETTINGS)
-    finish_early(config)
-    return config, watchdog
+    return watchdog
 
 
 def _require_linux() -> None:

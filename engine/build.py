@@ -71,19 +71,19 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
 
 
 @contextmanager
-def open_training(start: Start) -> Iterator[Training]:
-    """What the loop works with, closed afterwards. Collective."""
-    training = build_training(start)  # Collective.
+def open_training(start: Start, kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
+    """What the loop works with, closed afterwards; its checkpoints are of this kind. Collective."""
+    training = build_training(start, kind)  # Collective.
     with closing(training.log), closing(training.checkpoints), closing(training.profile):
         yield training
 
 
-def build_training(start: Start) -> Training:
+def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
     # what learns
     config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
-    checkpoints = Checkpoints(run, world, config.record)
+    checkpoints = kind(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
     start, optim, state = build_state(start, is_new)  # Collective.
     strategy = state.strategy

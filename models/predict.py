@@ -20,9 +20,9 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
-from utils.errors import Exit, UserError, explain, some
+from utils.errors import Exit, Parser, UserError, explain, some
 from utils.output_files import csv_writer, open_output
 
 # torch is imported inside the functions that need it, so that --help and wrong arguments are answered at once.
@@ -31,7 +31,7 @@ from utils.output_files import csv_writer, open_output
 def main(arguments: list[str]) -> int:
     """Predict as the command line says; returns the exit code."""
     # arguments
-    parser = _Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
+    parser = Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+",
@@ -152,13 +152,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
     return int(text)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong, and exit with 64."""
-        self.print_usage(sys.stderr)
-        self.exit(Exit.USAGE, f"predict: {message}\n")  # argparse's own code is 2
 
 
 if __name__ == "__main__":

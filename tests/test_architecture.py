@@ -19,7 +19,7 @@ from utils.strategies.base import Strategy
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
     "utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "data", "utils"},
-    "engine": {"engine", "models", "data", "utils"}}
+    "engine": {"engine", "models", "data", "utils"}, "ask": {"ask", "train", "engine", "models", "data", "utils"}}
 LAYERS = (*MAY_IMPORT, "train")
 REFUSED_NAMES = {"misc", "helpers", "helper", "common", "tools", "util", "utils"}
 COLLECTIVES = {
@@ -298,7 +298,7 @@ def test_an_image_run_never_imports_transformers_or_timm():
     assert done.stdout == "[]\n"
 
 
-READ_BEFORE_TORCH = (
+READ_BEFORE_TORCH = ("ask.command_line", 
     "engine.begin", "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity",
     "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "utils.strategies",
     "models.tasks", "data.demo")

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import traceback
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import IntEnum
@@ -36,6 +37,7 @@ class Exit(IntEnum):
     OTHER_RUN = 78  # the run directory was created with different settings, is in use, or is another program's
     DIVERGED = 80
     NO_CHECKPOINT = 82  # checkpoints exist, but none loads
+    DIFFERS = 83  # ask.verify: a run is not what its directory says
 
 
 class UserError(ValueError):
@@ -209,7 +211,15 @@ def leave(message: str, code: int) -> NoReturn:
     raise SystemExit(int(code))
 
 
-def exit_after(work: Callable[[], int]) -> NoReturn:
+class Parser(ArgumentParser):
+    """argparse's, but for the exit code of wrong words, which is 2 there."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, on the first process of a node, and exit with 64."""
+        leave(f"{self.format_usage()}{self.prog.rpartition('.')[2]}: {message}", Exit.USAGE)
+
+
+def exit_after(work: Callable[[], int], program: str = "train.py") -> NoReturn:
     """Run `work` and exit with its code, or with that of its error, which is printed by one rank."""
     try:
         code, error = work(), None
@@ -219,7 +229,7 @@ def exit_after(work: Callable[[], int]) -> NoReturn:
     LAST_WORD.acquire()
     record_exit(code)
     if error is not None and is_shown_here(error):
-        text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"train.py: {message}"
+        text = "".join(traceback.format_exception(error)) if code == Exit.INTERNAL else f"{program}: {message}"
         bounded(lambda: say(text))
     bounded(lambda: sys.stdout and sys.stdout.flush())  # None if it was closed
     # Not sys.exit: while the interpreter shuts down, gloo's threads abort the process now and then (torch 2.15:

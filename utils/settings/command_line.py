@@ -84,6 +84,13 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
     return config
 
 
+def config_of(values: Mapping[str, Any]) -> Config:
+    """The config with these settings, as config.yaml has them; the others are at their defaults. Raises UserError."""
+    config = CONFIGS[values["task"]]()
+    words = [_as_words(name, value, types(config)[name]) for name, value in values.items() if name in types(config)]
+    return with_values(config, read_settings(words, values["task"]))
+
+
 def _defaults(task: str, given: Mapping[str, Any], demo: Mapping[str, Any]) -> dict[str, Any]:
     """Defaults that depend on other settings: on --model, and on --data if that is the built-in data.
 
@@ -145,7 +152,7 @@ def _check_keys(file: str, names: Iterable[str], task: str) -> None:
 def _as_words(name: str, value: Any, kind: Any = None) -> list[str]:
     """A setting of a file as it is typed, so that both are read alike."""
     if kind is bool and str(value).lower() in _SWITCH:
-        return [flag(name if _SWITCH[value.lower()] else f"no_{name}")]
+        return [flag(name if _SWITCH[str(value).lower()] else f"no_{name}")]
     if isinstance(value, dict):  # class_weights: {cat: 1, dog: 2}
         value = ",".join(f"{key}={each}" for key, each in value.items())
     return [flag(name), *map(str, value if isinstance(value, list | tuple) else [value])]

@@ -1,0 +1,232 @@
+"""Steps of a run, computed again by train.py's own functions, in a temporary directory: the run stays as it is.
+
+    record = read_run(path)
+    with scratch_folder(world) as folder:
+        for part in parts_of(record, first, last):
+            with opened(part, given, folder, world, watchdog) as t:
+                for batch in batches(t, part.last): ...
+
+Settings and what was resolved are those of the start that computed these steps (RUN/starts.jsonl).
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from data.batch import GlobalBatch
+from engine.build import open_start, open_training
+from engine.records.log import records
+from engine.training import Training
+from engine.warm_up import warm_up
+from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World
+from utils.errors import Exit, UserError
+from utils.rundir.chain import read_lines, valid_links
+from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
+from utils.rundir.identity import kept_settings
+from utils.rundir.starts import describe, read_starts
+from utils.settings.command_line import config_of
+from utils.settings.config import Config, with_values
+from utils.strategies import devices_per_process, load_strategy
+
+COPIED = ("tokenizer", "encoder")  # folders of a run directory that a start reads
+KINDS = {"processes": "processes", "devices_per_process": "devices of a process", "threads": "threads",
+         "program": "the program", "python": "Python", "packages": "packages", "hardware": "hardware"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a run directory says of a run."""
+
+    path: Path
+    starts: list[dict[str, Any]]  # see utils/rundir/starts.py
+    links: dict[int, dict[str, Any]]  # by step: those that count, see utils/rundir/chain.py
+    trained: dict[int, dict[str, Any]]  # the train records by step
+
+    @property
+    def last_step(self) -> int:
+        """The last step that the run has taken and written down."""
+        return max([0, *self.links, *self.trained])
+
+
+@dataclass(frozen=True)
+class Part:
+    """Steps of a run that were computed with the same settings: those after `first`, up to `last`."""
+
+    first: int
+    last: int
+    line: dict[str, Any]  # of starts.jsonl
+    checkpoint: Path | None  # of step `first`; None: the part begins where the one before ended, or with the run
+
+
+def read_run(path: str) -> Record:
+    """What is written down of the run in `path`. Raises UserError (66)."""
+    run = Path(path)
+    if not (run / "auto.json").exists():
+        raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
+    starts = read_starts(run)
+    if not starts:
+        raise UserError(f"{run} has no starts.jsonl: a version before 0.11 trained it, whose steps cannot be computed"
+                        " again; if it is not finished, continue it with this version, and ask about the steps from"
+                        " there on", Exit.NO_INPUT)
+    links = {link["step"]: link for link in valid_links(read_lines(run))}
+    return Record(run, starts, links, {record["step"]: record for record in records(run, "train")})
+
+
+def parts_of(record: Record, first: int, last: int) -> list[Part]:
+    """What is computed to get from step `first` (or the newest checkpoint before it) to `last`.
+
+    Raises UserError: 64 for steps that the run has not taken, 66 if nothing is left to begin from.
+    """
+    # where to begin
+    if not 0 <= first < last <= record.last_step:
+        raise UserError(f"{record.path} has taken steps 1 to {record.last_step}, and was asked for {first + 1} to"
+                        f" {last}")
+    checkpoint = checkpoint_before(record, first)
+    begin = step_of(checkpoint.name) if checkpoint else 0
+    if not checkpoint and record.starts[0]["step"] > 0:
+        raise UserError(f"{record.path} has no checkpoint up to step {first} to begin from, and an older version"
+                        f" trained its first {record.starts[0]['step']} steps; --keep-every keeps more checkpoints",
+                        Exit.NO_INPUT)
+
+    # the starts that computed what counts: a later one may have gone back to an earlier step
+    found: list[Part] = []
+    end = last
+    for line in reversed(record.starts):
+        if line["step"] < end and begin < end:
+            found.insert(0, Part(max(begin, line["step"]), end, line, None))
+            end = line["step"]
+
+    # neighbours that agree are one part
+    merged: list[Part] = []
+    for part in found:
+        if merged and _is_alike(merged[-1].line, part.line):
+            part = Part(merged.pop().first, part.last, part.line, None)
+        merged.append(part)
+    return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
+
+
+def checkpoint_before(record: Record, step: int) -> Path | None:
+    """The newest checkpoint up to `step` that is whole and of what counts; None: none is left."""
+    folder = CheckpointFolder(record.path / "checkpoints", 1, print)
+    for path in (folder.path / name for name in folder.names() if step_of(name) <= step):
+        if find_damage(path) is None:
+            link = json.loads((path / "MANIFEST.json").read_text()).get("link", {})
+            if step_of(path.name) < record.starts[0]["step"] or link == record.links.get(step_of(path.name)):
+                return path
+    return None
+
+
+def config_for(line: Mapping[str, Any], given: argparse.Namespace, folder: str) -> Config:
+    """The config of a start, with --data, --device and another run directory."""
+    config = config_of(line["settings"])
+    other = {"run_dir": folder, "data": given.data or config.data.data,
+             "device": given.device or line["resolved"]["device"]}
+    return with_values(config, other)
+
+
+@contextmanager
+def joined(line: Mapping[str, Any], given: argparse.Namespace, watchdog: Watchdog) -> Iterator[World]:
+    """The processes that compute again, as the start in `line` joined its own. Collective."""
+    config = config_for(line, given, "")
+    with World.from_env(config.device.device, config.faults, watchdog, devices_per_process(config.device)) as world:
+        yield world
+
+
+@contextmanager
+def scratch_folder(world: World) -> Iterator[Path]:
+    """A temporary folder for all ranks, which goes whatever ends this process. Collective."""
+    folder = Path(world.on_rank_zero(lambda: tempfile.mkdtemp(prefix="lockstep-ask-")))  # Collective.
+    if not world.is_main:
+        yield folder
+        return
+    # it waits for the end of its input: this process's own end, even by a SIGKILL
+    remover = subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        remover.stdin.close()
+
+
+@contextmanager
+def opened(part: Part, given: argparse.Namespace, run: Path, folder: Path, world: World, watchdog: Watchdog,
+           kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
+    """The training at the part's first step, warmed up. Collective. Raises UserError (78) if the data are others."""
+    config = config_for(part.line, given, str(folder))
+    world.on_rank_zero(lambda: _lay_out(part, config, run, folder))  # Collective.
+    with redirect_stdout(sys.stderr), open_start(config, world, watchdog, lambda text: None) as start:  # Collective.
+        if start.run.resolved.data != part.line["resolved"]["data"]:
+            raise UserError(f"{config.data.data} does not hold the data of {run}, or this version of the program reads"
+                            " them otherwise; restore them, or give --data PATH if they have moved", Exit.OTHER_RUN)
+        with open_training(start, kind) as training:  # Collective.
+            warm_up(training)  # Collective.
+            watchdog.save_on_stop()  # a stop ends the loop
+            yield training
+
+
+def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
+    """The global batches up to step `last`, or to an agreed stop. The caller trains on each. Collective."""
+    t.strategy.module.train()
+    while t.state.progress.step < last and not t.flags.stop:
+        for batch in t.feed.rest_of_epoch(t.state.progress):
+            yield batch
+            if t.state.progress.step >= last or t.flags.stop:
+                break
+    t.flags.wait()  # Collective.
+    t.watchdog.enter("answering", t.config.faults.section_timeout)
+
+
+def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:
+    """What bits depend on and is not as in the start of `line`, by key of KINDS, in words. Collective."""
+    here, found = describe(world), {}  # Collective.
+    for name, words in KINDS.items():
+        then, now = line[name], here[name]
+        if name == "packages":
+            then, now = ({key: each.get(key) for key in line[name] if line[name][key] != here[name].get(key)}
+                         for each in (line[name], here[name]))
+        if then != now:
+            found[name] = f"{words}: {_words(then)} then, {_words(now)} here"
+    if load_strategy(line["settings"]["strategy"]).is_invariant:
+        found.pop("processes", None)
+    return found
+
+
+def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return all(one[name] == other[name] for name in ("settings", "resolved"))
+
+
+def _words(value: Any) -> str:
+    """A value of starts.jsonl for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_words(each)}" for name, each in value.items() if each != {})
+    return "; ".join(map(_words, value)) if isinstance(value, list) else str(value)
+
+
+def _lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
+    """What a start finds in its run directory. Files of the run are linked, never written."""
+    resolved = {name: value for name, value in part.line["resolved"].items() if name not in ("data", "code")}
+    (folder / "auto.json").write_text(json.dumps(resolved))
+    (folder / "config.yaml").write_text(yaml.safe_dump(kept_settings(config)))
+    if (folder / "metrics.jsonl").exists():  # of the part before
+        return
+    shutil.copy(run / "metrics.jsonl", folder)
+    for name in COPIED:
+        if (run / name).exists():
+            (folder / name).symlink_to((run / name).absolute())
+    if part.checkpoint:
+        place = folder / "checkpoints" / part.checkpoint.name
+        place.mkdir(parents=True)
+        for file in part.checkpoint.iterdir():
+            (place / file.name).symlink_to(file.absolute())
