@@ -298,7 +298,7 @@ def test_an_image_run_never_imports_transformers_or_timm():
     assert done.stdout == "[]\n"
 
 
-READ_BEFORE_TORCH = ("ask.command_line", 
+READ_BEFORE_TORCH = ("ask.command_line",
     "engine.begin", "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity",
     "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "utils.strategies",
     "models.tasks", "data.demo")
