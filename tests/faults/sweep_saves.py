@@ -34,6 +34,7 @@ from safetensors.torch import load_file
 from models.vision.classifier import save_model_folder
 from utils.errors import Exit, UserError
 from utils.files import write_atomically
+from utils.rundir.chain import Chain, read_lines, valid_links
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.lock import RunLock
@@ -209,11 +210,21 @@ def check_save(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
     require(len(valid(run)) >= least and len(valid(run)) == len(folder.names()),
             f"valid: {valid(run)} of {folder.names()}")
     require(not list(folder.path.glob(".tmp-*")), f"{leftovers(run)} survive")
+    require_links(run)
     save(run, 4, start=2)
     require(step_in(folder.path / folder.newest_valid()) == step_in_model(run / "model") == 4,
             "the next save is not whole")
     require(len(valid(run)) >= min(2, least) and not leftovers(run),
             f"after the next save: {valid(run)}, {leftovers(run)}")
+
+
+def require_links(run: Path) -> None:
+    """The next start completes the chain: it has the link of each step's newest checkpoint."""
+    links = CheckpointFolder(run / "checkpoints", 1, say_nothing).links()
+    Chain(run).resume(links, max((link["step"] for link in links), default=0))
+    newest, found = ({link["step"]: link["link"] for link in each} for each in (
+        reversed(links), valid_links(read_lines(run))))
+    require(newest.items() <= found.items(), f"links are missing: {newest}, {found}")
 
 
 def prepare_unevaluated(run: Path) -> None:
@@ -232,6 +243,7 @@ def check_evaluated(run: Path, outcome: dict[str, Any] | None, call: str) -> Non
     require(step_in_model(run / "model") in (None, 3, 4), "RUN/model is of neither step")
     require(name.endswith("-unevaluated") or step_in_model(run / "model") == 4,
             "RUN/model is not the best that is told of")
+    require_links(run)
     require(len(valid(run)) >= 2 and len(valid(run)) == len(folder.names()), f"valid: {valid(run)} of {folder.names()}")
     save(run, 5, start=2)
     require(step_in(folder.path / folder.newest_valid()) == 5 and not leftovers(run),

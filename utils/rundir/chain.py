@@ -53,7 +53,8 @@ class Chain:
         if any(link["step"] > step for link in self._links):
             new.append({"resumed": step})
             self._links = valid_links([*lines, *new])
-        self._write(*new)
+        if new:
+            self._write(*new)
 
     def next(self, step: int, **facts: Any) -> dict[str, Any]:
         """The link of a checkpoint that is about to be written."""

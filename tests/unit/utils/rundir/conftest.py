@@ -50,7 +50,7 @@ def checkpoints_of(world, folder):
     """Checkpoints of one start of a run, and the notes to the user."""
     def build(start=1, **options):
         notes = []
-        run = SimpleNamespace(path=folder.parent, start=start, note=notes.append)
+        run = SimpleNamespace(path=folder.parent, start=start, note=notes.append, writes=True)
         return Checkpoints(run, world, RecordOptions(**options)), notes
     return build
 

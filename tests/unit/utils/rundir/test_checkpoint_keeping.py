@@ -123,6 +123,68 @@ def test_a_duration_between_checkpoints_is_measured_by_the_clock(world, checkpoi
     assert not any(soon.is_due(step) for step in range(1, 9))
 
 
+# --- --keep-every
+
+
+def kept_after(world, checkpoints_of, folder, total, **options):
+    """Steps of the checkpoints that a run of so many steps leaves, each of which it saves; its checkpoints."""
+    state, (checkpoints, _) = build_state(world), checkpoints_of(**options)
+    folder.parent.mkdir(exist_ok=True)
+    checkpoints.follow(state, total)
+    for _ in range(total):
+        train_step(state)
+        save(checkpoints, state)
+    return [int(name[5:15]) for name in names_in(folder)], checkpoints
+
+
+@pytest.mark.parametrize("every, expected", [(0, [8, 9]), (3, [3, 6, 8, 9]), (4, [4, 8, 9]), ("auto", [8, 9])])
+def test_besides_the_newest_those_of_every_nth_step_are_kept(world, checkpoints_of, folder, every, expected):
+    assert kept_after(world, checkpoints_of, folder, 9, keep=2, keep_every=every)[0] == expected
+
+
+@pytest.mark.parametrize("every, total, due, count", [
+    ("auto", 900, [], 0), ("auto", 2500, [1000, 2000], 2), ("auto", 20_000, [*range(1000, 20_001, 1000)], 20),
+    ("auto", 20_001, [*range(1001, 20_001, 1001)], 19), ("auto", 100_000, [*range(5000, 100_001, 5000)], 20),
+    (0, 5000, [], 0), (2000, 5000, [2000, 4000], 2)])
+def test_auto_is_a_twentieth_of_the_run_but_at_least_1000_steps(
+        world, checkpoints_of, folder, every, total, due, count):
+    checkpoints, _ = checkpoints_of(keep_every=every, save_every=Interval("1h"))
+    folder.parent.mkdir(exist_ok=True)
+    checkpoints.follow(build_state(world), total)
+    assert [step for step in range(1, total + 1) if checkpoints.is_due(step)] == due
+    checkpoints._num_bytes = 1
+    assert checkpoints.most_bytes == 3 + 2 + count
+
+
+def test_an_abandoned_and_a_repeated_checkpoint_of_a_step_are_kept_once(world, checkpoints_of, folder):
+    kept_after(world, checkpoints_of, folder, 4, keep=2, keep_every=2)
+    flip(folder / "step-0000000004-g1" / "state.pt", 100)
+    flip(folder / "step-0000000003-g1" / "state.pt", 100)
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2, keep=1, keep_every=2)
+    checkpoints.restore(state)
+    checkpoints.follow(state, 6)
+    while state.progress.step < 6:
+        train_step(state)
+        save(checkpoints, state)
+    assert [name for name in names_in(folder) if name.startswith("step-")] == [
+        "step-0000000002-g1", "step-0000000004-g2", "step-0000000005-g2", "step-0000000006-g2"]
+
+
+def test_checkpoints_to_repeat_from_are_not_read_back_at_each_start(world, checkpoints_of, folder, monkeypatch):
+    """A long run has twenty: reading them takes longer than a save."""
+    kept_after(world, checkpoints_of, folder, 8, keep=2, keep_every=2)
+    state, (checkpoints, _) = build_state(world), checkpoints_of(start=2, keep=2, keep_every=2)
+    checkpoints.restore(state)
+    checkpoints.follow(state, 10)
+    read, find = [], checkpoint_folder.find_damage
+    monkeypatch.setattr(checkpoint_folder, "find_damage", lambda path: (read.append(path.name), find(path))[1])
+    for _ in range(2):
+        train_step(state)
+        save(checkpoints, state)
+    assert read == ["step-0000000009-g2"]
+    assert [int(name[5:15]) for name in names_in(folder)] == [2, 4, 6, 8, 9, 10]
+
+
 # --- a full disk
 
 
