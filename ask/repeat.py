@@ -120,10 +120,11 @@ def parts_of(record: Record, first: int, last: int) -> list[Part]:
 def checkpoint_before(record: Record, step: int) -> Path | None:
     """The newest checkpoint up to `step` that is whole and of what counts; None: none is left."""
     folder = CheckpointFolder(record.path / "checkpoints", 1, print)
-    for path in (folder.path / name for name in folder.names() if step_of(name) <= step):
+    first = record.starts[0]["step"]  # where an older version had stopped, whose checkpoints have no links
+    for path in (folder.path / name for name in folder.names() if first <= step_of(name) <= step):
         if find_damage(path) is None:
             link = json.loads((path / "MANIFEST.json").read_text()).get("link", {})
-            if step_of(path.name) < record.starts[0]["step"] or link == record.links.get(step_of(path.name)):
+            if link == record.links.get(step_of(path.name), {}):
                 return path
     return None
 

