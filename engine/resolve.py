@@ -39,14 +39,12 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     if config.compile:
         world.everywhere(partial(require_compiler, world.device.type))  # Collective.
     run.resolve("device", config.device, lambda: world.device.type)
-    is_single = world.device.type == "cpu" and load_strategy(config.strategy).is_invariant
+    is_cpu = world.device.type == "cpu"
+    is_single = is_cpu and load_strategy(config.strategy).is_invariant
     torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
 
     # determinism
-    if world.device.type == "cpu":
-        torch.use_deterministic_algorithms(True, warn_only=True)
-    elif config.deterministic:
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(is_cpu or config.deterministic, warn_only=is_cpu)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that costs time
     vendor.set_determinism(config.deterministic)
 
@@ -55,9 +53,9 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     vendor.set_tf32(precision != "fp32")
 
     # kernels on the CPU
-    if config.cpu_kernels == "on":
-        replace_kernels()
-        vendor.allow_16_bit_attention(world.device.type == "cpu" and precision == "bf16")
+    are_ours = config.cpu_kernels == "on"
+    replace_kernels(are_ours)
+    vendor.allow_16_bit_attention(are_ours and is_cpu and precision == "bf16")
     return Precision(precision, world.device)
 
 

@@ -68,9 +68,12 @@ def figure(task: Task, name: str, value: float | None) -> str:
 
 
 def records(run_dir: Path, *splits: str) -> list[dict[str, Any]]:
-    """The records of these splits in RUN/metrics.jsonl: "train", "val", "epoch"."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if record["split"] in splits]
+    """The records of these splits in RUN/metrics.jsonl, "train", "val", "epoch", but for a line that a kill cut off."""
+    path, found = run_dir / "metrics.jsonl", []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [record for record in found if record["split"] in splits]
 
 
 class SilentLog:

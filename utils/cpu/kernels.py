@@ -8,14 +8,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BITS = 16  # of randomness for a value of a mask
-_library = torch.library.Library("aten", "IMPL")  # while it lives, the kernels are ours
+_libraries: list[torch.library.Library] = []  # while one lives, the kernels are ours
 
 
-def replace_kernels() -> None:
-    """Make torch use those below on the CPU until the process ends.
+def replace_kernels(are_ours: bool) -> None:
+    """Make torch use those below on the CPU from here on; or, if not are_ours, its own again.
 
     The third only on a CPU that computes in bf16 by AVX-512: on no other is it measured; by AMX oneDNN's are others.
     """
+    _libraries.clear()
+    if not are_ours:
+        return
+    _libraries.append(torch.library.Library("aten", "IMPL"))
     _replace("bernoulli_.float", bernoulli_)
     _replace("_safe_softmax", safe_softmax)
     if torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
@@ -25,7 +29,7 @@ def replace_kernels() -> None:
 def _replace(operator: str, kernel: Callable[..., object], with_keyset: bool = False) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel")
-        _library.impl(operator, kernel, "CPU", allow_override=True, with_keyset=with_keyset)
+        _libraries[0].impl(operator, kernel, "CPU", allow_override=True, with_keyset=with_keyset)
 
 
 def bernoulli_(tensor: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
