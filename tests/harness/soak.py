@@ -22,7 +22,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import Launch, write_photos, write_texts
+from tests.conftest import TORCHRUN, Launch, write_photos, write_texts
+from tests.harness.forked import torchrun_main
 from tests.harness.launches import OWN_STACK, SHARED_MEMORY, trained
 from tests.harness.run_directory import outcome, trained_steps
 from utils.errors import Exit
@@ -75,9 +76,10 @@ class Soak:
     def start(self, run: Path, processes: int, workers: int) -> Launch:
         """A launch of `run`, under torchrun always."""
         folder = Path(tempfile.mkdtemp(dir=self.folder))
-        words = ["--max-restarts=3", "train.py", *self.words, "--run-dir", run, "--workers", workers]
+        words = [*TORCHRUN, f"--nproc-per-node={processes}", "--max-restarts=3",
+                 "train.py", *self.words, "--run-dir", run, "--workers", workers]
         self.kind.starts += 1
-        return Launch(processes, [str(word) for word in words], self.environment, folder)
+        return Launch(torchrun_main, [str(word) for word in words], self.environment, folder)
 
     def undisturbed(self) -> dict[str, Any]:
         """What the runs must come to."""
