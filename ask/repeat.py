@@ -26,6 +26,7 @@ import yaml
 from data.batch import GlobalBatch
 from engine.build import open_start, open_training
 from engine.records.log import records
+from engine.saving import save, wait_for_save
 from engine.training import Training
 from engine.warm_up import warm_up
 from utils.distributed.watchdog import Watchdog
@@ -117,6 +118,13 @@ def parts_of(record: Record, first: int, last: int) -> list[Part]:
     return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
 
 
+def part_of(record: Record, step: int) -> Part:
+    """The part that begins with the run and has the settings of `step`: for its samples, which need no weights."""
+    if not 1 <= step <= record.last_step:
+        raise UserError(f"{record.path} has taken steps 1 to {record.last_step}, and was asked for {step}")
+    return Part(0, step, next(line for line in reversed(record.starts) if line["step"] < step), None)
+
+
 def checkpoint_before(record: Record, step: int) -> Path | None:
     """The newest checkpoint up to `step` that is whole and of what counts; None: none is left."""
     folder = CheckpointFolder(record.path / "checkpoints", 1, print)
@@ -187,6 +195,12 @@ def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
                 break
     t.flags.wait()  # Collective.
     t.watchdog.enter("answering", t.config.faults.section_timeout)
+
+
+def carry_on(t: Training) -> None:
+    """Save at the end of a part: the next one begins there. Collective."""
+    save(t)  # Collective.
+    wait_for_save(t)  # Collective.
 
 
 def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:

@@ -47,6 +47,9 @@ class Objective(Protocol):
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """[B] of logits [B, C] and encoded labels."""
 
+    def label_words(self, label: Tensor) -> str:
+        """An encoded label, as it stands in the data: scalar int64, or [C] float32."""
+
     def described(self) -> dict[str, Any]:
         """For config.json of RUN/model: what answer() needs."""
 
@@ -135,6 +138,10 @@ class Classes(Objective):
         """[B] int64."""
         return torch.tensor(labels)
 
+    def label_words(self, label: Tensor) -> str:
+        """The name of the class."""
+        return self.names[int(label)]
+
     def described(self) -> dict[str, Any]:
         """See Objective."""
         return {"loss": "bce" if self._config.loss == "bce" else "cross-entropy"}
@@ -171,6 +178,10 @@ class Labels(Objective):
     def encode(self, labels: Sequence[np.ndarray]) -> Tensor:
         """[B, C] float32, 1 where a sample has the label."""
         return torch.from_numpy(np.stack(labels)).float()
+
+    def label_words(self, label: Tensor) -> str:
+        """The names of the labels."""
+        return SEPARATOR.join(name for name, has in zip(self.names, label.tolist(), strict=True) if has)
 
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """Binary cross-entropy, the mean over the labels; smoothed towards 1/2 and weighted in training alone."""
@@ -235,6 +246,10 @@ class Numbers(Objective):
     def encode(self, labels: Sequence[np.ndarray]) -> Tensor:
         """[B, T] float32, as the model predicts them."""
         return torch.from_numpy((np.stack(labels) - self._mean) / self._std).float()
+
+    def label_words(self, label: Tensor) -> str:
+        """The targets in their units, to the digits of a float32."""
+        return ",".join(f"{value:.7g}" for value in values_of(self.described(), label))
 
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """The mean over the targets; the same in training and evaluation."""

@@ -73,6 +73,14 @@ class Task(ABC):
         default CPU generator, which is that of the micro-batch.
         """
 
+    def sample_losses(self, output: Output, batch: Batch) -> Tensor:
+        """[B] float32: what each sample adds to the loss of its batch."""
+        return output.losses
+
+    def as_seen(self, batch: Batch) -> Batch:
+        """The batch as forward shows it to the model in training, for preview(). Draws as forward does."""
+        return batch
+
     def preview(self, batch: Batch) -> Sequence[np.ndarray] | Sequence[str]:
         """What the model sees of each sample, for TensorBoard: [H, W, 3] uint8, or a text."""
         return ()

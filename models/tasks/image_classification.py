@@ -6,7 +6,7 @@ Legend: B samples, C outputs, I images of a sample, H, W height and width in pix
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from data.images.cache import CacheSpec, open_cache
 from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
 from data.images.index import FolderIndex, build_index
-from data.images.mixing import build_mixing
+from data.images.mixing import Mixed, build_mixing
 from data.images.table import build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
 from data.splits import ValSplit, require_split
@@ -132,10 +132,8 @@ class ImageTask(Task):
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """Mix in training, normalise on the device, then the loss in float32."""
         # pixels; mixed in training, but for a single sample
-        pixels, mixed = batch.inputs["images"], None                # [B, H, W, 3 * I]
-        if self._mix and model.training and len(pixels) > 1:
-            mixed = self._mix(pixels, batch.sample_weight)
-            pixels = mixed.images
+        mixed = self._mixed(batch) if model.training else None
+        pixels = mixed.images if mixed else batch.inputs["images"]  # [B, H, W, 3 * I]
         images = pixels.permute(0, 3, 1, 2)                         # [B, 3 * I, H, W], channels_last in memory
 
         # logits, losses
@@ -146,6 +144,15 @@ class ImageTask(Task):
             of_partners = self.objective.losses(logits, batch.labels[mixed.partner], model.training)
             losses = mixed.share * losses + (1 - mixed.share) * of_partners
         return Output(losses * batch.sample_weight, logits)
+
+    def _mixed(self, batch: Batch) -> Mixed | None:
+        pixels = batch.inputs["images"]
+        return self._mix(pixels, batch.sample_weight) if self._mix and len(pixels) > 1 else None
+
+    def as_seen(self, batch: Batch) -> Batch:
+        """Mixed."""
+        mixed = self._mixed(batch)
+        return replace(batch, inputs={"images": mixed.images.round().to(torch.uint8)}) if mixed else batch
 
     def preview(self, batch: Batch) -> list[np.ndarray]:
         """The images before they are normalised; several of a sample side by side."""

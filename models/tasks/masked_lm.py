@@ -109,6 +109,10 @@ class MaskedLM(TextTask):
         losses = cross_entropies(logits, batch.labels, self._config.loss, model.training)  # [P]
         return Output(losses * _token_weight(batch), logits)
 
+    def sample_losses(self, output: Output, batch: Batch) -> Tensor:
+        """[B]: the losses of a text's predicted tokens, added."""
+        return torch.zeros_like(batch.sample_weight).index_add(0, _owners(batch), output.losses)
+
     def baselines(self) -> dict[str, float]:
         """The loss of guessing by the frequency of tokens in train. Of much data, a part is used."""
         special = is_special(self._tokenizer)
@@ -133,8 +137,13 @@ class MaskedLM(TextTask):
 
 def _token_weight(batch: Batch) -> Tensor:
     """[P]: the sample_weight of each predicted token's sample."""
+    return batch.sample_weight[_owners(batch)]
+
+
+def _owners(batch: Batch) -> Tensor:
+    """[P]: the place in the batch of each predicted token's sample."""
     ids, positions, owners = batch.inputs["input_ids"], batch.inputs["positions"], batch.inputs.get("owners")
-    return batch.sample_weight[positions // ids.shape[1] if owners is None else owners.flatten()[positions]]
+    return positions // ids.shape[1] if owners is None else owners.flatten()[positions]
 
 
 def _loss_sums(output: Output, batch: Batch) -> Tensor:

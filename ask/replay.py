@@ -1,0 +1,222 @@
+"""Compute steps of a run again: which samples they were, what the model saw of them, and what each cost.
+
+    python -m ask.replay RUN --step N                       # one step
+    python -m ask.replay RUN --steps A:B                    # a table over steps: which sample is behind the spike
+    python -m ask.replay RUN --step N --list                # the names alone, at once
+    torchrun --nproc-per-node=2 -m ask.replay RUN --step N  # with --strategy exact the same bytes
+
+The run stays as it is: its steps are computed in a temporary directory, from the newest checkpoint before them. A
+sample's loss is what it adds to the loss of its micro-batch; with BatchNorm, mixing or packing it depends on the others
+there. --grad-norms adds the norm of the gradient of that loss: a backward pass for each sample.
+"""
+
+import argparse
+import math
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ask.command_line import begin, parser_of
+
+PARSER = parser_of("replay", __doc__, "RUN")
+PARSER.add_argument("--step", type=int, metavar="N", help="the optimizer step, counted from 1 as in the records")
+PARSER.add_argument("--steps", metavar="A:B", help="several steps, both ends included")
+PARSER.add_argument("--output", metavar="FOLDER", help="also write samples.csv, samples.json and the pictures there")
+PARSER.add_argument("--grad-norms", action="store_true", help="also the norm of each sample's gradient")
+PARSER.add_argument("--inputs-only", action="store_true", help="draw the inputs, and compute nothing")
+PARSER.add_argument("--list", action="store_true", help="print the samples' names, and read nothing")
+
+if __name__ == "__main__":  # before torch is imported
+    GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from ask.repeat import (
+    Part,
+    Record,
+    batches,
+    carry_on,
+    differences,
+    joined,
+    opened,
+    part_of,
+    parts_of,
+    read_run,
+    scratch_folder,
+)
+from ask.rounding import apart
+from ask.samples import Rows, requested, table, watch, write_rows
+from engine.training import Training
+from models.blocks import blocks_of
+from train import train_step
+from utils.distributed.watchdog import Watchdog
+from utils.errors import Exit, UserError, counted, exit_after, say
+from utils.hardware.devices import Arriving
+from utils.strategies import load_strategy
+
+
+@dataclass
+class Found:
+    """What was computed again."""
+
+    rows: Rows = field(default_factory=list)  # the samples of the steps that were asked for
+    figures: dict[int, dict[str, float]] = field(default_factory=dict)  # loss, grad_norm, lr by step
+    updates: dict[str, float] = field(default_factory=dict)  # of one step: by block, see update_norms
+
+
+def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
+    """Answer on standard output; what depends on this machine goes to standard error. Collective."""
+    first, last = steps_of(given)
+    record, is_idle = read_run(given.run), given.list or given.inputs_only
+    parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last)
+    with joined(parts[0].line, given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
+        note, found = say if world.is_main else lambda text: None, Found()
+        output = Path(given.output) if given.output else None
+        if output:
+            world.on_rank_zero(lambda: _make(output))  # Collective.
+        for part in parts:
+            for text in consequences(part, differences(part.line, world)):  # Collective.
+                note(text)
+            with opened(part, given, record.path, folder, world, watchdog) as training:  # Collective.
+                if is_idle:
+                    found.rows = _gathered(training, last, requested(training, last, output, given.list))  # Collective.
+                    continue
+                steps = counted(part.last - training.state.progress.step, "step")
+                note(f"computing {steps} again, from step {training.state.progress.step} of {record.path}")
+                replay(training, part, (first, last), given, record, found)  # Collective.
+                if training.flags.stop:
+                    raise UserError(f"stopped at step {training.state.progress.step}", Exit.STOPPED)
+                if part is not parts[-1]:
+                    carry_on(training)  # Collective.
+        if world.is_main:
+            report(record, parts[-1].line, (first, last), found, output)
+    return Exit.DONE
+
+
+def steps_of(given: argparse.Namespace) -> tuple[int, int]:
+    """The first and the last step that is asked for. Raises UserError (64)."""
+    words = str(given.step) if given.steps is None and given.step is not None else given.steps or ""
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", words)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+    if not 1 <= first <= last or (given.step and given.steps):
+        raise UserError("give --step N, or --steps A:B with A up to B; steps are counted from 1")
+    if first < last and (given.list or given.inputs_only):
+        raise UserError("--list and --inputs-only are for one step: give --step N")
+    return first, last
+
+
+def consequences(part: Part, differ: dict[str, str]) -> list[str]:
+    """What is not as it was when the run computed this part, and what follows from it."""
+    strategy = part.line["settings"]["strategy"]
+    if "program" in differ:
+        follows = "what is computed here may be something else"
+    elif load_strategy(strategy).is_invariant:
+        follows = "the bits may differ, which --strategy exact promises for the same of these alone"
+    else:
+        follows = f"with --strategy {strategy} sums may be rounded differently, and the figures differ a little"
+    return [f"{text}; {follows}" for text in differ.values()]
+
+
+def replay(t: Training, part: Part, asked: tuple[int, int], given: argparse.Namespace, record: Record,
+           found: Found) -> None:
+    """Compute the steps of a part; of those that are asked for, keep every sample. Collective."""
+    first, last = asked
+    if given.grad_norms and t.strategy.is_sharded:
+        raise UserError("--grad-norms: with --strategy fsdp a sample's gradient cannot be computed alone; leave it out")
+    bar = tqdm(total=part.last - t.state.progress.step, file=sys.stderr, unit="step", leave=False,
+               disable=not t.world.is_main or not sys.stderr.isatty())
+    for batch in batches(t, part.last):
+        step = t.state.progress.step + 1
+        if step < first:
+            losses, grad_norm = train_step(t, batch)  # Collective.
+        else:
+            before = _weights(t) if first == last else {}
+            watched, task = watch(t, given.grad_norms, Path(given.output) if given.output else None)
+            losses, grad_norm = train_step(watched, batch)  # Collective.
+            found.rows += _gathered(t, step, task.rows)  # Collective.
+            found.updates = update_norms(t, before, _weights(t)) if before else {}
+        if step >= first or step in record.trained:
+            [sums] = Arriving(losses).wait()
+            sums = t.world.all_reduce_sum(sums).tolist()  # Collective. In the order of the micro-batches
+            found.figures[step] = {"loss": sum(sums), "grad_norm": float(grad_norm), "lr": t.schedule(step - 1)}
+        bar.update()
+    bar.close()
+
+
+def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, float]:
+    """By block, from the input to the head: the norm of the step's update by the norm of the weights before it."""
+    norms = {}
+    for index, block in enumerate(blocks_of(t.strategy.module)):
+        names = [name for name in block.params if name in before]
+        weights = [before[name].float() for name in names]
+        updates = [after[name].float() - weight for name, weight in zip(names, weights, strict=True)]
+        norm, moved = (float(torch.nn.utils.get_total_norm(each)) for each in (weights, updates))
+        if norm:
+            name = (os.path.commonprefix(names) if len(names) > 1 else "") or names[0]
+            norms[f"{index} {name.rpartition('.')[0]}"] = moved / norm
+    return norms
+
+
+def report(record: Record, line: dict[str, Any], asked: tuple[int, int], found: Found, output: Path | None) -> None:
+    """Print what was found, and write it to --output."""
+    # samples, the worst first
+    first, last = asked
+    by = "grad_norm" if found.rows and "grad_norm" in found.rows[0] else "loss"
+    rows = sorted(found.rows, key=lambda row: -_weight(row.get(by)))
+    steps = f"step {first}" if first == last else f"steps {first} to {last}"
+    order = f", the highest {by} first" if found.figures else ""
+    print(f"{steps} of {record.path}: {counted(len(rows), 'sample')}{order}")
+    print(table(rows))
+    if output:
+        write_rows(rows, output)
+        print(f"all of them: {output / 'samples.csv'}")
+
+    # figures, and the record's
+    for step, figures in found.figures.items():
+        if step >= first:
+            print(f"step {step}: " + ", ".join(f"{name} {value:.7g}" for name, value in figures.items()))
+    for name, value in found.updates.items():
+        print(f"block {name}: its update by its weights {value:.2e}")
+    compared = {step: figures for step, figures in found.figures.items() if step in record.trained}
+    for step, figures in compared.items():
+        for name, value in figures.items():
+            if words := apart(record.trained[step][name], value, line["resolved"]["precision"]):
+                print(f"not as recorded: {name} of step {step}: {words}")
+                return
+    if compared:
+        print(f"as recorded: loss, grad_norm and lr of step {', '.join(map(str, compared))}: the same bits")
+    elif found.figures:
+        print("nothing to compare with: there is no record of these steps, nor on the way to them (--log-every)")
+
+
+def _gathered(t: Training, step: int, rows: Rows) -> Rows:
+    """The rows of all ranks, in the order of the micro-batches. Collective."""
+    rows = [{"step": step, **row} for rank in t.world.gather(rows) for row in rank]  # Collective.
+    return sorted(rows, key=lambda row: row["micro_batch"])
+
+
+def _weights(t: Training) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in t.strategy.model_state().items()}
+
+
+def _weight(value: float | None) -> float:
+    """For sorting: what is not finite comes first."""
+    return 0.0 if value is None else value if math.isfinite(value) else math.inf
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output {folder}: cannot make this folder ({error.strerror}); name another one",
+                        Exit.CANNOT_CREATE) from None
+
+
+if __name__ == "__main__":
+    exit_after(partial(main, GIVEN, WATCHDOG), "replay")

@@ -1,0 +1,23 @@
+"""Whether two figures are the same bits, differ as rounding makes them differ, or jump."""
+
+import math
+
+EPSILON = {"fp32": 1.2e-7, "fp16": 9.8e-4, "bf16": 7.8e-3}  # relative distance of neighbours: torch.finfo(dtype).eps
+GROWN = {"fp32": 1e-3, "fp16": 1e-1, "bf16": 2e-1}  # what rounding may have become after some hundred steps
+
+
+def apart(then: float | None, now: float | None, precision: str) -> str:
+    """How far a figure is from the recorded one, in words; "" for the same bits. None: it was not finite."""
+    now = now if now is not None and math.isfinite(now) else None
+    if then == now:
+        return ""
+    if then is None or now is None:
+        return f"{_shown(then)} then, {_shown(now)} now"
+    distance = abs(now - then) / max(abs(then), abs(now))
+    what = "as rounding makes them" if distance <= GROWN[precision] else "more than rounding makes them"
+    return (f"{then!r} then, {now!r} now: apart by {distance:.1e} of the value, {what} ({precision}:"
+            f" {EPSILON[precision]:.1e} in one operation, and growing)")
+
+
+def _shown(value: float | None) -> str:
+    return "not finite" if value is None else repr(value)
