@@ -42,7 +42,7 @@ from utils.settings.config import Config, with_values
 from utils.strategies import devices_per_process, load_strategy
 
 COPIED = ("tokenizer", "encoder")  # folders of a run directory that a start reads
-KINDS = {"processes": "processes", "devices_per_process": "devices of a process", "threads": "threads",
+KINDS = {"processes": "processes", "devices_per_process": "devices of a process",
          "program": "the program", "python": "Python", "packages": "packages", "hardware": "hardware"}
 
 

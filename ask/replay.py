@@ -81,7 +81,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
         for part in parts:
-            for text in consequences(part, differences(part.line, world)):  # Collective.
+            for text in [] if is_idle else consequences(part, differences(part.line, world)):  # Collective.
                 note(text)
             with opened(part, given, record.path, folder, world, watchdog) as training:  # Collective.
                 if is_idle:
@@ -158,8 +158,8 @@ def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor
         updates = [after[name].float() - weight for name, weight in zip(names, weights, strict=True)]
         norm, moved = (float(torch.nn.utils.get_total_norm(each)) for each in (weights, updates))
         if norm:
-            name = (os.path.commonprefix(names) if len(names) > 1 else "") or names[0]
-            norms[f"{index} {name.rpartition('.')[0]}"] = moved / norm
+            modules = [name.rpartition(".")[0].replace(".", "/") for name in names]
+            norms[f"{index} {(os.path.commonpath(modules) or modules[0]).replace('/', '.')}"] = moved / norm
     return norms
 
 
