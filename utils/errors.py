@@ -224,6 +224,8 @@ def exit_after(work: Callable[[], int], program: str = "train.py") -> NoReturn:
     try:
         code, error = work(), None
     except Exception as caught:
+        # torch's handler raises wherever the main thread is when a loading process dies: it would end these words, too
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         error = caught
         message, code = explain(error)
     LAST_WORD.acquire()

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from multiprocessing import connection, get_context
+from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
 
 FORKS = get_context("forkserver")
@@ -131,6 +131,7 @@ def _be_rank(words: list[str], environment: dict[str, str]) -> None:
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        resource_tracker._resource_tracker.__init__()  # else it would write to a file that has the number of its pipe
         os.environ.clear()
         os.environ.update(environment)
         ctypes.CDLL(None).prctl(15, f"rank{environment['RANK']}".encode())  # PR_SET_NAME of prctl(2)

@@ -196,6 +196,30 @@ def test_a_process_leaves_with_its_code_though_its_console_takes_no_more(tmp_pat
     assert (done.returncode, recorded) == (code, f"{code}\n" if code else "")
 
 
+def test_a_loading_process_that_dies_while_the_error_is_told_changes_nothing():
+    """torch's handler of SIGCHLD raises in the main thread, wherever it is."""
+    program = """
+import os, signal
+from utils.errors import UserError, exit_after
+
+class Dying(UserError):
+    def __str__(self):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        return "the words"
+
+def fail():
+    raise Dying("")
+
+def handle(number, frame):
+    raise RuntimeError("a worker was killed")
+
+signal.signal(signal.SIGCHLD, handle)
+exit_after(fail)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (64, "train.py: the words\n")
+
+
 def test_a_process_without_standard_output_leaves_with_its_code():
     program = "from utils.errors import *\nexit_after(lambda: Exit.STOPPED)"
     assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program], cwd=ROOT).returncode == 75
