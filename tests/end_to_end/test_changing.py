@@ -154,5 +154,5 @@ def test_without_the_text_tasks_images_train_and_help_names_no_other(train, chan
                            "engine", "models", "data", "utils"], cwd=changed(title)[0], capture_output=True, text=True)
     words_alone = {"engine/warm_up.py", "models/own.py", "models/blocks.py", "models/activations.py",
                    "data/images/index.py", "utils/settings/spelling.py", "utils/settings/habits.py",
-                   "utils/strategies/dp_classic.py"}
+                   "utils/rundir/starts.py", "utils/strategies/dp_classic.py"}
     assert set(left.stdout.split()) == words_alone
