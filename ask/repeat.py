@@ -112,7 +112,7 @@ def parts_of(record: Record, first: int, last: int) -> list[Part]:
     # neighbours that agree are one part
     merged: list[Part] = []
     for part in found:
-        if merged and _is_alike(merged[-1].line, part.line):
+        if merged and is_alike(merged[-1].line, part.line):
             part = Part(merged.pop().first, part.last, part.line, None)
         merged.append(part)
     return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
@@ -123,6 +123,11 @@ def part_of(record: Record, step: int) -> Part:
     if not 1 <= step <= record.last_step:
         raise UserError(f"{record.path} has taken steps 1 to {record.last_step}, and was asked for {step}")
     return Part(0, step, next(line for line in reversed(record.starts) if line["step"] < step), None)
+
+
+def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two starts have the same settings, and resolved the same."""
+    return all(one[name] == other[name] for name in ("settings", "resolved"))
 
 
 def checkpoint_before(record: Record, step: int) -> Path | None:
@@ -216,10 +221,6 @@ def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:
     if load_strategy(line["settings"]["strategy"]).is_invariant:
         found.pop("processes", None)
     return found
-
-
-def _is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one[name] == other[name] for name in ("settings", "resolved"))
 
 
 def _words(value: Any) -> str:

@@ -111,3 +111,13 @@ class RunLock:
         """Release the lock."""
         if self._file is not None:
             self._file.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process trains in the run directory `path`; False where that cannot be asked. Changes nothing."""
+    try:
+        with (path / ".lock").open() as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False

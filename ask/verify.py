@@ -1,0 +1,293 @@
+"""Verify a run: train its steps again in a temporary directory, and compare what each of its checkpoints meant.
+
+    python -m ask.verify RUN                            # from the beginning to the last checkpoint
+    python -m ask.verify RUN --from 4000 --to 5000      # from a checkpoint that was kept (--keep-every)
+    python -m ask.verify RUN --chain-only               # compute nothing: do the files belong together?
+    torchrun --nproc-per-node=2 -m ask.verify RUN       # with --strategy exact on any number of processes
+
+The run stays as it is. Exit code 0: verified. 83: the run is not what its directory says. 78: it cannot be compared
+here, because bits differ and so does what computed them. 75: stopped. The training itself prints to standard error.
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ask.command_line import begin, parser_of
+
+PARSER = parser_of("verify", __doc__, "RUN")
+PARSER.add_argument("--from", dest="first", type=int, metavar="STEP",
+                    help="begin with the newest checkpoint up to this step; by default with the run")
+PARSER.add_argument("--to", dest="last", type=int, metavar="STEP",
+                    help="end with the first checkpoint that the run saved from this step on; by default with the last")
+PARSER.add_argument("--output", metavar="FILE", help="write a receipt, as JSON")
+PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: do the files belong together?")
+
+if __name__ == "__main__":  # before torch is imported
+    GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
+
+from ask.integrity import Link, findings
+from ask.repeat import (
+    Part,
+    Record,
+    checkpoint_before,
+    differences,
+    is_alike,
+    joined,
+    opened,
+    parts_of,
+    read_run,
+    scratch_folder,
+)
+from engine.after_step import evaluate_and_save, is_evaluation_due
+from engine.records.log import TIMING, records
+from engine.saving import wait_for_save
+from train import train
+from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World
+from utils.errors import Exit, UserError, counted, exit_after, say
+from utils.output_files import open_output, require_output
+from utils.rundir.chain import read_lines
+from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
+from utils.rundir.lock import is_locked
+from utils.rundir.run import Run
+from utils.rundir.starts import describe
+from utils.rundir.state import TrainState
+from utils.settings.run_options import RecordOptions
+
+SPLITS = ("train", "val", "epoch")
+
+
+class ComparedFolder(CheckpointFolder):
+    """Compares what it is given with what the run saved. It writes only the checkpoint that the next part begins with.
+
+    links: of the run, by step. end: the step of that checkpoint; None: there is no next part. seen: gets the steps that
+    were compared.
+    """
+
+    def __init__(self, path: Path, links: Mapping[int, Link], end: int | None, seen: list[int],
+                 note: Callable[[str], None]):
+        super().__init__(path, 1, note)
+        self.of_run, self.end, self.seen = links, end, seen
+
+    def write(self, name: str, files: Mapping[str, Callable], best_step: int | None, link: Link) -> None:
+        """Raises UserError (83) at a difference."""
+        self.compare(link)
+        if link["step"] == self.end:
+            super().write(name, files, best_step, link)
+
+    def compare(self, link: Link) -> None:
+        """Raise UserError (83) if a link that was computed here means something else than the run's."""
+        step = link["step"]
+        if step not in self.of_run:
+            return
+        self.seen.append(step)
+        then, here = ({"the content": each["content"], **each.get("model", {})} for each in (self.of_run[step], link))
+        if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
+            raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
+        self._note(f"step {step}: the same, {link['content'][:16]}")
+
+
+class ComparedCheckpoints(Checkpoints):
+    """Saves where the run did, into a ComparedFolder."""
+
+    def __init__(self, run: Run, world: World, config: RecordOptions, folder: ComparedFolder):
+        super().__init__(run, world, config)
+        self._folder = folder
+
+    def is_due(self, step: int) -> bool:
+        """Whether the run has a link of this step."""
+        return step in self._folder.of_run
+
+    def is_due_by_clock(self) -> bool:
+        """The links alone say when."""
+        return False
+
+    def save(self, state: TrainState, beside: Callable, awaits_evaluation: bool = False) -> None:
+        """Where a step is saved before and after its evaluation: the one that the run's link is of. Collective."""
+        progress, link = state.progress, self._folder.of_run.get(state.progress.step)
+        is_end = progress.step == self._folder.end and progress.evaluated_step < progress.step
+        if link["awaits_evaluation"] == awaits_evaluation if link else is_end:
+            super().save(state, beside, awaits_evaluation)  # Collective.
+
+    def warn_of_small_disk(self) -> None:
+        """There is little to write."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """Steps of a run that are computed again."""
+
+    given: argparse.Namespace
+    record: Record
+    parts: list[Part]
+    world: World
+    folder: Path
+    note: Callable[[str], None]
+    seen: list[int] = field(default_factory=list)  # the steps whose links were compared; on rank 0
+
+    def announce(self, apart: list[dict[str, str]]) -> None:
+        """Say what will be computed, and what may keep bits from being the same. apart: see differences, by start."""
+        begin, run = self.parts[0], self.record.path
+        last = self.parts[-1].last
+        count = sum(begin.first < record["step"] <= last for record in records(run, "val"))
+        self.note(f"computing steps {begin.first + 1} to {last} and {counted(count, 'evaluation')} again, from"
+                  f" {begin.checkpoint or 'the beginning'}, on {self.world.world_size} x {self.world.device.type}")
+        for words in dict.fromkeys(words for differ in apart for words in differ.values()):
+            self.note(f"{words}: if bits differ, the run cannot be compared here")
+        if is_locked(run):
+            self.note(f"{run} is still training; it is compared up to step {last}")
+
+    def train(self, part: Part, watchdog: Watchdog) -> None:
+        """Train a part, and compare. Collective. Raises UserError: 83 at the first difference, 75 if it is stopped."""
+        links = {step: link for step, link in self.record.links.items()
+                 if part.first <= step <= part.last and link["start"] <= part.line["start"]}
+        end = None if part is self.parts[-1] else part.last
+        compared = ComparedFolder(self.folder / "checkpoints", links, end, self.seen, self.note)
+        kind = partial(ComparedCheckpoints, folder=compared)
+        with opened(part, self.given, self.record.path, self.folder, self.world, watchdog, kind) as t:  # Collective.
+            if part.first == 0:
+                self.world.on_rank_zero(lambda: compared.compare(read_lines(self.folder)[0]))  # Collective.
+            train(replace(t, last_step=part.last))  # Collective.
+            if is_evaluation_due(t) and not links.get(part.last, {"awaits_evaluation": True})["awaits_evaluation"]:
+                evaluate_and_save(t)  # Collective. As at the run's next start.
+                wait_for_save(t)  # Collective.
+            watchdog.enter("comparing", math.inf)
+            if t.flags.stop:
+                raise UserError(f"stopped at step {t.state.progress.step}; up to there nothing differs", Exit.STOPPED)
+        self.world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
+
+    def _require_all(self, links: Mapping[int, Link], last: int) -> None:
+        missed = sorted(step for step in links if step > self.parts[0].first and step not in self.seen)
+        words = f"step {missed[0]} differs: nothing is saved there" if missed else self.differing_record()
+        if words:
+            self.seen.append(missed[0] if missed else last)
+            raise UserError(words, Exit.DIFFERS)
+
+    def differing_record(self) -> str:
+        """The first record computed here that is not the run's, in words; "" if there is none."""
+        then = {(record["split"], record["step"]): record for record in records(self.record.path, *SPLITS)}
+        for here in records(self.folder, *SPLITS):
+            old = then.get((here["split"], here["step"]), {})
+            for name in {**old, **here}:
+                if name not in TIMING and old.get(name) != here.get(name):
+                    return (f"the {here['split']} record of step {here['step']} differs: {name} {old.get(name)} in the"
+                            f" run, {here.get(name)} here")
+        return ""
+
+
+def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
+    """Answer on standard output. Collective. Raises UserError."""
+    run, is_main = Path(given.run), os.environ.get("RANK", "0") == "0"
+    note = partial(say, stream=sys.stdout) if is_main else lambda text: None
+    if given.chain_only:
+        found = findings(run)
+        for text in found or [f"{run}: its files belong together"]:
+            note(text)
+        return Exit.DIFFERS if found else Exit.DONE
+
+    record = read_run(given.run)
+    parts = parts_to_verify(record, given.first, given.last)
+    with joined(parts[-1].line, given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
+        # before anything is computed
+        again = Again(given, record, parts, world, folder, note)
+        if given.output:
+            world.on_rank_zero(partial(require_output, given.output))  # Collective.
+        here, starts = describe(world), starts_of(record, parts)  # Collective.
+        apart = [differences(start, world) for start in starts]  # Collective.
+        found = world.on_rank_zero(partial(findings, run), takes_long=True)  # Collective.
+
+        # compute
+        if not found:
+            again.announce(apart)
+            try:
+                for part in parts:
+                    again.train(part, watchdog)  # Collective.
+            except UserError as error:
+                if error.code != Exit.DIFFERS:
+                    raise
+                found = [str(error)]
+
+        # answer
+        return Exit(world.on_rank_zero(lambda: conclude(again, found, here, starts, apart)))  # Collective.
+
+
+def conclude(again: Again, found: list[str], here: dict[str, Any], starts: list[dict[str, Any]],
+             apart: list[dict[str, str]]) -> int:
+    """Say the result, and write the receipt; on rank 0. Returns the exit code.
+
+    found: what differs. here: what computed it, see describe. starts: the lines of those that had computed it. apart:
+    what is not here as it was there, by start.
+    """
+    # the result
+    links, seen, reasons = again.record.links, again.seen, []
+    if found and seen:
+        found += [words for words in [again.differing_record()] if words not in ("", *found)]
+        reasons = [words for start, differ in zip(starts, apart, strict=True)
+                   if start["start"] <= links[seen[-1]]["start"] for words in differ.values()]
+    result, code = ("verified", Exit.DONE) if not found else ("differs", Exit.DIFFERS)
+    if reasons:
+        result, code = "cannot be compared here", Exit.OTHER_RUN
+    steps = again.parts[0].first + 1, again.parts[-1].last
+    what = f"steps {steps[0]} to {steps[1]}: {counted(len(seen), 'checkpoint')} and all records are the same"
+    for text in (*found, *dict.fromkeys(reasons), f"{result}: {again.record.path}{'' if found else f', {what}'}"):
+        again.note(text)
+
+    # the receipt
+    if again.given.output:
+        receipt = {"result": result, "found": found, "reasons": reasons, "run": again.record.path.absolute().name,
+                   "steps": steps, "contents": {step: links[step]["content"] for step in seen},
+                   "head": [*links.values()][-1]["link"], "computed_on": here, "starts": starts,
+                   "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        with open_output(again.given.output) as file:
+            json.dump(receipt, file, indent=1)
+    return int(code)
+
+
+def parts_to_verify(record: Record, first: int | None, last: int | None) -> list[Part]:
+    """What is computed again. first, last: as the user gave them. Raises UserError (64, 66)."""
+    # from where, to where
+    links, starts = record.links, {line["start"]: line for line in record.starts}
+    ends = sorted(step for step in links if step >= (last or 1))
+    begun = record.starts[0]["step"]
+    if not ends:
+        raise UserError(f"{record.path} has saved checkpoints up to step {max(links, default=0)};"
+                        " nothing from there on can be compared")
+    end = ends[0] if last else ends[-1]
+    if first is None:  # the first kept checkpoint, if an older version began the run
+        kept = (step_of(name) for name in CheckpointFolder(record.path / "checkpoints", 1, print).names())
+        first = next((step for step in sorted(kept) if begun <= step < end and checkpoint_before(record, step)),
+                     begun) if begun else 0
+
+    # the last step of a part may have been evaluated by a start that took no step
+    found, parts = parts_of(record, first, end), []
+    for part, following in zip(found, [*found[1:], None], strict=True):
+        start = starts[links.get(part.last, part.line)["start"]]
+        if start["start"] > part.line["start"] and is_alike(start, part.line):
+            part = replace(part, line=start)
+        parts.append(part)
+        if start["start"] > part.line["start"] and not (following and is_alike(start, following.line)):
+            parts.append(Part(part.last, part.last, start, None))
+    return parts
+
+
+def starts_of(record: Record, parts: list[Part]) -> list[dict[str, Any]]:
+    """The lines of starts.jsonl of those starts that computed what these parts compute again."""
+    found, end = {part.line["start"]: part.line for part in parts}, parts[-1].last
+    for line in reversed(record.starts):
+        if line["step"] < end and parts[0].first < end:
+            found[line["start"]], end = line, line["step"]
+    return [found[start] for start in sorted(found)]
+
+
+if __name__ == "__main__":
+    exit_after(partial(main, GIVEN, WATCHDOG), "verify")

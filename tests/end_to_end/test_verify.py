@@ -1,0 +1,263 @@
+"""ask.verify: an honest run is verified whatever it went through; what was changed in a run directory is named."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ask.integrity import findings
+from tests.harness.run_directory import newest_checkpoint, trained_steps
+from utils.errors import Exit
+from utils.rundir.chain import FILE, content_hash, digest_of, read_lines
+from utils.rundir.checkpoint_folder import CheckpointFolder
+
+# 12 steps in four epochs; nothing under --strategy exact depends on the number of processes
+WORDS = ["--model", "small-cnn", "--image-size", "16", "--epochs", "4", "--global-batch-size", "24",
+         "--micro-batch-size", "4", "--save-every", "2", "--keep-every", "4", "--log-every", "1", "--threads", "1",
+         "--workers", "0", "--precision", "fp32"]
+VERIFY = {"script": "ask/verify.py"}
+
+
+@pytest.fixture(scope="module")
+def begun(session_dir, run_train, photos):
+    """(what its command says, a run that was stopped after five steps)."""
+    words, run = [*WORDS, "--strategy", "exact", "--data", photos], session_dir / "to-verify-begun"
+    result = run_train(*words, "--run-dir", run, "--stop-after", 5)
+    assert result.returncode == Exit.STOPPED, result.text
+    return words, run
+
+
+@pytest.fixture(scope="module")
+def honest(begun, session_dir, run_train):
+    """The same run, finished by a second start."""
+    words, run = begun
+    copy = shutil.copytree(run, session_dir / "to-verify")
+    result = run_train(*words, "--run-dir", copy)
+    assert result.returncode == 0, result.text
+    return copy
+
+
+@pytest.fixture
+def copied(honest, run_dir):
+    """A copy of the finished run, to be changed."""
+    return shutil.copytree(honest, run_dir)
+
+
+def written(folder):
+    """{file: its content and time}: of all files of a run."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# --- honest runs
+
+
+def test_a_finished_run_is_verified_and_stays_as_it_is(honest, run_train, tmp_path):
+    before = written(honest)
+    result = run_train(honest, "--output", tmp_path / "receipt.json", **VERIFY)
+    assert (result.returncode, written(honest)) == (0, before), result.text
+    steps = [0, 2, 3, 4, 5, 6, 8, 9, 10, 12]
+    assert [line.partition(":")[0] for line in result.out.splitlines()] == [
+        "computing steps 1 to 12 and 4 evaluations again, from the beginning, on 1 x cpu",
+        *(f"step {step}" for step in steps), "verified"]
+    receipt, lines = json.loads((tmp_path / "receipt.json").read_text()), read_lines(honest)
+    assert (receipt["result"], receipt["run"], receipt["steps"]) == ("verified", honest.name, [1, 12])
+    assert receipt["head"] == lines[-1]["link"] and [*map(int, receipt["contents"])] == steps
+    assert [start["step"] for start in receipt["starts"]] == [0, 5]
+
+
+@pytest.mark.slow
+def test_kills_a_damaged_checkpoint_and_three_processes_verify_on_two(begun, run_dir, start_torchrun, run_torchrun):
+    words, _ = begun
+    words = [*words, "--run-dir", run_dir]
+    for processes, step in ((1, 3), (3, 7)):
+        launch = start_torchrun(processes, *words)
+        launch.wait_for(lambda step=step: trained_steps(run_dir) > step, f"step {step}")
+        launch.kill_all()
+    damaged = newest_checkpoint(run_dir) / "state.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    result = run_torchrun(3, *words)
+    assert result.code == 0 and "was renamed to damaged-step-" in result.out, result.text
+    result = run_torchrun(2, run_dir, **VERIFY)
+    assert result.code == 0 and f"verified: {run_dir}, steps 1 to 12" in result.out, result.text
+
+
+def test_a_stretch_is_verified_from_the_checkpoint_before_it(honest, run_train):
+    result = run_train(honest, "--from", 7, "--to", 7, **VERIFY)
+    assert result.returncode == 0, result.text
+    first, *rest = result.out.splitlines()
+    assert first.startswith("computing steps 5 to 8 and 1 evaluation again, from ") and "step-0000000004-g1" in first
+    assert [line.partition(":")[0] for line in rest] == ["step 5", "step 6", "step 8", "verified"]
+
+
+# --- changed files
+
+
+def rehash(run: Path) -> None:
+    """What a careful forger does after changing files: all hashes anew, in every manifest and link."""
+    lines, previous = read_lines(run), {}
+    records = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    manifests = {json.loads(path.read_text())["link"]["link"]: path
+                 for path in (run / "checkpoints").glob("step-*/MANIFEST.json")}
+    for line in lines:
+        # the records up to this link, the content and RUN/model as they are now
+        own = [each for each in records if (record := json.loads(each))["step"] < line["step"]
+               or (record["step"] == line["step"] and (record["split"] != "val" or not line["awaits_evaluation"]))]
+        line["metrics"] = {"bytes": len(b"".join(own)), "sha256": hashlib.sha256(b"".join(own)).hexdigest()}
+        path = manifests.get(line["link"])
+        if path:
+            line["content"] = content_of(path.parent)
+        before = [link for step, link in previous.items() if step < line["step"]]
+        line["previous"] = before[-1] if before else ""
+        line["link"] = previous[line["step"]] = digest_of(line)
+        if path:
+            seal(path.parent, line)
+    (run / FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def content_of(checkpoint: Path) -> str:
+    state = torch.load(checkpoint / "state.pt", weights_only=True)
+    trainer = json.loads((checkpoint / "trainer.json").read_text())
+    return content_hash(load_file(checkpoint / "model.safetensors"), state, trainer)
+
+
+def seal(checkpoint: Path, link: dict) -> None:
+    """The manifest anew, as the program writes it."""
+    files = {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "state.pt", "trainer.json")}
+    new = CheckpointFolder(checkpoint.parent.parent / "sealed", 9, print)
+    new.write(checkpoint.name, {name: lambda path, data=data: path.write_bytes(data) for name, data in files.items()},
+              None, link)
+    shutil.copy(new.path / checkpoint.name / "MANIFEST.json", checkpoint)
+    shutil.rmtree(new.path)
+
+
+def changed_weights(file: Path) -> None:
+    weights = load_file(file)
+    max(weights.values(), key=torch.Tensor.numel).view(-1)[0] += 1e-3
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def edited(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def without_line(file: Path, number: int) -> None:
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:number] + lines[number + 1:]))
+
+
+def flipped(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def resealed(checkpoint: Path) -> None:
+    changed_weights(checkpoint / "model.safetensors")
+    seal(checkpoint, json.loads((checkpoint / "MANIFEST.json").read_text())["link"])
+
+
+def from_another_run(checkpoint: Path) -> None:
+    """Of a run with other records, which is whole in itself."""
+    other = shutil.copytree(checkpoint.parents[1], checkpoint.parents[2] / "other")
+    edited(other / "metrics.jsonl", '"loss": 0.', '"loss": 1.')
+    rehash(other)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(other / "checkpoints" / checkpoint.name, checkpoint)
+
+
+FORGERIES = {
+    "weights of the model": (lambda run: changed_weights(run / "model" / "model.safetensors"),
+                             "model: model.safetensors: not what the run saved at step"),
+    "config of the model": (lambda run: edited(run / "model" / "config.json", "tint0", "tint9"),
+                            "model: config.json: not what the run saved at step"),
+    "a bit of a checkpoint": (lambda run: flipped(newest_checkpoint(run) / "state.pt"), "damaged: state.pt: "),
+    "a checkpoint of another run": (lambda run: from_another_run(newest_checkpoint(run)), "not a checkpoint of this"),
+    "a checkpoint's name": (lambda run: shutil.copytree(run / "checkpoints" / "step-0000000004-g1",
+                                                        run / "checkpoints" / "step-0000000013-g2"),
+                            "the checkpoint of step 4 under another name"),
+    "weights and their manifest": (lambda run: resealed(newest_checkpoint(run)), "its weights, state or position were"),
+    "a record": (lambda run: edited(run / "metrics.jsonl", '"loss": 0.', '"loss": 1.'), "metrics.jsonl: a record was"),
+    "a record less": (lambda run: without_line(run / "metrics.jsonl", 4), "metrics.jsonl: a record was"),
+    "a line less": (lambda run: without_line(run / FILE, 4), f"{FILE}: the line of step"),
+    "a line": (lambda run: edited(run / FILE, '"start": 1', '"start": 2'), f"{FILE}: the line of step 0 was edited"),
+    "a start": (lambda run: edited(run / "starts.jsonl", '"threads": 1', '"threads": 2'), "starts.jsonl: a line was"),
+    "a setting": (lambda run: edited(run / "config.yaml", "seed: 0", "seed: 1"), "config.yaml: seed: not as in starts"),
+    "a resolved value": (lambda run: edited(run / "auto.json", '"lr": 0.0', '"lr": 0.1'), "auto.json: lr: not as in"),
+    "no chain": (lambda run: (run / FILE).unlink(), f"{FILE}: it is missing"),
+}
+
+
+def test_nothing_is_found_in_an_honest_run(honest, begun):
+    assert (findings(honest), findings(begun[1])) == ([], [])
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_what_was_changed_is_named(copied, forgery):
+    change, words = FORGERIES[forgery]
+    change(copied)
+    found = findings(copied)
+    assert len(found) == 1 and found[0].startswith(f"{copied}/") and words in found[0], found
+
+
+def test_the_exit_code_says_that_files_do_not_belong_together(copied, run_train):
+    assert run_train(copied, "--chain-only", **VERIFY).returncode == 0
+    changed_weights(copied / "model" / "model.safetensors")
+    for words in (["--chain-only"], []):
+        result = run_train(copied, *words, **VERIFY)
+        assert result.returncode == Exit.DIFFERS and "model.safetensors: not what" in result.out, result.text
+
+
+# --- a forger who computes all hashes anew
+
+
+def test_weights_that_were_changed_between_two_starts_are_found(begun, run_dir, run_train):
+    words, run = begun
+    shutil.copytree(run, run_dir)
+    changed_weights(newest_checkpoint(run_dir) / "model.safetensors")
+    rehash(run_dir)
+    assert run_train(*words, "--run-dir", run_dir).returncode == 0
+    assert findings(run_dir) == []
+    result = run_train(run_dir, **VERIFY)
+    assert result.returncode == Exit.DIFFERS and "step 5 differs: the content" in result.out, result.text
+    result = run_train(run_dir, "--from", 8, **VERIFY)  # from there on it is what it says
+    assert result.returncode == 0, result.text
+
+
+def test_an_honest_run_with_better_figures_is_found(copied, run_train):
+    edited(copied / "metrics.jsonl", '"split": "val", "step": 9, "epoch": 3.0, "samples": 171, "loss": 0.',
+           '"split": "val", "step": 9, "epoch": 3.0, "samples": 171, "loss": 0.0')
+    rehash(copied)
+    assert findings(copied) == []
+    result = run_train(copied, **VERIFY)
+    assert result.returncode == Exit.DIFFERS, result.text
+    assert "the val record of step 9 differs: loss 0.0" in result.out
+
+
+# --- other machines, clear words
+
+
+@pytest.mark.slow
+def test_other_rounding_on_another_cpu_is_no_forgery(begun, run_dir, run_train, tmp_path):
+    words, _ = begun
+    old_cpu = {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default"}
+    assert run_train(*words, "--run-dir", run_dir, "--max-steps", 4, env=old_cpu).returncode == 0
+    result = run_train(run_dir, "--output", tmp_path / "receipt.json", **VERIFY)
+    assert result.returncode == Exit.OTHER_RUN, result.text
+    assert "\nhardware: " in result.out and f"\ncannot be compared here: {run_dir}" in result.out, result.out
+    assert json.loads((tmp_path / "receipt.json").read_text())["reasons"]
+    result = run_train(run_dir, **VERIFY, env=old_cpu)
+    assert result.returncode == 0, result.text
+
+
+def test_a_run_that_an_older_version_trained_is_refused(copied, run_train):
+    (copied / FILE).unlink()
+    (copied / "starts.jsonl").unlink()
+    for words in (["--chain-only"], []):
+        result = run_train(copied, *words, **VERIFY)
+        assert result.returncode == Exit.NO_INPUT and "a version before 0.11 trained it" in result.err, result.text
