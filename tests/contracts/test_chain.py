@@ -24,7 +24,7 @@ def words(photos):
 def expected(session_dir, words, run_train):
     """The content hash of each step, by a run on one process that nothing disturbed."""
     run = session_dir / "chain"
-    result = run_train(*words, "--run-dir", run)
+    result = run_train(*words, "--run-dir", run, "--keep", 1, "--keep-every", 3)
     assert result.returncode == 0, result.text
     assert_is_whole(run)
     assert [*contents(run)] == [*range(STEPS + 1)]
@@ -43,6 +43,14 @@ def assert_is_whole(run):
     assert [link["model"] for link in links if link["step"] == best] == [files_in(run / "model")]
     newest = json.loads((newest_checkpoint(run) / "MANIFEST.json").read_text())
     assert newest["link"] == links[-1]
+
+
+def test_checkpoints_to_repeat_from_stay_to_the_end(session_dir, expected):
+    run = session_dir / "chain"
+    steps = {step_of(path.name) for path in (run / "checkpoints").iterdir()}
+    best = json.loads((run / "summary.json").read_text())["best"]["step"]
+    assert {3, 6, 9, best} <= steps < set(expected)
+    assert read_starts(run)[0]["settings"]["keep_every"] == 3
 
 
 @pytest.mark.parametrize("share", [0.5, pytest.param(0, marks=pytest.mark.slow)], ids=["cut in half", "lost"])

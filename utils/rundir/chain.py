@@ -22,7 +22,7 @@ A line {"resumed": step} says that the links after that step are of a part that 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from operator import itemgetter
@@ -43,15 +43,20 @@ class Chain:
         self._links: list[dict[str, Any]] = []  # those that count
         self._unwritten: list[dict[str, Any]] = []  # lines
 
-    def resume(self, of_checkpoints: Iterable[dict[str, Any]], step: int) -> None:
-        """The run goes on after `step`: complete the file from the links in the checkpoints' manifests."""
+    def resume(self, of_checkpoints: Sequence[dict[str, Any]], step: int) -> None:
+        """The run goes on after `step`: complete the file from the links in the checkpoints' manifests, newest first.
+        """
         lines = read_lines(self._run_dir)
         known = {line.get("link") for line in lines}
         new = sorted((link for link in of_checkpoints if link["link"] not in known),
                      key=lambda link: (link["start"], link["step"], not link["awaits_evaluation"]))
         self._links = valid_links([*lines, *new])
-        if any(link["step"] > step for link in self._links):
-            new.append({"resumed": step})
+
+        # what is abandoned; what the run goes on from stays, or counts again
+        newest = [link for link in of_checkpoints if link["step"] == step][:1]
+        stays = newest or [link for link in self._links if link["step"] == step]
+        if [link for link in self._links if link["step"] >= step] != stays:
+            new += [{"resumed": step}, *newest]
             self._links = valid_links([*lines, *new])
         if new:
             self._write(*new)

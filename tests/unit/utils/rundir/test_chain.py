@@ -120,11 +120,12 @@ def test_a_line_that_a_kill_kept_from_the_file_is_completed_at_the_next_start(tm
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:int(share * (len(lines[-1]) - 1))])
     chain = Chain(tmp_path)
-    chain.resume(links, 20)
-    chain.append(link(chain, 30, start=2))
+    chain.resume(links[::-1], 20)
+    links.append(link(chain, 30, start=2))
+    chain.append(links[-1])
     assert [step for step, _ in steps(tmp_path)] == [0, 10, 20, 30]
     again = path.read_bytes()
-    Chain(tmp_path).resume(links, 30)
+    Chain(tmp_path).resume(links[::-1], 30)
     assert path.read_bytes() == again
 
 
@@ -132,7 +133,7 @@ def test_a_file_that_is_gone_is_written_again_from_the_manifests(tmp_path):
     chain, links = begun(tmp_path, 0, 10)
     links += [link(chain, 20, awaits_evaluation=True), link(chain, 20, "evaluated")]
     (tmp_path / FILE).unlink()
-    Chain(tmp_path).resume(reversed(links), 20)
+    Chain(tmp_path).resume(links[::-1], 20)
     assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "evaluated")]
 
 
@@ -144,7 +145,19 @@ def test_links_beyond_the_step_of_a_resume_are_abandoned_and_repeated(tmp_path):
     for step in (20, 40):
         chain.append(link(chain, step, start=2))
     assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "content 20"), (40, "content 40")]
-    assert [line.get("step", line.get("resumed")) for line in read_lines(tmp_path)] == [0, 10, 20, 30, 10, 20, 40]
+    assert [line.get("step", line.get("resumed")) for line in read_lines(tmp_path)] == [0, 10, 20, 30, 10, 10, 20, 40]
+
+
+def test_a_fall_back_to_before_the_evaluation_takes_that_link_again(tmp_path):
+    chain, links = begun(tmp_path, 0, 10)
+    for content in ("before", "after"):
+        links.append(link(chain, 20, content, awaits_evaluation=content == "before"))
+        chain.append(links[-1])
+    chain = Chain(tmp_path)
+    chain.resume([links[2], links[1]], 20)  # the checkpoint of "after" is damaged
+    assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "before")]
+    chain.append(link(chain, 20, "after", start=2))
+    assert steps(tmp_path)[-1] == (20, "after")
 
 
 def test_a_run_of_a_version_without_links_has_them_from_here_on(tmp_path):
