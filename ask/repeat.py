@@ -10,6 +10,7 @@ Settings and what was resolved are those of the start that computed these steps 
 """
 
 import argparse
+import io
 import json
 import shutil
 import subprocess
@@ -31,7 +32,7 @@ from engine.training import Training
 from engine.warm_up import warm_up
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, counted
 from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
@@ -44,6 +45,16 @@ from utils.strategies import devices_per_process, load_strategy
 COPIED = ("tokenizer", "encoder")  # folders of a run directory that a start reads
 KINDS = {"processes": "processes", "devices_per_process": "devices of a process",
          "program": "the program", "python": "Python", "packages": "packages", "hardware": "hardware"}
+
+
+class Console(io.StringIO):
+    """Standard error, once the training is open: what a start says of itself is no answer."""
+
+    is_open = False
+
+    def write(self, text: str) -> int:
+        """Pass the text on, or drop it."""
+        return sys.stderr.write(text) if self.is_open else len(text)
 
 
 @dataclass(frozen=True)
@@ -91,15 +102,13 @@ def parts_of(record: Record, first: int, last: int) -> list[Part]:
     Raises UserError: 64 for steps that the run has not taken, 66 if nothing is left to begin from.
     """
     # where to begin
-    if not 0 <= first < last <= record.last_step:
-        raise UserError(f"{record.path} has taken steps 1 to {record.last_step}, and was asked for {first + 1} to"
-                        f" {last}")
+    _require_taken(record, first + 1, last)
     checkpoint = checkpoint_before(record, first)
     begin = step_of(checkpoint.name) if checkpoint else 0
-    if not checkpoint and record.starts[0]["step"] > 0:
-        raise UserError(f"{record.path} has no checkpoint up to step {first} to begin from, and an older version"
-                        f" trained its first {record.starts[0]['step']} steps; --keep-every keeps more checkpoints",
-                        Exit.NO_INPUT)
+    if begin < (known := record.starts[0]["step"]):
+        raise UserError(f"{record.path} has no checkpoint of steps {known} to {first} left to begin from, and an older"
+                        f" version trained its first {counted(known, 'step')}; ask about steps after one of"
+                        f" {record.path / 'checkpoints'}", Exit.NO_INPUT)
 
     # the starts that computed what counts: a later one may have gone back to an earlier step
     found: list[Part] = []
@@ -120,14 +129,22 @@ def parts_of(record: Record, first: int, last: int) -> list[Part]:
 
 def part_of(record: Record, step: int) -> Part:
     """The part that begins with the run and has the settings of `step`: for its samples, which need no weights."""
-    if not 1 <= step <= record.last_step:
-        raise UserError(f"{record.path} has taken steps 1 to {record.last_step}, and was asked for {step}")
+    _require_taken(record, step, step)
     return Part(0, step, next(line for line in reversed(record.starts) if line["step"] < step), None)
 
 
 def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two starts have the same settings, and resolved the same."""
     return all(one[name] == other[name] for name in ("settings", "resolved"))
+
+
+def starts_of(record: Record, parts: list[Part]) -> list[dict[str, Any]]:
+    """The lines of starts.jsonl of those starts that computed what these parts compute again."""
+    found, end = {part.line["start"]: part.line for part in parts}, parts[-1].last
+    for line in reversed(record.starts):
+        if line["step"] < end and parts[0].first < end:
+            found[line["start"]], end = line, line["step"]
+    return [found[start] for start in sorted(found)]
 
 
 def checkpoint_before(record: Record, step: int) -> Path | None:
@@ -180,18 +197,23 @@ def opened(part: Part, given: argparse.Namespace, run: Path, folder: Path, world
     """The training at the part's first step, warmed up. Collective. Raises UserError (78) if the data are others."""
     config = config_for(part.line, given, str(folder))
     world.on_rank_zero(lambda: _lay_out(part, config, run, folder))  # Collective.
-    with redirect_stdout(sys.stderr), open_start(config, world, watchdog, lambda text: None) as start:  # Collective.
+    with (redirect_stdout(Console()) as console,
+          open_start(config, world, watchdog, lambda text: None) as start):  # Collective.
         if start.run.resolved.data != part.line["resolved"]["data"]:
             raise UserError(f"{config.data.data} does not hold the data of {run}, or this version of the program reads"
                             " them otherwise; restore them, or give --data PATH if they have moved", Exit.OTHER_RUN)
         with open_training(start, kind) as training:  # Collective.
             warm_up(training)  # Collective.
             watchdog.save_on_stop()  # a stop ends the loop
+            console.is_open = True
             yield training
 
 
 def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
-    """The global batches up to step `last`, or to an agreed stop. The caller trains on each. Collective."""
+    """The global batches up to step `last`, or to an agreed stop. The caller trains on each. Collective.
+
+    Raises UserError (65) on every rank if a sample cannot be read any more.
+    """
     t.strategy.module.train()
     while t.state.progress.step < last and not t.flags.stop:
         for batch in t.feed.rest_of_epoch(t.state.progress):
@@ -199,6 +221,8 @@ def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
             if t.state.progress.step >= last or t.flags.stop:
                 break
     t.flags.wait()  # Collective.
+    if t.flags.bad_sample:
+        t.bad_samples.stop(t.world)  # Collective.
     t.watchdog.enter("answering", t.config.faults.section_timeout)
 
 
@@ -223,6 +247,15 @@ def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:
     return found
 
 
+def _require_taken(record: Record, first: int, last: int) -> None:
+    """Raise UserError (64) for steps that the run has not taken, or that nobody knows the settings of."""
+    known = record.starts[0]["step"]
+    if not known < first <= last <= record.last_step:
+        before = f"; an older version trained the first {known} and kept too little of them" if known else ""
+        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}{before}; ask for steps from"
+                        f" {known + 1} to {record.last_step}")
+
+
 def _words(value: Any) -> str:
     """A value of starts.jsonl for people."""
     if isinstance(value, dict):
@@ -237,7 +270,8 @@ def _lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(kept_settings(config)))
     if (folder / "metrics.jsonl").exists():  # of the part before
         return
-    shutil.copy(run / "metrics.jsonl", folder)
+    if (run / "metrics.jsonl").exists():
+        shutil.copy(run / "metrics.jsonl", folder)
     for name in COPIED:
         if (run / name).exists():
             (folder / name).symlink_to((run / name).absolute())

@@ -3,7 +3,7 @@
     python -m ask.replay RUN --step N                       # one step
     python -m ask.replay RUN --steps A:B                    # a table over steps: which sample is behind the spike
     python -m ask.replay RUN --step N --list                # the names alone, at once
-    torchrun --nproc-per-node=2 -m ask.replay RUN --step N  # with --strategy exact the same bytes
+    torchrun --nproc-per-node=2 -m ask.replay RUN --step N  # of a run with --strategy exact: the same bytes
 
 The run stays as it is: its steps are computed in a temporary directory, from the newest checkpoint before them. A
 sample's loss is what it adds to the loss of its micro-batch; with BatchNorm, mixing or packing it depends on the others
@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,15 +50,17 @@ from ask.repeat import (
     parts_of,
     read_run,
     scratch_folder,
+    starts_of,
 )
 from ask.rounding import apart
-from ask.samples import Rows, requested, table, watch, write_rows
+from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from engine.training import Training
 from models.blocks import blocks_of
 from train import train_step
 from utils.distributed.watchdog import Watchdog
 from utils.errors import Exit, UserError, counted, exit_after, say
 from utils.hardware.devices import Arriving
+from utils.output_files import open_output, require_output
 from utils.strategies import load_strategy
 
 
@@ -66,8 +69,10 @@ class Found:
     """What was computed again."""
 
     rows: Rows = field(default_factory=list)  # the samples of the steps that were asked for
-    figures: dict[int, dict[str, float]] = field(default_factory=dict)  # loss, grad_norm, lr by step
-    updates: dict[str, float] = field(default_factory=dict)  # of one step: by block, see update_norms
+    figures: Rows = field(default_factory=list)  # step, loss, grad_norm, lr of these steps
+    updates: Rows = field(default_factory=list)  # of one step: by block, see update_norms
+    compared: list[int] = field(default_factory=list)  # steps with a record
+    apart: list[str] = field(default_factory=list)  # what is not as recorded, in words
 
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
@@ -80,22 +85,26 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         output = Path(given.output) if given.output else None
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
-        for part in parts:
-            for text in [] if is_idle else consequences(part, differences(part.line, world)):  # Collective.
+        for start in [] if is_idle else starts_of(record, parts):
+            for text in consequences(start, differences(start, world)):  # Collective.
                 note(text)
+        for part in parts:
             with opened(part, given, record.path, folder, world, watchdog) as training:  # Collective.
                 if is_idle:
                     found.rows = _gathered(training, last, requested(training, last, output, given.list))  # Collective.
                     continue
                 steps = counted(part.last - training.state.progress.step, "step")
-                note(f"computing {steps} again, from step {training.state.progress.step} of {record.path}")
+                each = counted(training.feed.plan.global_batch_size, "backward pass") if given.grad_norms else ""
+                note(f"computing {steps} again, from step {training.state.progress.step} of {record.path}"
+                     + f"; --grad-norms: {each} more in a step that is asked for" * given.grad_norms)
                 replay(training, part, (first, last), given, record, found)  # Collective.
                 if training.flags.stop:
-                    raise UserError(f"stopped at step {training.state.progress.step}", Exit.STOPPED)
+                    raise UserError(f"stopped at step {training.state.progress.step}, with nothing written",
+                                    Exit.STOPPED)
                 if part is not parts[-1]:
                     carry_on(training)  # Collective.
         if world.is_main:
-            report(record, parts[-1].line, (first, last), found, output)
+            report(f"{steps_words(first, last)} of {record.path}", found, output)
     return Exit.DONE
 
 
@@ -111,9 +120,9 @@ def steps_of(given: argparse.Namespace) -> tuple[int, int]:
     return first, last
 
 
-def consequences(part: Part, differ: dict[str, str]) -> list[str]:
-    """What is not as it was when the run computed this part, and what follows from it."""
-    strategy = part.line["settings"]["strategy"]
+def consequences(start: dict[str, Any], differ: dict[str, str]) -> list[str]:
+    """What is not as it was in this start of the run, and what follows from it."""
+    strategy = start["settings"]["strategy"]
     if "program" in differ:
         follows = "what is computed here may be something else"
     elif load_strategy(strategy).is_invariant:
@@ -136,22 +145,31 @@ def replay(t: Training, part: Part, asked: tuple[int, int], given: argparse.Name
         if step < first:
             losses, grad_norm = train_step(t, batch)  # Collective.
         else:
-            before = _weights(t) if first == last else {}
+            before = _weights(t) if first == last else {}  # Collective.
             watched, task = watch(t, given.grad_norms, Path(given.output) if given.output else None)
             losses, grad_norm = train_step(watched, batch)  # Collective.
             found.rows += _gathered(t, step, task.rows)  # Collective.
-            found.updates = update_norms(t, before, _weights(t)) if before else {}
-        if step >= first or step in record.trained:
+            found.updates = update_norms(t, before, _weights(t)) if first == last else []  # Collective.
+        then = record.trained.get(step)
+        if step >= first or then:
             [sums] = Arriving(losses).wait()
             sums = t.world.all_reduce_sum(sums).tolist()  # Collective. In the order of the micro-batches
-            found.figures[step] = {"loss": sum(sums), "grad_norm": float(grad_norm), "lr": t.schedule(step - 1)}
+            figures = {"loss": sum(sums), "grad_norm": float(grad_norm), "lr": t.schedule(step - 1)}
+            found.figures += [{"step": step} | figures] * (step >= first)
+            found.compared += [step] * bool(then)
+            for name in figures if then else ():
+                words = apart(then[name], figures[name], t.precision.name)
+                found.apart += [f"{name} of step {step}: {words}"] * bool(words)
         bar.update()
     bar.close()
 
 
-def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, float]:
-    """By block, from the input to the head: the norm of the step's update by the norm of the weights before it."""
-    norms = {}
+def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor]) -> Rows:
+    """By block, from the input to the head: the norm of the step's update by the norm of the weights before it.
+
+    before, after: of rank 0, by name; nothing on the others where a model is sharded.
+    """
+    rows = []
     for index, block in enumerate(blocks_of(t.strategy.module)):
         names = [name for name in block.params if name in before]
         weights = [before[name].float() for name in names]
@@ -159,40 +177,43 @@ def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor
         norm, moved = (float(torch.nn.utils.get_total_norm(each)) for each in (weights, updates))
         if norm:
             modules = [name.rpartition(".")[0].replace(".", "/") for name in names]
-            norms[f"{index} {(os.path.commonpath(modules) or modules[0]).replace('/', '.')}"] = moved / norm
-    return norms
+            name = (os.path.commonpath(modules) or modules[0]).replace("/", ".")
+            rows.append({"block": index, "name": name, "update_by_weights": moved / norm})
+    return rows
 
 
-def report(record: Record, line: dict[str, Any], asked: tuple[int, int], found: Found, output: Path | None) -> None:
-    """Print what was found, and write it to --output."""
-    # samples, the worst first
-    first, last = asked
-    by = "grad_norm" if found.rows and "grad_norm" in found.rows[0] else "loss"
+def report(what: str, found: Found, output: Path | None) -> None:
+    """Write what was found to --output, and print it, the samples with the highest figures first."""
+    # the files
+    by = "grad_norm" if "grad_norm" in found.rows[0] else "loss"
     rows = sorted(found.rows, key=lambda row: -_weight(row.get(by)))
-    steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    order = f", the highest {by} first" if found.figures else ""
-    print(f"{steps} of {record.path}: {counted(len(rows), 'sample')}{order}")
-    print(table(rows))
-    if output:
-        write_rows(rows, output)
-        print(f"all of them: {output / 'samples.csv'}")
+    tables = {"samples": rows, "steps": found.figures, "blocks": found.updates}
+    for name, each in tables.items():
+        if output and each:
+            write_rows(each, str(output / name))
 
-    # figures, and the record's
-    for step, figures in found.figures.items():
-        if step >= first:
-            print(f"step {step}: " + ", ".join(f"{name} {value:.7g}" for name, value in figures.items()))
-    for name, value in found.updates.items():
-        print(f"block {name}: its update by its weights {value:.2e}")
-    compared = {step: figures for step, figures in found.figures.items() if step in record.trained}
-    for step, figures in compared.items():
-        for name, value in figures.items():
-            if words := apart(record.trained[step][name], value, line["resolved"]["precision"]):
-                print(f"not as recorded: {name} of step {step}: {words}")
-                return
-    if compared:
-        print(f"as recorded: loss, grad_norm and lr of step {', '.join(map(str, compared))}: the same bits")
+    # the words
+    folder, short = shortened(rows)
+    lines = [f"{what}: {counted(len(rows), 'sample')}" + f", the highest {by} first" * bool(found.figures)
+             + f"; their names are those in {folder}" * bool(folder), *table(short)]
+    if output:
+        lines.append(f"all of them: {output / 'samples.csv'}")
+    for each in (found.figures, found.updates):
+        lines += ["", *table(each, len(each))] if each else []
+    if found.apart:
+        lines += ["", f"not as recorded: {found.apart[0]}"]
+    elif found.compared:
+        steps = steps_words(found.compared[0], found.compared[-1])
+        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps}"]
     elif found.figures:
-        print("nothing to compare with: there is no record of these steps, nor on the way to them (--log-every)")
+        lines += ["", "nothing to compare with: neither these steps nor those before them are on record (--log-every)"]
+    with open_output(None) as file, suppress(BrokenPipeError):
+        file.write("\n".join([*lines, ""]))
+
+
+def steps_words(first: int, last: int) -> str:
+    """"step 30", or "steps 25 to 35"."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _gathered(t: Training, step: int, rows: Rows) -> Rows:
@@ -216,6 +237,7 @@ def _make(folder: Path) -> None:
     except OSError as error:
         raise UserError(f"--output {folder}: cannot make this folder ({error.strerror}); name another one",
                         Exit.CANNOT_CREATE) from None
+    require_output(str(folder / "samples.csv"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The samples of a step: what the model saw of each, what it said, and what each added to the loss.
+"""The samples of a step: what the model saw of each, what it said, and what each added to the loss; tables of them.
 
     watched, rows = watch(t, with_grad_norms=False, output=None)
     train_step(watched, batch)                      # rows() holds a row for each sample of this rank
 """
 
 import json
+import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,9 @@ from models.objectives import answer, values_of
 from models.output import Output
 from models.tasks.base import Task
 from utils.numerics.seed import seed_micro_batch
-from utils.output_files import TEXT, csv_writer
+from utils.output_files import csv_writer, open_output
 
-SHOWN, WIDEST = 20, 60  # rows of a table on the terminal, and characters of a column
+SHOWN, WIDTH = 20, 120  # rows of a table on the terminal, and characters of a line
 Rows = list[dict[str, Any]]
 
 
@@ -37,11 +39,11 @@ class Watched:
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:
         """The task's; the gradients of single samples go backward through the same graph."""
-        rows = inputs_of(self._t, self._task, batch, self._output)
+        rows = inputs_of(self._t.state.progress.step + 1, self._task, batch, self._output)
         output = self._task.forward(model, batch)
         if rows and rows[0]["micro_batch"] not in {row["micro_batch"] for row in self.rows}:  # nor computed again
             losses = self._task.sample_losses(output, batch).tolist()
-            norms = self._grad_norms(output, batch) if self._has_grad_norms else []
+            norms = self._grad_norms(model, output, batch) if self._has_grad_norms else []
             for place, row in enumerate(rows):
                 if self._task.objective:
                     row["prediction"] = prediction(self._task, output.logits[place].detach())
@@ -49,9 +51,9 @@ class Watched:
             self.rows += rows
         return output
 
-    def _grad_norms(self, output: Output, batch: Batch) -> list[float]:
+    def _grad_norms(self, model: nn.Module, output: Output, batch: Batch) -> list[float]:
         """The norm of the gradient of what each sample adds to the loss; one backward pass for each."""
-        params = [param for param in self._t.strategy.module.parameters() if param.requires_grad]
+        params = [param for param in model.parameters() if param.requires_grad]
         scale, norms = self._t.precision.scale, []
         with torch.autocast(batch.device.type, enabled=False):
             for loss in self._task.sample_losses(output, batch):
@@ -79,11 +81,11 @@ def requested(t: Training, step: int, output: Path | None, is_list: bool) -> Row
                      for each in request.indices]
         elif not is_list:
             seed_micro_batch(t.config.run.seed, step - 1, index, t.world.device)
-            rows += inputs_of(t, t.task, t.feed.samples[request], output)
+            rows += inputs_of(step, t.task, t.feed.samples[request], output)
     return rows
 
 
-def inputs_of(t: Training, task: Task, batch: Batch, output: Path | None) -> Rows:
+def inputs_of(step: int, task: Task, batch: Batch, output: Path | None) -> Rows:
     """A row for each sample of a batch: which it is, and what the model sees of it; pictures go to `output`."""
     host = batch.to(torch.device("cpu"))
     shown, rows = task.preview(task.as_seen(host)), []
@@ -94,7 +96,7 @@ def inputs_of(t: Training, task: Task, batch: Batch, output: Path | None) -> Row
         if shown and isinstance(shown[place], str):
             row["seen"] = shown[place]
         elif shown and output:
-            row["seen"] = f"step-{t.state.progress.step + 1}-{batch.index}-{place}.png"
+            row["seen"] = f"step-{step}-{batch.index}-{place}.png"
             Image.fromarray(shown[place]).save(output / row["seen"])
         rows.append(row)
     return rows
@@ -107,25 +109,46 @@ def prediction(task: Task, logits: Tensor) -> str:
     return said.get("prediction", ",".join(by_name.values()))
 
 
-def write_rows(rows: Rows, output: Path) -> None:
-    """samples.csv and samples.json in a folder."""
-    (output / "samples.json").write_text(json.dumps(rows, indent=1), **TEXT)
-    columns = list(rows[0]) if rows else []
-    with (output / "samples.csv").open("w", newline="", **TEXT) as file:
+def write_rows(rows: Rows, name: str) -> None:
+    """NAME.csv, with all digits, and NAME.json, where a figure that is not finite is null. Raises UserError (73)."""
+    finite = [{key: None if isinstance(value, float) and not math.isfinite(value) else value
+               for key, value in row.items()} for row in rows]
+    with open_output(f"{name}.json") as file:
+        json.dump(finite, file, indent=1)
+    with open_output(f"{name}.csv") as file:
         write = csv_writer(file)
-        write(columns)
+        write(list(rows[0]))
         for row in rows:
-            write([row[name] for name in columns])
+            write(list(row.values()))
 
 
-def table(rows: Rows) -> str:
-    """The first rows for a terminal, in columns."""
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows[:SHOWN])]
+def table(rows: Rows, most: int = SHOWN) -> list[str]:
+    """The first rows for a terminal, in columns; the widest are cut."""
+    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows[:most])]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return "\n".join(lines + [f"... and {len(rows) - SHOWN} more"] * (len(rows) > SHOWN))
+    while sum(widths) + 2 * len(widths) > WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    lines = ["  ".join(_cut(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return lines + [f"... and {len(rows) - most} more"] * (len(rows) > most)
+
+
+def shortened(rows: Rows) -> tuple[str, Rows]:
+    """The folder that all samples have in common, and the rows as a terminal shows them: by their names in it."""
+    names = [row["sample"] for row in rows]
+    folder = os.path.commonpath(map(os.path.dirname, names))
+    left_out = {"step"} if len({row["step"] for row in rows}) == 1 else set()
+    if str(rows[0].get("seen")).endswith(".png"):
+        left_out.add("seen")
+    short = [row | {"sample": name.removeprefix(f"{folder}/")} for row, name in zip(rows, names, strict=True)]
+    return folder, [{key: value for key, value in row.items() if key not in left_out} for row in short]
 
 
 def _cell(value: Any) -> str:
-    text = f"{value:.4f}" if isinstance(value, float) else str(value)
-    return text if len(text) <= WIDEST else f"...{text[3 - WIDEST:]}" if "/" in text else f"{text[:WIDEST - 3]}..."
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+def _cut(text: str, width: int) -> str:
+    """As wide as its column. Of a path the end tells more than the beginning."""
+    if len(text) > width:
+        text = f"...{text[3 - width:]}" if "/" in text else f"{text[:width - 3]}..."
+    return text.ljust(width)

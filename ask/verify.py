@@ -46,6 +46,7 @@ from ask.repeat import (
     parts_of,
     read_run,
     scratch_folder,
+    starts_of,
 )
 from engine.after_step import evaluate_and_save, is_evaluation_due
 from engine.records.log import TIMING, records
@@ -278,15 +279,6 @@ def parts_to_verify(record: Record, first: int | None, last: int | None) -> list
         if start["start"] > part.line["start"] and not (following and is_alike(start, following.line)):
             parts.append(Part(part.last, part.last, start, None))
     return parts
-
-
-def starts_of(record: Record, parts: list[Part]) -> list[dict[str, Any]]:
-    """The lines of starts.jsonl of those starts that computed what these parts compute again."""
-    found, end = {part.line["start"]: part.line for part in parts}, parts[-1].last
-    for line in reversed(record.starts):
-        if line["step"] < end and parts[0].first < end:
-            found[line["start"]], end = line, line["step"]
-    return [found[start] for start in sorted(found)]
 
 
 if __name__ == "__main__":
