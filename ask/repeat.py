@@ -33,6 +33,7 @@ from engine.warm_up import warm_up
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
+from utils.files import read_json
 from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
@@ -82,13 +83,19 @@ class Part:
     checkpoint: Path | None  # of step `first`; None: the part begins where the one before ended, or with the run
 
 
-def read_run(path: str) -> Record:
-    """What is written down of the run in `path`. Raises UserError (66)."""
+def read_run(path: str, needs_starts: bool = True) -> Record:
+    """What is written down of the run in `path`. Raises UserError (66).
+
+    needs_starts: False = of a version before 0.11, whose steps nobody computes again, what it kept of its first start.
+    """
     run = Path(path)
     if not (run / "auto.json").exists():
         raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
     starts = read_starts(run)
-    if not starts:
+    if not starts and not needs_starts:
+        settings, resolved = yaml.safe_load((run / "config.yaml").read_text()), read_json(run / "auto.json")
+        starts = [{"step": 0, "settings": settings, "resolved": resolved}]
+    elif not starts:
         raise UserError(f"{run} has no starts.jsonl: a version before 0.11 trained it, whose steps cannot be computed"
                         " again; if it is not finished, continue it with this version, and ask about the steps from"
                         " there on", Exit.NO_INPUT)
@@ -196,7 +203,7 @@ def opened(part: Part, given: argparse.Namespace, run: Path, folder: Path, world
            kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
     """The training at the part's first step, warmed up. Collective. Raises UserError (78) if the data are others."""
     config = config_for(part.line, given, str(folder))
-    world.on_rank_zero(lambda: _lay_out(part, config, run, folder))  # Collective.
+    world.on_rank_zero(lambda: lay_out(part, config, run, folder))  # Collective.
     with (redirect_stdout(Console()) as console,
           open_start(config, world, watchdog, lambda text: None) as start):  # Collective.
         if start.run.resolved.data != part.line["resolved"]["data"]:
@@ -241,7 +248,7 @@ def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:
             then, now = ({key: each.get(key) for key in line[name] if line[name][key] != here[name].get(key)}
                          for each in (line[name], here[name]))
         if then != now:
-            found[name] = f"{words}: {_words(then)} then, {_words(now)} here"
+            found[name] = f"{words}: {in_words(then)} then, {in_words(now)} here"
     if load_strategy(line["settings"]["strategy"]).is_invariant:
         found.pop("processes", None)
     return found
@@ -256,14 +263,14 @@ def _require_taken(record: Record, first: int, last: int) -> None:
                         f" {known + 1} to {record.last_step}")
 
 
-def _words(value: Any) -> str:
+def in_words(value: Any) -> str:
     """A value of starts.jsonl for people."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_words(each)}" for name, each in value.items() if each != {})
-    return "; ".join(map(_words, value)) if isinstance(value, list) else str(value)
+        return ", ".join(f"{name} {in_words(each)}" for name, each in value.items() if each != {})
+    return "; ".join(map(in_words, value)) if isinstance(value, list) else str(value)
 
 
-def _lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
+def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
     """What a start finds in its run directory. Files of the run are linked, never written."""
     resolved = {name: value for name, value in part.line["resolved"].items() if name not in ("data", "code")}
     (folder / "auto.json").write_text(json.dumps(resolved))

@@ -6,16 +6,21 @@ EPSILON = {"fp32": 1.2e-7, "fp16": 9.8e-4, "bf16": 7.8e-3}  # relative distance 
 GROWN = {"fp32": 1e-3, "fp16": 1e-1, "bf16": 2e-1}  # what rounding may have become after some hundred steps
 
 
-def apart(then: float | None, now: float | None, precision: str) -> str:
-    """How far a figure is from the recorded one, in words; "" for the same bits. None: it was not finite."""
+def apart(then: float | None, now: float | None, precision: str, names: tuple[str, str] = ("then", "now"),
+          steps: float = math.inf) -> str:
+    """How far a figure is from the recorded one, in words; "" for the same bits. None: it was not finite.
+
+    names: of the two. steps: in which rounding has grown, if they are few.
+    """
     now = now if now is not None and math.isfinite(now) else None
     if then == now:
         return ""
     if then is None or now is None:
-        return f"{_shown(then)} then, {_shown(now)} now"
+        return f"{_shown(then)} {names[0]}, {_shown(now)} {names[1]}"
     distance = abs(now - then) / max(abs(then), abs(now))
-    what = "as rounding makes them" if distance <= GROWN[precision] else "more than rounding makes them"
-    return (f"{then!r} then, {now!r} now: apart by {distance:.1e} of the value, {what} ({precision}:"
+    usual = min(GROWN[precision], 10 * steps * EPSILON[precision])
+    what = "as rounding makes them" if distance <= usual else "a jump, more than rounding makes them"
+    return (f"{then!r} {names[0]}, {now!r} {names[1]}: apart by {distance:.1e} of the value, {what} ({precision}:"
             f" {EPSILON[precision]:.1e} in one operation, and growing)")
 
 

@@ -89,6 +89,10 @@ class Task(ABC):
         """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""
         return ()
 
+    def listing(self) -> Iterable[tuple[str, str]]:
+        """(path or text, label) of each sample of the data, in their order, wherever they lie; without test."""
+        return ()
+
     @abstractmethod
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Write a ready-to-use model into the existing `folder`: RUN/model."""

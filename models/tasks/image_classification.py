@@ -163,6 +163,14 @@ class ImageTask(Task):
         """Paths."""
         return ((index, self.eval_set.name(index)) for index in range(len(self.eval_set)))
 
+    def listing(self) -> Iterator[tuple[str, str]]:
+        """Paths relative to the data; those that are held out come last."""
+        for index in (self.train_set.index, self.eval_set.index):
+            for number in range(len(index)):
+                label = self.objective.encode([label_at(index.labels, number)])[0]
+                paths = (os.path.relpath(path, index.root) for path in index.paths(number))
+                yield ",".join(paths), self.objective.label_words(label)
+
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""
         save_model_folder(weights, {

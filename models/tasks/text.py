@@ -1,7 +1,7 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -113,6 +113,12 @@ class TextTask(Task):
         ids, owners = batch.inputs["input_ids"], batch.inputs.get("owners")                # [R, T]
         samples = ids if owners is None else [ids[owners == index] for index in range(len(batch.sample_weight))]
         return [self._tokenizer.decode(sample[sample != self._tokenizer.pad_token_id]) for sample in samples]
+
+    def listing(self) -> Iterator[tuple[str, str]]:
+        """Texts, a pair as A<tab>B, with what the label columns hold."""
+        for split in ("train", "val"):
+            for _, row in self._source.rows(split) if split in self._source.splits else ():
+                yield "\t".join(row.texts), ",".join(row.labels)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Loads into transformers: AutoModel..., pipeline."""

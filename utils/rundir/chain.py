@@ -121,7 +121,7 @@ def content_hash(weights: Mapping[str, Tensor], state: Mapping[str, Any], traine
     """
     nest = {"weights": weights, "state": state, **{name: trainer[name] for name in ("progress", "best")}}
     with ThreadPoolExecutor() as pool:
-        lines = pool.map(_described, sorted(_leaves(nest), key=itemgetter(0)))
+        lines = pool.map(_described, sorted(leaves(nest), key=itemgetter(0)))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -148,10 +148,11 @@ def starts_hash(run_dir: Path, start: int) -> str:
     return hashlib.sha256("\n".join(kept).encode()).hexdigest()
 
 
-def _leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All values of a nest of dicts, with their names joined by slashes."""
     for name, value in nest.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}/")
+            yield from leaves(value, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}", value
 
@@ -160,5 +161,10 @@ def _described(leaf: tuple[str, Any]) -> str:
     name, value = leaf
     if not isinstance(value, Tensor):
         return f"{name} {json.dumps(value)}\n"
-    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return f"{name} {value.dtype} {list(value.shape)} {hashlib.sha256(content).hexdigest()}\n"
+    return f"{name} {value.dtype} {list(value.shape)} {tensor_hash(value)}\n"
+
+
+def tensor_hash(tensor: Tensor) -> str:
+    """The sha256 of its values in their order, whatever its strides and device."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.sha256(content).hexdigest()

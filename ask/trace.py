@@ -1,0 +1,146 @@
+"""All that one optimizer step computes, as hashes in the order of a step: to find the first thing that differs.
+
+    trace = Trace()
+    trace_step(t, batch, trace)                              # train.py's own step, seen by hooks
+    key = first_difference(trace.found, another.found)
+"""
+
+import os
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from operator import itemgetter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ask.rounding import EPSILON, GROWN
+from data.batch import Batch, GlobalBatch
+from engine.training import Training
+from models.output import Output
+from train import train_step
+from utils.rundir.chain import leaves, tensor_hash
+
+# stages of a step, in the order in which a difference is looked for
+WORDS = ("{name} before step {step}", "{name} of micro-batch {index} of step {step}",
+         "the input {name} of micro-batch {index} of step {step}",
+         "the output of {name} in micro-batch {index} of step {step}", "the loss of micro-batch {index} of step {step}",
+         "the gradient of {name} in micro-batch {index} of step {step}",
+         "the gradient of {name}, summed over the micro-batches of step {step}",
+         "the norm of the gradient of step {step}", "the learning rate of step {step}", "{name} after step {step}")
+BEFORE, SAMPLES, INPUT, OUTPUT, LOSS, GRADIENT, SUM, NORM, RATE, AFTER = range(len(WORDS))
+Key = tuple[int, int, str]  # stage; micro-batch, 0 where all are meant; name
+Found = dict[Key, tuple[str, str]]  # a value in words, and its hash; in the order of computing
+MOST_BYTES = 2**30  # of tensors that a trace keeps, to say how much they differ
+
+
+class Trace:
+    """What this rank has computed in a step. kept: the first tensors, as many as there is room for."""
+
+    def __init__(self) -> None:
+        self.found: Found = {}
+        self.kept: dict[Key, Tensor] = {}
+        self.micro_batch = 0  # that is being computed
+        self._room, self._times = MOST_BYTES, Counter[Key]()
+
+    def note(self, stage: int, name: str, values: Any) -> None:
+        """Write down a value, or all tensors in a nest. Of a name that comes again: for which time."""
+        for value in tree_leaves(values):
+            key = stage, self.micro_batch if SAMPLES <= stage <= GRADIENT else 0, name
+            self._times[key] += 1
+            if self._times[key] > 1:
+                key = *key[:2], f"{name} (number {self._times[key]})"
+            if not isinstance(value, Tensor):
+                self.found[key] = str(value), ""
+                continue
+            shown = repr(value.item()) if value.ndim == 0 else f"{value.dtype} {list(value.shape)}"
+            self.found[key] = shown.removeprefix("torch."), tensor_hash(value)
+            self._room -= value.nbytes
+            if self._room > 0:
+                self.kept[key] = value.detach().to("cpu", copy=True)
+
+
+class Instead:
+    """An object with another method; all else is its own."""
+
+    def __init__(self, original: Any, **methods: Any):
+        self._original = original
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def trace_step(t: Training, batch: GlobalBatch, trace: Trace) -> None:
+    """Compute the step and write down what is computed; the last one with this training. Collective."""
+    strategy, module, step = t.strategy, t.strategy.module, t.state.progress.step
+    params = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+
+    def forward(model: nn.Module, micro_batch: Batch) -> Output:
+        trace.micro_batch = micro_batch.index
+        for number, name in enumerate(names_of(t, micro_batch)):
+            trace.note(SAMPLES, f"sample {number}", name)
+        for name, tensor in {**micro_batch.inputs, "labels": micro_batch.labels}.items():
+            trace.note(INPUT, name, tensor)
+        output = t.task.forward(model, micro_batch)
+        trace.note(LOSS, "", output.loss_sum)
+        return output
+
+    def clip_grad_norm_(max_norm: float) -> Tensor:
+        for name, param in reversed(params):  # as the backward pass comes to them
+            trace.note(SUM, name, () if param.grad is None else strategy.whole(param.grad))  # Collective.
+        return strategy.clip_grad_norm_(max_norm)
+
+    # hooks; a compiled model would be another one with them, and no hook sees a sharded parameter's gradient
+    if not t.config.device.compile:
+        module.register_forward_pre_hook(lambda part, *given: trace.note(INPUT, "that the model gets", given),
+                                         with_kwargs=True)
+        for name, part in module.named_modules():
+            part.register_forward_hook(lambda part, given, output, name=name or "the model":
+                                       trace.note(OUTPUT, name, output))
+    for name, param in () if strategy.is_sharded else params:
+        param.register_hook(partial(trace.note, GRADIENT, name))
+
+    # the step
+    note_state(t, trace, BEFORE)  # Collective.
+    watched = {"task": Instead(t.task, forward=forward), "strategy": Instead(strategy, clip_grad_norm_=clip_grad_norm_)}
+    _, grad_norm = train_step(replace(t, **watched), batch)  # Collective.
+    trace.note(NORM, "", grad_norm)
+    trace.note(RATE, "", t.schedule(step))
+    note_state(t, trace, AFTER)  # Collective.
+
+
+def note_state(t: Training, trace: Trace, stage: int) -> None:
+    """Weights, and all that the optimizer keeps. Collective."""
+    nest = {"the weights": t.state.weights(), "the state": {**t.state.state_dict(), "coverage": {}}}  # Collective.
+    for name, value in leaves(nest):
+        trace.note(stage, name.replace("/", " ", 1), value)
+
+
+def names_of(t: Training, batch: Batch) -> list[str]:
+    """The names of its samples, without the place of the data."""
+    data = t.config.data.data
+    root = data if os.path.isdir(data) else os.path.dirname(data)
+    return [t.task.train_set.name(index).removeprefix(f"{root}/") for index in batch.indices]
+
+
+def first_difference(one: Found, two: Found) -> Key | None:
+    """The first key, by stage, micro-batch and time, under which two traces are not the same."""
+    place = itemgetter(0, 1)
+    ordered = [sorted(found.items(), key=lambda item: place(item[0])) for found in (one, two)]
+    pair = next((pair for pair in zip_longest(*ordered) if pair[0] != pair[1]), ())
+    return min((item[0] for item in pair if item), key=place, default=None)
+
+
+def distance(one: Tensor, two: Tensor, precision: str) -> str:
+    """How much two tensors differ, in words; "" if the values say it, or have other shapes."""
+    if one.shape != two.shape or one.ndim == 0:
+        return ""
+    words = f"different: {int((one != two).sum())} of {one.numel()} values"
+    if not one.is_floating_point():
+        return words
+    relative = float((one.double() - two.double()).abs().max() / one.double().abs().max())
+    rounded = ", as rounding makes them" if relative <= min(100 * EPSILON[precision], GROWN[precision]) else ""
+    return f"{words}, by at most {relative:.1e} of the largest{rounded}"
