@@ -34,6 +34,7 @@ PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
+from ask.compared import ComparedCheckpoints, ComparedFolder, QuietLog
 from ask.integrity import Link, findings
 from ask.repeat import (
     Part,
@@ -57,71 +58,11 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, exit_after, say
 from utils.output_files import open_output, require_output
 from utils.rundir.chain import read_lines
-from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
 from utils.rundir.lock import is_locked
-from utils.rundir.run import Run
 from utils.rundir.starts import describe
-from utils.rundir.state import TrainState
-from utils.settings.run_options import RecordOptions
 
 SPLITS = ("train", "val", "epoch")
-
-
-class ComparedFolder(CheckpointFolder):
-    """Compares what it is given with what the run saved. It writes only the checkpoint that the next part begins with.
-
-    links: of the run, by step. end: the step of that checkpoint; None: there is no next part. seen: gets the steps that
-    were compared.
-    """
-
-    def __init__(self, path: Path, links: Mapping[int, Link], end: int | None, seen: list[int],
-                 note: Callable[[str], None]):
-        super().__init__(path, 1, note)
-        self.of_run, self.end, self.seen = links, end, seen
-
-    def write(self, name: str, files: Mapping[str, Callable], best_step: int | None, link: Link) -> None:
-        """Raises UserError (83) at a difference."""
-        self.compare(link)
-        if link["step"] == self.end:
-            super().write(name, files, best_step, link)
-
-    def compare(self, link: Link) -> None:
-        """Raise UserError (83) if a link that was computed here means something else than the run's."""
-        step = link["step"]
-        if step not in self.of_run:
-            return
-        self.seen.append(step)
-        then, here = ({"the content": each["content"], **each.get("model", {})} for each in (self.of_run[step], link))
-        if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
-            raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
-        self._note(f"step {step}: the same, {link['content'][:16]}")
-
-
-class ComparedCheckpoints(Checkpoints):
-    """Saves where the run did, into a ComparedFolder."""
-
-    def __init__(self, run: Run, world: World, config: RecordOptions, folder: ComparedFolder):
-        super().__init__(run, world, config)
-        self._folder = folder
-
-    def is_due(self, step: int) -> bool:
-        """Whether the run has a link of this step."""
-        return step in self._folder.of_run
-
-    def is_due_by_clock(self) -> bool:
-        """The links alone say when."""
-        return False
-
-    def save(self, state: TrainState, beside: Callable, awaits_evaluation: bool = False) -> None:
-        """Where a step is saved before and after its evaluation: the one that the run's link is of. Collective."""
-        progress, link = state.progress, self._folder.of_run.get(state.progress.step)
-        is_end = progress.step == self._folder.end and progress.evaluated_step < progress.step
-        if link["awaits_evaluation"] == awaits_evaluation if link else is_end:
-            super().save(state, beside, awaits_evaluation)  # Collective.
-
-    def warn_of_small_disk(self) -> None:
-        """There is little to write."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +99,8 @@ class Again:
         with opened(part, self.given, self.record.path, self.folder, self.world, watchdog, kind) as t:  # Collective.
             if part.first == 0:
                 self.world.on_rank_zero(lambda: compared.compare(read_lines(self.folder)[0]))  # Collective.
-            train(replace(t, last_step=part.last))  # Collective.
+            t = replace(t, last_step=part.last, log=QuietLog(t.log))
+            train(t)  # Collective.
             if is_evaluation_due(t) and not links.get(part.last, {"awaits_evaluation": True})["awaits_evaluation"]:
                 evaluate_and_save(t)  # Collective. As at the run's next start.
                 wait_for_save(t)  # Collective.
@@ -231,6 +173,7 @@ def conclude(again: Again, found: list[str], here: dict[str, Any], starts: list[
     """
     # the result
     links, seen, reasons = again.record.links, again.seen, []
+    model = max((step for step, link in links.items() if "model" in link), default=None)
     if found and seen:
         found += [words for words in [again.differing_record()] if words not in ("", *found)]
         reasons = [words for start, differ in zip(starts, apart, strict=True)
@@ -239,15 +182,16 @@ def conclude(again: Again, found: list[str], here: dict[str, Any], starts: list[
     if reasons:
         result, code = "cannot be compared here", Exit.OTHER_RUN
     steps = again.parts[0].first + 1, again.parts[-1].last
-    what = f"steps {steps[0]} to {steps[1]}: {counted(len(seen), 'checkpoint')} and all records are the same"
-    for text in (*found, *dict.fromkeys(reasons), f"{result}: {again.record.path}{'' if found else f', {what}'}"):
+    what = (f", steps {steps[0]} to {steps[1]}: {counted(len(seen), 'link')} and all records are the same"
+            + f"; RUN/model is that of step {model}" * (model in seen)) * (not found)
+    for text in (*found, *dict.fromkeys(reasons), f"{result}: {again.record.path}{what}"):
         again.note(text)
 
     # the receipt
     if again.given.output:
         receipt = {"result": result, "found": found, "reasons": reasons, "run": again.record.path.absolute().name,
-                   "steps": steps, "contents": {step: links[step]["content"] for step in seen},
-                   "head": [*links.values()][-1]["link"], "computed_on": here, "starts": starts,
+                   "steps": steps, "links": {step: links[step] for step in seen}, "model_step": model,
+                   "head": [*links.values()][-1]["link"], "starts": starts, "computed_on": here,
                    "time": datetime.now(UTC).isoformat(timespec="seconds")}
         with open_output(again.given.output) as file:
             json.dump(receipt, file, indent=1)

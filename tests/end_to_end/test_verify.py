@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from ask.integrity import findings
 from tests.harness.run_directory import newest_checkpoint, trained_steps
 from utils.errors import Exit
-from utils.rundir.chain import FILE, content_hash, digest_of, read_lines
+from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines
 from utils.rundir.checkpoint_folder import CheckpointFolder
 
 # 12 steps in four epochs; nothing under --strategy exact depends on the number of processes
@@ -65,8 +65,9 @@ def test_a_finished_run_is_verified_and_stays_as_it_is(honest, run_train, tmp_pa
         *(f"step {step}" for step in steps), "verified"]
     receipt, lines = json.loads((tmp_path / "receipt.json").read_text()), read_lines(honest)
     assert (receipt["result"], receipt["run"], receipt["steps"]) == ("verified", honest.name, [1, 12])
-    assert receipt["head"] == lines[-1]["link"] and [*map(int, receipt["contents"])] == steps
+    assert receipt["head"] == lines[-1]["link"] and [*map(int, receipt["links"])] == steps
     assert [start["step"] for start in receipt["starts"]] == [0, 5]
+    assert receipt["links"][str(receipt["model_step"])]["model"] == files_in(honest / "model")
 
 
 @pytest.mark.slow
@@ -261,3 +262,30 @@ def test_a_run_that_an_older_version_trained_is_refused(copied, run_train):
     for words in (["--chain-only"], []):
         result = run_train(copied, *words, **VERIFY)
         assert result.returncode == Exit.NO_INPUT and "a version before 0.11 trained it" in result.err, result.text
+
+
+# --- whatever a run has gone through
+
+THROUGH = {  # the words of each of its starts
+    "fp16": [["--precision", "fp16"]],
+    "averages": [["--ema-decay", "0.5"]],
+    "mixing": [["--mixup", "0.4", "--cutmix", "1"]],
+    "an early stop": [["--epochs", "9", "--early-stop-patience", "2", "--best", "top1"]],
+    "a stop before an evaluation": [["--stop-after", "6"]],
+    "another best metric": [["--best", "loss", "--stop-after", "6"], ["--best", "top1"]],
+    "another precision, and back": [["--stop-after", "3"], ["--precision", "bf16", "--stop-after", "4"], []],
+    "other intervals": [["--stop-after", "6", "--eval-every", "5"], ["--eval-every", "2", "--save-every", "5"]],
+    "saves by the clock": [["--save-every", "0.01s"]],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", THROUGH)
+def test_a_run_is_verified_that_went_through(through, photos, run_dir, run_train, run_torchrun):
+    words = [*WORDS, "--strategy", "exact", "--data", photos, "--run-dir", run_dir]
+    for more in THROUGH[through]:
+        result = run_torchrun(2, *words, *more)
+        assert result.code in (0, Exit.STOPPED), result.text
+    for stretch in ([], ["--from", 4], ["--to", 6]):
+        result = run_train(run_dir, *stretch, **VERIFY)
+        assert result.returncode == 0 and "verified: " in result.out, result.text

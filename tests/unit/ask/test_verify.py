@@ -1,0 +1,122 @@
+"""ask/verify.py and ask/integrity.py without a training: what is computed again, and what a link must follow."""
+
+import json
+
+import pytest
+
+from ask.compared import ComparedFolder
+from ask.integrity import _of_chain
+from ask.repeat import Part, Record, starts_of
+from ask.verify import parts_to_verify
+from utils.errors import Exit, UserError
+from utils.rundir.chain import digest_of, valid_links
+
+
+def start(number, step, **settings):
+    return {"start": number, "step": step, "settings": settings, "resolved": {}}
+
+
+def link(step, number, awaits=False):
+    return {"step": step, "start": number, "awaits_evaluation": awaits, "content": f"content {step}"}
+
+
+def record_of(tmp_path, starts, links):
+    return Record(tmp_path, starts, {each["step"]: each for each in links}, {})
+
+
+def stretches(parts):
+    return [(part.first, part.last, part.line["start"]) for part in parts]
+
+
+# --- which steps
+
+
+@pytest.mark.parametrize("asked, expected", [
+    ((None, None), (0, 20)), ((None, 7), (0, 10)), ((None, 10), (0, 10)), ((3, 11), (0, 20)), ((None, 0), (0, 20))])
+def test_from_the_beginning_to_the_next_link(tmp_path, asked, expected):
+    record = record_of(tmp_path, [start(1, 0)], [link(0, 1), link(10, 1), link(20, 1)])
+    [part] = parts_to_verify(record, *asked)
+    assert (part.first, part.last) == expected
+
+
+@pytest.mark.parametrize("asked, links", [((None, 30), [0, 20]), ((None, None), [0]), ((20, None), [0, 20])])
+def test_where_nothing_was_saved_is_an_error(tmp_path, asked, links):
+    record = record_of(tmp_path, [start(1, 0)], [link(step, 1) for step in links])
+    with pytest.raises(UserError) as raised:
+        parts_to_verify(record, *asked)
+    assert raised.value.code == Exit.USAGE
+
+
+def test_the_step_that_the_next_start_evaluated_belongs_to_its_settings(tmp_path):
+    starts = [start(1, 0, best="loss"), start(2, 10, best="top1")]
+    record = record_of(tmp_path, starts, [link(0, 1), link(10, 2), link(20, 2)])
+    assert stretches(parts_to_verify(record, None, None)) == [(0, 10, 1), (10, 20, 2)]
+    assert stretches(parts_to_verify(record, None, 10)) == [(0, 10, 1), (10, 10, 2)]
+
+
+def test_a_start_that_only_evaluated_is_a_part_if_its_settings_are_others(tmp_path):
+    links = [link(0, 1), link(10, 2), link(20, 3)]
+    others = [start(1, 0), start(2, 10, best="loss"), start(3, 10, best="top1")]
+    alike = [start(1, 0), start(2, 10), start(3, 10, best="top1")]
+    assert stretches(parts_to_verify(record_of(tmp_path, others, links), None, None)) == [
+        (0, 10, 1), (10, 10, 2), (10, 20, 3)]
+    assert stretches(parts_to_verify(record_of(tmp_path, alike, links), None, None)) == [(0, 10, 2), (10, 20, 3)]
+
+
+def test_starts_whose_steps_were_trained_again_computed_nothing_that_counts(tmp_path):
+    starts = [start(1, 0), start(2, 10), start(3, 8), start(4, 15)]
+    record = record_of(tmp_path, starts, [link(0, 1), link(8, 1), link(15, 3), link(20, 4)])
+    assert [each["start"] for each in starts_of(record, [Part(0, 20, starts[3], None)])] == [1, 3, 4]
+    assert [each["start"] for each in starts_of(record, [Part(0, 12, starts[2], None)])] == [1, 3]
+
+
+# --- what a link must be
+
+
+def test_other_content_or_another_model_differs(tmp_path):
+    seen, notes = [], []
+    expected = {3: link(3, 1) | {"model": {"a": "1", "b": "2"}}}
+    folder = ComparedFolder(tmp_path, expected, None, seen, notes.append)
+    folder.compare(link(2, 1))
+    folder.compare(expected[3])
+    assert (seen, notes) == ([3], ["step 3: the same, content 3"])
+    for other, words in (({"content": "another"}, "step 3 differs: the content"),
+                         ({"model": {"a": "1", "b": "3", "c": "4"}}, "step 3 differs: RUN/model/b, RUN/model/c"),
+                         ({"model": {}}, "step 3 differs: RUN/model/a, RUN/model/b")):
+        with pytest.raises(UserError, match=words) as raised:
+            folder.compare(expected[3] | other)
+        assert raised.value.code == Exit.DIFFERS
+
+
+def chain(*steps):
+    """Lines as the program writes them; (step,) = the run resumed there."""
+    lines = []
+    for step in steps:
+        if isinstance(step, tuple):
+            lines.append({"resumed": step[0]})
+            continue
+        before = [each["link"] for each in valid_links(lines) if each["step"] < step]
+        new = link(step, 1) | {"number": len(lines), "previous": before[-1] if before else ""}
+        lines.append(new | {"link": digest_of(new)})
+    return lines
+
+
+@pytest.mark.parametrize("steps", [(0, 2, 4, 4, 6), (0, 2, 4, (2,), 3, 4), (0, 2, (0,), (0,), 1), (5, 10, 10)])
+def test_what_the_program_writes_has_no_fault(steps):
+    links = {}
+    assert [*_of_chain(chain(*steps), [], links)] == []
+    assert [*links.values()] == valid_links(chain(*steps))
+
+
+@pytest.mark.parametrize("without", range(7))
+def test_a_line_less_is_a_fault(without):
+    """But for the last one, which a kill may have kept from the file, and what the next line of its step replaces."""
+    lines = chain(0, 2, 4, 4, (2,), 3, 5)
+    rest = [*lines[:without], *lines[without + 1:]]
+    assert bool([*_of_chain(rest, [], {})]) == (without not in (2, 3, 6))
+
+
+def test_the_link_that_a_kill_kept_from_the_file_is_taken_from_its_checkpoint():
+    lines, other, links = chain(0, 2, 4), chain(0, 2, 4, 4, 5), {}
+    assert [*_of_chain(lines[:2], [lines[2], other[4]], links)] == []
+    assert json.dumps([*links.values()]) == json.dumps(lines)
