@@ -77,12 +77,17 @@ class Again:
     note: Callable[[str], None]
     seen: list[int] = field(default_factory=list)  # the steps whose links were compared; on rank 0
 
+    @property
+    def steps(self) -> str:
+        """Which, in words."""
+        first, last = self.parts[0].first + 1, self.parts[-1].last
+        return f"steps {first} to {last}" if first < last else f"step {last}"
+
     def announce(self, apart: list[dict[str, str]]) -> None:
         """Say what will be computed, and what may keep bits from being the same. apart: see differences, by start."""
-        begin, run = self.parts[0], self.record.path
-        last = self.parts[-1].last
+        begin, last, run = self.parts[0], self.parts[-1].last, self.record.path
         count = sum(begin.first < record["step"] <= last for record in records(run, "val"))
-        self.note(f"computing steps {begin.first + 1} to {last} and {counted(count, 'evaluation')} again, from"
+        self.note(f"computing {self.steps} and {counted(count, 'evaluation')} again, from"
                   f" {begin.checkpoint or 'the beginning'}, on {self.world.world_size} x {self.world.device.type}")
         for words in dict.fromkeys(words for differ in apart for words in differ.values()):
             self.note(f"{words}: if bits differ, the run cannot be compared here")
@@ -134,68 +139,71 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     note = partial(say, stream=sys.stdout) if is_main else lambda text: None
     if given.chain_only:
         found = findings(run)
-        for text in found or [f"{run}: its files belong together"]:
-            note(text)
+        note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")
         return Exit.DIFFERS if found else Exit.DONE
 
     record = read_run(given.run)
-    parts = parts_to_verify(record, given.first, given.last)
-    with joined(parts[-1].line, given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
-        # before anything is computed
-        again = Again(given, record, parts, world, folder, note)
+    with joined(record.starts[-1], given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
+        # the files
         if given.output:
             world.on_rank_zero(partial(require_output, given.output))  # Collective.
-        here, starts = describe(world), starts_of(record, parts)  # Collective.
-        apart = [differences(start, world) for start in starts]  # Collective.
-        found = world.on_rank_zero(partial(findings, run), takes_long=True)  # Collective.
+        if found := world.on_rank_zero(partial(findings, run), takes_long=True):  # Collective.
+            note("\n".join([*found, f"differs: {run}"]))
+            return Exit.DIFFERS
 
-        # compute
-        if not found:
-            again.announce(apart)
-            try:
-                for part in parts:
-                    again.train(part, watchdog)  # Collective.
-            except UserError as error:
-                if error.code != Exit.DIFFERS:
-                    raise
-                found = [str(error)]
+        # the steps
+        again = Again(given, record, parts_to_verify(record, given.first, given.last), world, folder, note)
+        here, starts = describe(world), starts_of(record, again.parts)  # Collective.
+        apart, words = [differences(start, world) | not_promised(start) for start in starts], ""  # Collective.
+        again.announce(apart)
+        try:
+            for part in again.parts:
+                again.train(part, watchdog)  # Collective.
+        except UserError as error:
+            if error.code != Exit.DIFFERS:
+                raise
+            words = str(error)
+        return Exit(world.on_rank_zero(lambda: conclude(again, words, here, starts, apart)))  # Collective.
 
-        # answer
-        return Exit(world.on_rank_zero(lambda: conclude(again, found, here, starts, apart)))  # Collective.
 
-
-def conclude(again: Again, found: list[str], here: dict[str, Any], starts: list[dict[str, Any]],
+def conclude(again: Again, words: str, here: dict[str, Any], starts: list[dict[str, Any]],
              apart: list[dict[str, str]]) -> int:
     """Say the result, and write the receipt; on rank 0. Returns the exit code.
 
-    found: what differs. here: what computed it, see describe. starts: the lines of those that had computed it. apart:
-    what is not here as it was there, by start.
+    words: what differs, or "". here: what computed it, see describe. starts: the lines of those that had computed it.
+    apart: what is not here as it was there, by start.
     """
     # the result
     links, seen, reasons = again.record.links, again.seen, []
     model = max((step for step, link in links.items() if "model" in link), default=None)
-    if found and seen:
-        found += [words for words in [again.differing_record()] if words not in ("", *found)]
-        reasons = [words for start, differ in zip(starts, apart, strict=True)
-                   if start["start"] <= links[seen[-1]]["start"] for words in differ.values()]
-    result, code = ("verified", Exit.DONE) if not found else ("differs", Exit.DIFFERS)
-    if reasons:
-        result, code = "cannot be compared here", Exit.OTHER_RUN
-    steps = again.parts[0].first + 1, again.parts[-1].last
-    what = (f", steps {steps[0]} to {steps[1]}: {counted(len(seen), 'link')} and all records are the same"
-            + f"; RUN/model is that of step {model}" * (model in seen)) * (not found)
-    for text in (*found, *dict.fromkeys(reasons), f"{result}: {again.record.path}{what}"):
-        again.note(text)
+    result, code, found = "verified", Exit.DONE, ""
+    if words:
+        by = links[seen[-1]]["start"]
+        reasons = [each for start, differ in zip(starts, apart, strict=True) if start["start"] <= by
+                   for each in differ.values()]
+        found = "\n".join(dict.fromkeys(filter(None, [words, again.differing_record(), *reasons]))) + "\n"
+        result, code = ("cannot be compared here", Exit.OTHER_RUN) if reasons else ("differs", Exit.DIFFERS)
+    what = (f", {again.steps}: {counted(len(seen), 'link')} and all records are the same"
+            + f"; RUN/model is that of step {model}" * (model in seen)) * (not words)
+    again.note(f"{found}{result}: {again.record.path}{what}")
 
     # the receipt
     if again.given.output:
-        receipt = {"result": result, "found": found, "reasons": reasons, "run": again.record.path.absolute().name,
-                   "steps": steps, "links": {step: links[step] for step in seen}, "model_step": model,
-                   "head": [*links.values()][-1]["link"], "starts": starts, "computed_on": here,
-                   "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        receipt = {"result": result, "found": found.splitlines(), "run": again.record.path.absolute().name,
+                   "steps": [again.parts[0].first + 1, again.parts[-1].last], "model_step": model,
+                   "links": {step: links[step] for step in seen}, "head": [*links.values()][-1]["link"],
+                   "starts": starts, "computed_on": here, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         with open_output(again.given.output) as file:
             json.dump(receipt, file, indent=1)
     return int(code)
+
+
+def not_promised(start: Mapping[str, Any]) -> dict[str, str]:
+    """Why the bits of this start need not repeat on the same machine: docs/reliability.md."""
+    settings = start["settings"]
+    is_deterministic = settings["deterministic"] or start["resolved"]["device"] == "cpu"
+    kinds = {"with --compile": settings["compile"], "without --deterministic": not is_deterministic}
+    return {kind: f"trained {kind}" for kind, is_so in kinds.items() if is_so}
 
 
 def parts_to_verify(record: Record, first: int | None, last: int | None) -> list[Part]:
@@ -205,8 +213,8 @@ def parts_to_verify(record: Record, first: int | None, last: int | None) -> list
     ends = sorted(step for step in links if step >= (last or 1))
     begun = record.starts[0]["step"]
     if not ends:
-        raise UserError(f"{record.path} has saved checkpoints up to step {max(links, default=0)};"
-                        " nothing from there on can be compared")
+        raise UserError(f"{record.path} has saved steps up to {max(links, default=0)}, and nothing after them can be"
+                        " verified")
     end = ends[0] if last else ends[-1]
     if first is None:  # the first kept checkpoint, if an older version began the run
         kept = (step_of(name) for name in CheckpointFolder(record.path / "checkpoints", 1, print).names())

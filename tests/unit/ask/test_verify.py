@@ -7,7 +7,7 @@ import pytest
 from ask.compared import ComparedFolder
 from ask.integrity import _of_chain
 from ask.repeat import Part, Record, starts_of
-from ask.verify import parts_to_verify
+from ask.verify import not_promised, parts_to_verify
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of, valid_links
 
@@ -68,6 +68,14 @@ def test_starts_whose_steps_were_trained_again_computed_nothing_that_counts(tmp_
     record = record_of(tmp_path, starts, [link(0, 1), link(8, 1), link(15, 3), link(20, 4)])
     assert [each["start"] for each in starts_of(record, [Part(0, 20, starts[3], None)])] == [1, 3, 4]
     assert [each["start"] for each in starts_of(record, [Part(0, 12, starts[2], None)])] == [1, 3]
+
+
+@pytest.mark.parametrize("device, deterministic, compiled, expected", [
+    ("cpu", False, False, []), ("xpu", True, False, []), ("xpu", False, False, ["without --deterministic"]),
+    ("cpu", False, True, ["with --compile"])])
+def test_bits_that_need_not_repeat_are_no_evidence(device, deterministic, compiled, expected):
+    line = start(1, 0, deterministic=deterministic, compile=compiled) | {"resolved": {"device": device}}
+    assert [*not_promised(line)] == expected
 
 
 # --- what a link must be
