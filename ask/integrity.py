@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from utils.errors import Exit, UserError, first_line, some
 from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines, starts_hash
-from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
+from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of, step_of
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import read_starts
 
@@ -115,19 +115,20 @@ def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> I
 
 
 def _of_checkpoint(folder: Path, lines: list[Link], links: Mapping[int, Link]) -> Iterator[str]:
-    damage = find_damage(folder)
-    if damage and folder.exists():  # a run that is training removes old ones
-        yield f"damaged: {damage}"
-    if damage or "link" not in (manifest := json.loads((folder / "MANIFEST.json").read_text())):
-        return  # an older version wrote none
-    link = manifest["link"]
-    if link not in [*lines, links.get(link["step"])] or link["step"] not in links:
+    if damage := find_damage(folder):
+        if folder.exists():  # a run that is training removes old ones
+            yield f"damaged: {damage}"
+        return
+    link = json.loads((folder / "MANIFEST.json").read_text()).get("link")
+    if not link and step_of(folder.name) <= read_starts(folder.parents[1])[0]["step"]:  # an older version's
+        return
+    if not link or link not in [*lines, links.get(link["step"])] or link["step"] not in links:
         yield f"not a checkpoint of this run: its link is not in {FILE}"
-    if folder.name != name_of(link["step"], link["start"], link["awaits_evaluation"]):
+    elif folder.name != name_of(link["step"], link["start"], link["awaits_evaluation"]):
         yield f"the checkpoint of step {link['step']} under another name"
     state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
     trainer = json.loads((folder / "trainer.json").read_text())
-    if content_hash(load_file(folder / "model.safetensors"), state, trainer) != link["content"]:
+    if link and content_hash(load_file(folder / "model.safetensors"), state, trainer) != link["content"]:
         yield "its weights, state or position were edited, and its manifest was made anew"
 
 

@@ -178,7 +178,7 @@ def conclude(again: Again, words: str, here: dict[str, Any], starts: list[dict[s
     model = max((step for step, link in links.items() if "model" in link), default=None)
     result, code, found = "verified", Exit.DONE, ""
     if words:
-        by = links[seen[-1]]["start"]
+        by = max(link["start"] for step, link in links.items() if step <= seen[-1])
         reasons = [each for start, differ in zip(starts, apart, strict=True) if start["start"] <= by
                    for each in differ.values()]
         found = "\n".join(dict.fromkeys(filter(None, [words, again.differing_record(), *reasons]))) + "\n"

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -125,13 +127,17 @@ def content_of(checkpoint: Path) -> str:
     return content_hash(load_file(checkpoint / "model.safetensors"), state, trainer)
 
 
-def seal(checkpoint: Path, link: dict) -> None:
-    """The manifest anew, as the program writes it."""
+def seal(checkpoint: Path, link: dict | None) -> None:
+    """The manifest anew, as the program writes it; None: as a version before 0.11 did."""
     files = {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "state.pt", "trainer.json")}
     new = CheckpointFolder(checkpoint.parent.parent / "sealed", 9, print)
     new.write(checkpoint.name, {name: lambda path, data=data: path.write_bytes(data) for name, data in files.items()},
-              None, link)
-    shutil.copy(new.path / checkpoint.name / "MANIFEST.json", checkpoint)
+              None, link or {})
+    manifest = json.loads((new.path / checkpoint.name / "MANIFEST.json").read_text())
+    if link is None:
+        del manifest["link"], manifest["sha256"]
+        manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
     shutil.rmtree(new.path)
 
 
@@ -183,6 +189,7 @@ FORGERIES = {
                                                         run / "checkpoints" / "step-0000000013-g2"),
                             "the checkpoint of step 4 under another name"),
     "weights and their manifest": (lambda run: resealed(newest_checkpoint(run)), "its weights, state or position were"),
+    "a manifest without a link": (lambda run: seal(newest_checkpoint(run), None), "not a checkpoint of this run"),
     "a record": (lambda run: edited(run / "metrics.jsonl", '"loss": 0.', '"loss": 1.'), "metrics.jsonl: a record was"),
     "a record less": (lambda run: without_line(run / "metrics.jsonl", 4), "metrics.jsonl: a record was"),
     "a line less": (lambda run: without_line(run / FILE, 4), f"{FILE}: the line of step"),
@@ -264,6 +271,35 @@ def test_a_run_that_an_older_version_trained_is_refused(copied, run_train):
     for words in (["--chain-only"], []):
         result = run_train(copied, *words, **VERIFY)
         assert result.returncode == Exit.NO_INPUT and "a version before 0.11 trained it" in result.err, result.text
+
+
+def test_of_a_run_that_an_older_version_began_the_rest_is_verified(begun, run_dir, run_train):
+    words, run = begun
+    shutil.copytree(run, run_dir)
+    for name in (FILE, "starts.jsonl"):
+        (run_dir / name).unlink()
+    for checkpoint in (run_dir / "checkpoints").glob("step-*"):
+        seal(checkpoint, None)
+    assert run_train(*words, "--run-dir", run_dir).returncode == 0
+    result = run_train(run_dir, **VERIFY)
+    assert result.returncode == 0 and "verified: " in result.out, result.text
+    assert result.out.startswith("computing steps 9 to 12 and 2 evaluations again, from "), result.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name, code", [("SIGINT", Exit.STOPPED), ("SIGKILL", -9)])
+def test_a_verification_that_ends_early_leaves_nothing(honest, tmp_path, start_torchrun, name, code):
+    launch = start_torchrun(None, honest, **VERIFY, env={"TMPDIR": str(tmp_path)})
+    launch.wait_for(lambda: "step 3: " in (launch.folder / "out").read_text(), "step 3")
+    assert len([*tmp_path.glob("lockstep-ask-*")]) == 1
+    launch.process.send_signal(getattr(signal, name))
+    result = launch.wait()
+    assert (result.returncode, "verified: " in result.out) == (code, False), result.text
+    assert name == "SIGKILL" or "verify: stopped at step " in result.err, result.text
+    deadline = time.monotonic() + 20
+    while [*tmp_path.glob("lockstep-ask-*")]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 # --- whatever a run has gone through

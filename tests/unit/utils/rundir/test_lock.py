@@ -36,6 +36,17 @@ def another_process(world):
         process.communicate()
 
 
+def test_who_asks_whether_a_run_is_in_use_changes_nothing(another_process):
+    answers = [lock_module.is_locked(Path("run")), lock_module.is_locked(Path("none"))]
+    holder = another_process()
+    held = Path("run/.lock").read_text()
+    answers.append(lock_module.is_locked(Path("run")))
+    holder.kill()
+    holder.wait()
+    assert [*answers, lock_module.is_locked(Path("run"))] == [False, False, True, False]
+    assert Path("run/.lock").read_text() == held
+
+
 def test_a_run_in_use_is_78_and_names_its_holder(world, another_process):
     holder = another_process()
     error = refusal(world, "--run-dir=run")
