@@ -23,7 +23,7 @@ test: check                         ## everything that must hold: these, then th
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
 	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
 		$(addprefix tests/end_to_end/test_,compare.py demo.py changing.py evaluation.py learning.py own_models.py \
-			readme.py starts.py timings.py verify.py)
+			readme.py replay.py starts.py timings.py verify.py)
 
 zoo: .venv/ready-dev                ## every architecture of text encoders trains, evaluates and predicts
 	$(BIN)/python -m pytest tests/zoo $(subst loadfile --no-loadscope-reorder,load,$(WORKERS))

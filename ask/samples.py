@@ -126,7 +126,7 @@ def table(rows: Rows, most: int = SHOWN) -> list[str]:
     """The first rows for a terminal, in columns; the widest are cut."""
     cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows[:most])]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    while sum(widths) + 2 * len(widths) > WIDTH:
+    while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
     lines = ["  ".join(_cut(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
     return lines + [f"... and {len(rows) - most} more"] * (len(rows) > most)

@@ -6,8 +6,8 @@ another dropout; torch restores the generators for it.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,18 +49,21 @@ def _forward(part: nn.Module, forward: Callable[..., Any], *args: Any, **options
     if not (part.training and torch.is_grad_enabled()):
         return forward(*args, **options)
     args = [list(arg) if isinstance(arg, list) else arg for arg in args]  # DenseNet appends to its list afterwards
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _on_copies(part)),
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _OnCopies(part)),
                       **options)
 
 
-@contextmanager
-def _on_copies(module: nn.Module) -> Iterator[None]:
-    """`module` computes with copies of its buffers, which are forgotten."""
-    own = [(part, part._buffers) for part in module.modules() if part._buffers]
-    for part, buffers in own:
-        part._buffers = {name: buffer if buffer is None else buffer.clone() for name, buffer in buffers.items()}
-    try:
-        yield
-    finally:
-        for part, buffers in own:
+class _OnCopies(AbstractContextManager):
+    """`module` computes with copies of its buffers, which are forgotten; once for each backward pass of a graph."""
+
+    def __init__(self, module: nn.Module):
+        self._module = module
+
+    def __enter__(self) -> None:
+        self._own = [(part, part._buffers) for part in self._module.modules() if part._buffers]
+        for part, buffers in self._own:
+            part._buffers = {name: buffer if buffer is None else buffer.clone() for name, buffer in buffers.items()}
+
+    def __exit__(self, *error: object) -> None:
+        for part, buffers in self._own:
             part._buffers = buffers

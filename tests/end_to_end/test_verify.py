@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ask.integrity import findings
-from tests.harness.run_directory import newest_checkpoint, trained_steps
+from tests.harness.run_directory import newest_checkpoint, trained_steps, written
 from utils.errors import Exit
 from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines
 from utils.rundir.checkpoint_folder import CheckpointFolder
@@ -47,11 +47,6 @@ def honest(begun, session_dir, run_train):
 def copied(honest, run_dir):
     """A copy of the finished run, to be changed."""
     return shutil.copytree(honest, run_dir)
-
-
-def written(folder):
-    """{file: its content and time}: of all files of a run."""
-    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # --- honest runs

@@ -62,6 +62,16 @@ def outcome(run: Path) -> dict[str, Any]:
             "contents": {step: content for step, content in contents(run).items() if step in steps}}
 
 
+def written(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    """{file: its content and time}: of all files below."""
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def rows_of(folder: Path, name: str = "samples") -> list[dict[str, Any]]:
+    """The rows of a table that ask.replay wrote."""
+    return json.loads((folder / f"{name}.json").read_text())
+
+
 def contents(run: Path) -> dict[int, str]:
     """The content hash of each step that has a link which counts."""
     return {link["step"]: link["content"] for link in valid_links(read_lines(run))}
