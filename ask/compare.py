@@ -37,6 +37,7 @@ from utils.settings.config import facts, flag, with_values
 from utils.settings.option import OPERATIONAL
 
 IN = tuple(f"in {name}" for name in NAMES)
+SHOWN = 3  # figures of a record
 DIGESTS = {"data": "the data's fingerprint", "tokenizer": "the tokenizer", "encoder": "the encoder's config"}
 Sample = tuple[str, str]  # path or text, label
 Written = dict[Any, dict[str, Any]]  # what a run has written down, in its order: each with its "step"
@@ -205,10 +206,12 @@ def record_apart(one: dict[str, Any], two: dict[str, Any], steps: float, precisi
     """The figures that differ; of the first one that is rounded, whether rounding has done it in so many steps."""
     names = [name for name in one | two if one.get(name) != two.get(name)]
     rounded = next((name for name in names if name in ("loss", "grad_norm")), "")  # lr and counts are exact
-    for name in names:
+    for name in names[:SHOWN]:
         first, second = one.get(name), two.get(name)
         yield (f"  {name}: {apart(first, second, precision, IN, steps)}" if name == rounded else
                f"  {name}: {first} {IN[0]}, {second} {IN[1]}")
+    if names[SHOWN:]:
+        yield f"  and {counted(len(names[SHOWN:]), 'figure')} more"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whether two figures are the same bits, differ as rounding makes them differ, or jump."""
+"""Whether two figures are the same bits, differ as rounding may make them differ, or jump."""
 
 import math
 
@@ -19,7 +19,7 @@ def apart(then: float | None, now: float | None, precision: str, names: tuple[st
         return f"{_shown(then)} {names[0]}, {_shown(now)} {names[1]}"
     distance = abs(now - then) / max(abs(then), abs(now))
     usual = min(GROWN[precision], 10 * steps * EPSILON[precision])
-    what = "as rounding makes them" if distance <= usual else "a jump, more than rounding makes them"
+    what = "which rounding may do" if distance <= usual else "a jump: rounding does less"
     return (f"{then!r} {names[0]}, {now!r} {names[1]}: apart by {distance:.1e} of the value, {what} ({precision}:"
             f" {EPSILON[precision]:.1e} in one operation, and growing)")
 

@@ -114,8 +114,8 @@ def trace_step(t: Training, batch: GlobalBatch, trace: Trace) -> None:
 
 def note_state(t: Training, trace: Trace, stage: int) -> None:
     """Weights, and all that the optimizer keeps. Collective."""
-    nest = {"the weights": t.state.weights(), "the state": {**t.state.state_dict(), "coverage": {}}}  # Collective.
-    for name, value in leaves(nest):
+    weights, state = t.state.weights(), {**t.state.state_dict(), "coverage": {}}  # Collective.
+    for name, value in leaves({"the weights": weights, **{f"the {part}'s": kept for part, kept in state.items()}}):
         trace.note(stage, name.replace("/", " ", 1), value)
 
 
@@ -134,7 +134,7 @@ def first_difference(one: Found, two: Found) -> Key | None:
     return min((item[0] for item in pair if item), key=place, default=None)
 
 
-def distance(one: Tensor, two: Tensor, precision: str) -> str:
+def distance(one: Tensor, two: Tensor, stage: int, precision: str) -> str:
     """How much two tensors differ, in words; "" if the values say it, or have other shapes."""
     if one.shape != two.shape or one.ndim == 0:
         return ""
@@ -142,5 +142,5 @@ def distance(one: Tensor, two: Tensor, precision: str) -> str:
     if not one.is_floating_point():
         return words
     relative = float((one.double() - two.double()).abs().max() / one.double().abs().max())
-    rounded = ", as rounding makes them" if relative <= min(100 * EPSILON[precision], GROWN[precision]) else ""
-    return f"{words}, by at most {relative:.1e} of the largest{rounded}"
+    is_rounding = stage < RATE and relative <= min(100 * EPSILON[precision], GROWN[precision])  # a step is as small
+    return f"{words}, by at most {relative:.1e} of the largest{', which rounding may do' if is_rounding else ''}"

@@ -86,7 +86,7 @@ PAIRS = {
     "seed": (["--seed", "1"], "--seed: 0 in RUN1, 1 in RUN2", r"the weights \S+ before step 1"),
     "lr": (["--lr", "0.0007070001"], "--lr: 0.000707 in RUN1", "the learning rate of step 1: "),
     "threads": (["--threads", "2"], "--threads: 1 in RUN1, 2 in RUN2",
-                "the (output|gradient) of .* in micro-batch 0 .*, as rounding makes them"),
+                "the (output|gradient) of .* in micro-batch 0 .*, which rounding may do"),
     "precision": (["--precision", "bf16"], "--precision: fp32 in RUN1, bf16 in RUN2",
                   "the output of stages.0.shrink in micro-batch 0 of step 1: float32 .*, bfloat16"),
     "augmentation": (["--augmentation", "none"], "--augmentation: ",

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ask.compare import first_apart, record_apart, samples_apart, settings_apart
-from ask.trace import GRADIENT, INPUT, OUTPUT, distance, first_difference
+from ask.trace import AFTER, GRADIENT, INPUT, OUTPUT, distance, first_difference
 
 
 def line(settings=None, resolved=None, **facts):
@@ -14,9 +14,9 @@ def line(settings=None, resolved=None, **facts):
 
 
 @pytest.mark.parametrize("precision, steps, other, verdict", [
-    ("fp32", 1, 1 + 1e-7, "as rounding makes them"), ("fp32", 1, 1 + 1e-5, "a jump"),
-    ("fp32", 50, 1 + 1e-5, "as rounding makes them"), ("fp32", 10**6, 1.1, "a jump"),
-    ("bf16", 1, 1.01, "as rounding makes them"), ("bf16", 1, 1.3, "a jump")])
+    ("fp32", 1, 1 + 1e-7, "which rounding may do"), ("fp32", 1, 1 + 1e-5, "a jump"),
+    ("fp32", 50, 1 + 1e-5, "which rounding may do"), ("fp32", 10**6, 1.1, "a jump"),
+    ("bf16", 1, 1.01, "which rounding may do"), ("bf16", 1, 1.3, "a jump")])
 def test_a_small_difference_is_rounding_and_a_large_one_a_jump(precision, steps, other, verdict):
     [words] = record_apart({"step": steps, "loss": 1.0}, {"step": steps, "loss": other}, steps, precision)
     assert verdict in words and f"loss: 1.0 in RUN1, {other} in RUN2" in words
@@ -74,8 +74,9 @@ def test_stages_come_before_micro_batches_and_these_before_time():
 
 def test_how_much_two_tensors_differ_is_said_by_the_largest_value():
     one = torch.tensor([1.0, -4.0, 2.0])
-    assert distance(one, torch.tensor([1.0, -4.0, 3.0]), "fp32") == (
+    assert distance(one, torch.tensor([1.0, -4.0, 3.0]), OUTPUT, "fp32") == (
         "different: 1 of 3 values, by at most 2.5e-01 of the largest")
-    assert distance(one, one + 1e-6, "fp32").endswith(" of the largest, as rounding makes them")
-    assert distance(torch.arange(3), torch.tensor([0, 1, 5]), "fp32") == "different: 1 of 3 values"
-    assert distance(one, one[:2], "fp32") == ""
+    assert distance(one, one + 1e-6, OUTPUT, "fp32").endswith(" of the largest, which rounding may do")
+    assert distance(one, one + 1e-6, AFTER, "fp32").endswith(" of the largest")  # so small is a step
+    assert distance(torch.arange(3), torch.tensor([0, 1, 5]), INPUT, "fp32") == "different: 1 of 3 values"
+    assert distance(one, one[:2], OUTPUT, "fp32") == ""
