@@ -184,3 +184,17 @@ def test_a_checkpoint_of_the_device_is_evaluated_on_the_cpu(accelerator, runs, r
     best = next(record for record in trained if record["step"] == found["step"])
     tolerance = 0 if accelerator.is_simulated else CLOSE
     assert found["loss"] == pytest.approx(best["loss"], abs=tolerance) and newest_checkpoint(run).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "exact"])
+def test_a_run_is_verified_on_its_device_and_not_judged_on_another(accelerator, run_train, runs, run_dir, strategy):
+    words = [*runs.words("image-classification", strategy), "--deterministic", "--run-dir", run_dir]
+    for more, code in ((["--stop-after", 4], Exit.STOPPED), ([], Exit.DONE)):
+        result = accelerator.run(None, *words, *more)
+        assert result.returncode == code, result.text
+    result = accelerator.run(None, run_dir, script="ask/verify.py")
+    assert result.returncode == 0 and f"verified: {run_dir}" in result.out, result.text
+    result = run_train(run_dir, "--device", "cpu", script="ask/verify.py")
+    assert "\nhardware: " in result.out, result.text
+    assert result.returncode == (Exit.DONE if accelerator.has_the_cpus_bits else Exit.OTHER_RUN), result.text
