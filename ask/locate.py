@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ask.repeat import Part, Record, batches, carry_on, checkpoint_before, differences, opened, parts_of
-from ask.trace import AFTER, BEFORE, WORDS, Found, Key, Trace, distance, first_difference, trace_step
+from ask.trace import Found, Key, Trace, far_apart, first_difference, sentence, trace_step
 from data.batch import GlobalBatch
 from engine.training import Training
 from train import train_step
@@ -29,8 +29,6 @@ from utils.rundir.chain import content_hash
 from utils.rundir.checkpoint_folder import step_of
 
 NAMES = ("RUN1", "RUN2")
-HINTS = {BEFORE: "a checkpoint is not what was saved: python -m ask.verify RUN --chain-only says which",
-         AFTER: "by the same gradient and learning rate: the optimizer or one of its settings differs"}
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,6 @@ def first_thing(again: Again, runs: Sequence[Record], parts: Sequence[list[Part]
     key, step, line = first_difference(one, two), parts[0][-1].last, parts[0][-1].line
     if key is None:
         return "seen by hooks, both compute the same in it: the difference does not come back"
-    is_here = key in kept and key in others
-    far = distance(kept[key], others[key], key[0], line["resolved"]["precision"]) if is_here else ""
-    far = next(filter(None, again.world.gather(far)), "")  # Collective.
-    values = [found[key][0] if key in found else "nothing" for found in (one, two)]
-    shown = values[0] if values[0] == values[1] else f"{values[0]} in RUN1, {values[1]} in RUN2"
-    hint = HINTS.get(key[0], "") if key[0] == AFTER or step > 1 else ""
-    where = WORDS[key[0]].format(name=key[2], index=key[1], step=step)
-    return f"the first thing that differs is {where}: {'; '.join(filter(None, (shown, far, hint)))}"
+    far = far_apart(key, one, (kept, others), line["resolved"]["precision"])
+    far = next(filter(None, again.world.gather(far)), "")  # Collective: one rank keeps both tensors.
+    return f"the first thing that differs is {sentence(key, step, one, two)}{far}"

@@ -21,6 +21,7 @@ from data.batch import Batch, GlobalBatch
 from engine.training import Training
 from models.output import Output
 from train import train_step
+from utils.errors import some
 from utils.rundir.chain import leaves, tensor_hash
 
 # stages of a step, in the order in which a difference is looked for
@@ -31,6 +32,8 @@ WORDS = ("{name} before step {step}", "{name} of micro-batch {index} of step {st
          "the gradient of {name}, summed over the micro-batches of step {step}",
          "the norm of the gradient of step {step}", "the learning rate of step {step}", "{name} after step {step}")
 BEFORE, SAMPLES, INPUT, OUTPUT, LOSS, GRADIENT, SUM, NORM, RATE, AFTER = range(len(WORDS))
+HINTS = {BEFORE: "; a checkpoint is not what was saved: python -m ask.verify RUN --chain-only says which",
+         AFTER: "; by the same gradient and learning rate: the optimizer or one of its settings differs"}
 Key = tuple[int, int, str]  # stage; micro-batch, 0 where all are meant; name
 Found = dict[Key, tuple[str, str]]  # a value in words, and its hash; in the order of computing
 MOST_BYTES = 2**30  # of tensors that a trace keeps, to say how much they differ
@@ -132,6 +135,30 @@ def first_difference(one: Found, two: Found) -> Key | None:
     ordered = [sorted(found.items(), key=lambda item: place(item[0])) for found in (one, two)]
     pair = next((pair for pair in zip_longest(*ordered) if pair[0] != pair[1]), ())
     return min((item[0] for item in pair if item), key=place, default=None)
+
+
+def sentence(key: Key, step: int, one: Found, two: Found) -> str:
+    """What differs, with both values, and what that means."""
+    stage, index, name = key
+    values = [found[key][0] if key in found else "nothing" for found in (one, two)]
+    shown = values[0] if values[0] == values[1] else f"{values[0]} in RUN1, {values[1]} in RUN2"
+    hint = HINTS.get(stage, "") if stage == AFTER or step > 1 else ""
+    return f"{WORDS[stage].format(name=name, index=index, step=step)}: {shown}{hint}"
+
+
+def far_apart(key: Key, found: Found, kept: tuple[dict[Key, Tensor], dict[Key, Tensor]], precision: str) -> str:
+    """How much the tensors of a key differ, and in which samples, in words; "" if they are not both kept.
+
+    found, kept: of the first run; what this rank keeps of both.
+    """
+    stage, index, _ = key
+    if not (key in kept[0] and key in kept[1] and (words := distance(kept[0][key], kept[1][key], stage, precision))):
+        return ""
+    if stage == INPUT and (INPUT, index, "owners") not in found:  # where no row has several texts
+        differ = (kept[0][key] != kept[1][key]).reshape(len(kept[0][key]), -1).any(1)
+        names = [found.get((SAMPLES, index, f"sample {row}"), [""])[0] for row in differ.nonzero().flatten().tolist()]
+        words += f", of {some(names)}"
+    return f"; {words}"
 
 
 def distance(one: Tensor, two: Tensor, stage: int, precision: str) -> str:

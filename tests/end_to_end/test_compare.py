@@ -104,7 +104,7 @@ def test_the_first_tensor_that_a_setting_changes_is_named(trained, compared, nam
 
 CHANGES = {
     "label": (with_another_label, "data: 1 sample with another label: .*005.png (tint0 in RUN1, tint2 in RUN2)",
-              "the input labels of micro-batch"),
+              r"the input labels of .*: 1 of 8 values, of \S*train/tint0/005.png\n"),
     "removed": (lambda rows: rows[:5] + rows[6:], "data: 1 sample only in RUN1: .*005.png (tint0)",
                 "sample 0 of micro-batch 0 of step 1: "),
     "order": (shuffled, "data: the same samples in another order", "sample 0 of micro-batch 0 of step 1: ")}
@@ -116,7 +116,8 @@ def test_the_samples_that_differ_are_named(trained, compared, table, name):
     change, before, located = CHANGES[name]
     code, out = compared(trained("base"), trained(name, "--data", table(name, change)), "--locate")
     before = before.replace("(", r"\(").replace(")", r"\)")
-    assert code == 1 and re.search(before, out) and f"the first thing that differs is {located}" in out, out
+    assert code == 1 and re.search(before, out), out
+    assert re.search(f"the first thing that differs is {located}", out), out
 
 
 @pytest.mark.slow
@@ -170,7 +171,18 @@ def test_one_bit_of_a_checkpoint_is_found(trained, compared, table, run_train):
     assert result.returncode == 0, result.text
     code, out = compared(base, run, "--locate")
     assert code == 1 and "the first thing that differs is the weights head.weight before step 5: " in out, out
-    assert "; different: 1 of 384 values, " in out
+    assert "; a checkpoint is not what was saved: " in out and "; different: 1 of 384 values, " in out
+
+
+@pytest.mark.slow
+def test_an_image_with_other_pixels_is_named(trained, compared, photos, tmp_path):
+    """The fingerprint of the data does not know them."""
+    shutil.copytree(photos, tmp_path / "photos")
+    shutil.copy(photos / "train/tint1/003.png", tmp_path / "photos/train/tint0/005.png")
+    base, other = trained("folder", "--data", photos), trained("pixels", "--data", tmp_path / "photos")
+    code, out = compared(base, other, "--locate")
+    assert code == 1 and "fingerprint" not in out
+    assert re.search(r"is the input images of micro-batch 1 of step 3: .* values, of train/tint0/005.png\n", out), out
 
 
 @pytest.mark.slow
