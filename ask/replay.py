@@ -136,8 +136,10 @@ def replay(t: Training, part: Part, asked: tuple[int, int], given: argparse.Name
            found: Found) -> None:
     """Compute the steps of a part; of those that are asked for, keep every sample. Collective."""
     first, last = asked
-    if given.grad_norms and t.strategy.is_sharded:
-        raise UserError("--grad-norms: with --strategy fsdp a sample's gradient cannot be computed alone; leave it out")
+    if given.grad_norms and (t.strategy.is_sharded or t.config.device.compile):
+        # a compiled backward pass overwrites what a second one needs; with donated_buffer off its figures are wrong
+        raise UserError("--grad-norms: with --strategy fsdp or --compile a sample's gradient cannot be computed alone;"
+                        " leave it out")
     bar = tqdm(total=part.last - t.state.progress.step, file=sys.stderr, unit="step", leave=False,
                disable=not t.world.is_main or not sys.stderr.isatty())
     for batch in batches(t, part.last):
@@ -232,11 +234,8 @@ def _weight(value: float | None) -> float:
 
 
 def _make(folder: Path) -> None:
-    try:
+    with suppress(OSError):  # nor can a file in it be written
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot make this folder ({error.strerror}); name another one",
-                        Exit.CANNOT_CREATE) from None
     require_output(str(folder / "samples.csv"))
 
 

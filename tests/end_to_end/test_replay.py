@@ -241,7 +241,7 @@ def test_a_stop_leaves_neither_a_folder_nor_a_change(of_digits, run_dir, start_t
     (["--step", 37], Exit.USAGE, "has taken 36 steps; ask for steps from 1 to 36"),
     (["--step", 0], Exit.USAGE, "give --step N, or --steps A:B with A up to B"),
     (["--steps", "1:2", "--list"], Exit.USAGE, "--list and --inputs-only are for one step"),
-    (["--step", 1, "--output", Path(__file__)], Exit.CANNOT_CREATE, "cannot make this folder")])
+    (["--step", 1, "--output", Path(__file__)], Exit.CANNOT_CREATE, "samples.csv: cannot write it (")])
 def test_what_cannot_be_asked_is_refused_before_anything_is_computed(of_digits, run_train, words, code, said):
     result = run_train(of_digits, *words, **REPLAY)
     assert (result.returncode, result.err.count(said), result.out) == (code, 1, ""), result.text
