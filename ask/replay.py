@@ -2,7 +2,7 @@
 
     python -m ask.replay RUN --step N                       # one step
     python -m ask.replay RUN --steps A:B                    # a table over steps: which sample is behind the spike
-    python -m ask.replay RUN --step N --list                # the names alone, at once
+    python -m ask.replay RUN --step N --list                # the names alone
     torchrun --nproc-per-node=2 -m ask.replay RUN --step N  # of a run with --strategy exact: the same bytes
 
 The run stays as it is: its steps are computed in a temporary directory, from the newest checkpoint before them. A
@@ -152,15 +152,14 @@ def replay(t: Training, part: Part, asked: tuple[int, int], given: argparse.Name
             losses, grad_norm = train_step(watched, batch)  # Collective.
             found.rows += _gathered(t, step, task.rows)  # Collective.
             found.updates = update_norms(t, before, _weights(t)) if first == last else []  # Collective.
-        then = record.trained.get(step)
-        if step >= first or then:
-            [sums] = Arriving(losses).wait()
-            sums = t.world.all_reduce_sum(sums).tolist()  # Collective. In the order of the micro-batches
-            figures = {"loss": sum(sums), "grad_norm": float(grad_norm), "lr": t.schedule(step - 1)}
-            found.figures += [{"step": step} | figures] * (step >= first)
-            found.compared += [step] * bool(then)
-            for name in figures if then else ():
-                words = apart(then[name], figures[name], t.precision.name)
+        [sums] = Arriving(losses).wait()
+        sums = t.world.all_reduce_sum(sums).tolist()  # Collective. In the order of the micro-batches
+        figures = {"loss": sum(sums), "grad_norm": float(grad_norm), "lr": t.schedule(step - 1)}
+        found.figures += [{"step": step} | figures] * (step >= first)
+        if then := record.trained.get(step):
+            found.compared.append(step)
+            for name, value in figures.items():
+                words = apart(then[name], value, t.precision.name)
                 found.apart += [f"{name} of step {step}: {words}"] * bool(words)
         bar.update()
     bar.close()
@@ -197,7 +196,7 @@ def report(what: str, found: Found, output: Path | None) -> None:
     # the words
     folder, short = shortened(rows)
     lines = [f"{what}: {counted(len(rows), 'sample')}" + f", the highest {by} first" * bool(found.figures)
-             + f"; their names are those in {folder}" * bool(folder), *table(short)]
+             + f"\nnamed as in {folder}" * bool(folder), *table(short)]
     if output:
         lines.append(f"all of them: {output / 'samples.csv'}")
     for each in (found.figures, found.updates):
