@@ -196,7 +196,7 @@ def report(what: str, found: Found, output: Path | None) -> None:
     # the words
     folder, short = shortened(rows)
     lines = [f"{what}: {counted(len(rows), 'sample')}" + f", the highest {by} first" * bool(found.figures)
-             + f"\nnamed as in {folder}" * bool(folder), *table(short)]
+             + f"\nthe samples are in {folder}" * bool(folder), *table(short)]
     if output:
         lines.append(f"all of them: {output / 'samples.csv'}")
     for each in (found.figures, found.updates):
