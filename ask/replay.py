@@ -188,8 +188,7 @@ def report(what: str, found: Found, output: Path | None) -> None:
     # the files
     by = "grad_norm" if "grad_norm" in found.rows[0] else "loss"
     rows = sorted(found.rows, key=lambda row: -_weight(row.get(by)))
-    tables = {"samples": rows, "steps": found.figures, "blocks": found.updates}
-    for name, each in tables.items():
+    for name, each in {"samples": rows, "steps": found.figures, "blocks": found.updates}.items():
         if output and each:
             write_rows(each, str(output / name))
 
@@ -197,18 +196,17 @@ def report(what: str, found: Found, output: Path | None) -> None:
     folder, short = shortened(rows)
     lines = [f"{what}: {counted(len(rows), 'sample')}" + f", the highest {by} first" * bool(found.figures)
              + f"\nthe samples are in {folder}" * bool(folder), *table(short)]
-    if output:
-        lines.append(f"all of them: {output / 'samples.csv'}")
+    lines += [f"all of them: {output / 'samples.csv'}"] if output else []
     for each in (found.figures, found.updates):
         lines += ["", *table(each, len(each))] if each else []
     if found.apart:
         lines += ["", f"not as recorded: {found.apart[0]}"]
     elif found.compared:
-        steps = steps_words(found.compared[0], found.compared[-1])
-        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps}"]
+        steps = found.compared[0], found.compared[-1]
+        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps_words(*steps)}"]
     elif found.figures:
         lines += ["", "nothing to compare with: neither these steps nor those before them are on record (--log-every)"]
-    with open_output(None) as file, suppress(BrokenPipeError):
+    with suppress(BrokenPipeError), open_output(None) as file:
         file.write("\n".join([*lines, ""]))
 
 
