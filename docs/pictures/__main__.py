@@ -5,10 +5,10 @@
 
 from pathlib import Path
 
-from docs.pictures import loss, recovery, rooms, save, shares, speed
+from docs.pictures import loss, parting, recovery, rooms, save, shares, speed
 
 PICTURES = {"shares": shares.draw, "loss": loss.draw, "map": rooms.draw, "save": save.draw, "recovery": recovery.draw,
-            "speed": speed.draw}
+            "speed": speed.draw, "parting": parting.draw}
 FOLDER = Path(__file__).parent
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Real runs of the built-in digits, for the pictures: kills, recoveries, and a save. Ten minutes on two cores.
+"""Real runs of the built-in digits, for the pictures: kills, recoveries, a save, rounding. 12 minutes on two cores.
 
-    python -m docs.pictures.measure                      # all three; then python -m docs.pictures draws them
-    python -m docs.pictures.measure loss|save|recovery
+    python -m docs.pictures.measure                      # all four; then python -m docs.pictures draws them
+    python -m docs.pictures.measure loss|save|recovery|parting
 
 Writes docs/pictures/measured/*.json, which are committed. Every kill is a SIGKILL.
 """
@@ -31,6 +31,7 @@ KILLS = ((2, 9), (4, 20), (1, 29), (3, 39), (4, 51))  # (processes of a start, s
 LAST_START = 2  # processes of the start that is left alone
 RECOVERY = [*SMALL, "--epochs", "400", "--save-every", "3"]  # longer than its kills take
 NUM_RECOVERIES, PAUSE_S = 10, (1, 8)  # a kill comes so long after the first step of a start
+PARTING = [*SMALL, "--max-steps", "160"]
 SAVE = [*COMMON, "--model", "resnet18", "--image-size", "16", "--global-batch-size", "16", "--micro-batch-size", "16",
         "--max-steps", "220", "--save-every", "20"]
 LIMIT_S = 600
@@ -169,6 +170,17 @@ def measure_save(folder: Path) -> dict[str, Any]:
             "steps": near(steps, 1.2 * usual_ms), "spans": near(others, 0)}
 
 
+def measure_parting(folder: Path) -> dict[str, Any]:
+    """The same run on one process and on three, under ddp: sums are rounded in another order."""
+    found = {}
+    for processes in (1, 3):
+        run = folder / str(processes)
+        if Start(run, processes, PARTING).torchrun.wait():
+            sys.exit(f"measure: the run on {processes} processes failed")
+        found[str(processes)] = losses(run)
+    return found
+
+
 def facts() -> dict[str, Any]:
     """What a figure depends on besides the program."""
     import torch
@@ -177,7 +189,8 @@ def facts() -> dict[str, Any]:
             "torch": torch.__version__.partition("+")[0]}
 
 
-MEASURES = {"loss": measure_loss, "save": measure_save, "recovery": measure_recovery}
+MEASURES = {"loss": measure_loss, "save": measure_save, "recovery": measure_recovery,
+            "parting": measure_parting}
 
 
 def main() -> None:
