@@ -24,8 +24,8 @@ PARSER.add_argument("--locate", action="store_true", help="compute both again, t
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
-from ask.locate import NAMES, Again, locate
-from ask.repeat import KINDS, Part, Record, config_for, in_words, joined, lay_out, read_run, scratch_folder
+from ask.locate import NAMES, locate
+from ask.repeat import KINDS, Part, Place, Record, computing, config_for, in_words, lay_out, read_run
 from ask.rounding import EPSILON, apart
 from engine.records.log import TIMING, records
 from models.tasks import load_task
@@ -47,18 +47,17 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
     """Say on standard output what differs. Returns the exit code. Collective."""
     one, two = runs = [read_run(path, needs_starts=given.locate) for path in (given.run1, given.run2)]
     given.device = given.device if given.locate else "cpu"  # where nothing is computed
-    with joined(one.starts[0], given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
-        note = partial(say, stream=sys.stdout) if world.is_main else lambda text: None
+    with computing(one.starts[0], given, watchdog) as place:  # Collective.
+        note = partial(say, stream=sys.stdout) if place.world.is_main else lambda text: None
         note(f"RUN1 is {one.path}, RUN2 is {two.path}")
-        again = Again(given, world, watchdog, folder)
         found = [*settings_apart(one.starts[0], two.starts[0]), *starts_of(runs)]
-        found += data_apart(runs, again)  # Collective.
+        found += data_apart(runs, place)  # Collective.
         for text in found or ["before the first step nothing differs that is written down"]:
             note(f"  {text}")
         agreed, differs, words = results_apart(one, two)
         for text in words:
             note(text)
-        for text in locate(again, runs, agreed, max(1, differs)) if given.locate and differs is not None else ():
+        for text in locate(place, runs, agreed, max(1, differs)) if given.locate and differs is not None else ():
             note(text)  # Collective.
     return 0 if differs is None else 1
 
@@ -106,7 +105,7 @@ def starts_of(runs: Sequence[Record]) -> Iterator[str]:
                 yield f"{name} after step {line['step']}: {text}"
 
 
-def data_apart(runs: Sequence[Record], again: Again) -> list[str]:
+def data_apart(runs: Sequence[Record], place: Place) -> list[str]:
     """Which samples are not in the data of both runs, or have another label, as far as that can be known. Collective.
     """
     recorded = [run.starts[-1]["resolved"].get("data") for run in runs]
@@ -115,7 +114,7 @@ def data_apart(runs: Sequence[Record], again: Again) -> list[str]:
     found, reasons = [], []
     for name, run, fingerprint in zip(NAMES, runs, recorded, strict=True):
         try:
-            now, samples = read_data(run, again, again.folder / f"{name}-data")  # Collective.
+            now, samples = read_data(run, place, place.folder / f"{name}-data")  # Collective.
             found.append(samples)
             reasons += [f"the data of {name} are not as they were when it was trained"] if now != fingerprint else []
         except UserError as error:
@@ -123,14 +122,13 @@ def data_apart(runs: Sequence[Record], again: Again) -> list[str]:
     return [f"{reason}; which samples differ cannot be said" for reason in reasons] or samples_apart(*found)
 
 
-def read_data(run: Record, again: Again, folder: Path) -> tuple[str, list[Sample]]:
+def read_data(run: Record, place: Place, folder: Path) -> tuple[str, list[Sample]]:
     """The fingerprint of a run's data, and all samples, as they are now. folder: a new one. Collective.
 
     Raises UserError.
     """
-    line, world = run.starts[-1], again.world
-    config = with_values(config_for(line, again.given, str(folder)), {"cache": "none"})  # no images are packed
-    world.on_rank_zero(folder.mkdir)  # Collective.
+    line, world = run.starts[-1], place.world
+    config = with_values(config_for(line, place.given, str(folder)), {"cache": "none"})  # no images are packed
     world.on_rank_zero(lambda: lay_out(Part(0, 0, line, None), config, run.path, folder))  # Collective.
     with open_run(config, world, lambda text: None) as opened:  # Collective.
         task = load_task(config.run.task)(config, opened, world)  # Collective.

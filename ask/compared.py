@@ -1,7 +1,7 @@
 """The checkpoints of steps that are computed again: instead of being written, each is compared with the run's link.
 
     kind = partial(ComparedCheckpoints, folder=ComparedFolder(path, links, end, seen, note))
-    with opened(part, given, run, folder, world, watchdog, kind) as t: train(t)
+    with place.opened(part, run, kind) as t: train(t)
 
 A difference ends the training as a disk that cannot be written would, with another code.
 """

@@ -1,10 +1,9 @@
 """Steps of a run, computed again by train.py's own functions, in a temporary directory: the run stays as it is.
 
     record = read_run(path)
-    with scratch_folder(world) as folder:
-        for part in parts_of(record, first, last):
-            with opened(part, given, folder, world, watchdog) as t:
-                for batch in batches(t, part.last): ...
+    parts = parts_of(record, first, last)
+    with computing(parts[0].line, given, watchdog) as place:
+        place.walk(record, parts, visit)        # visit(t, batch) computes a step
 
 Settings and what was resolved are those of the start that computed these steps (RUN/starts.jsonl).
 """
@@ -16,13 +15,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import Tensor
+from tqdm import tqdm
 
 from data.batch import GlobalBatch
 from engine.build import open_start, open_training
@@ -34,6 +36,7 @@ from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.files import read_json
+from utils.hardware.devices import Arriving
 from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
@@ -174,12 +177,61 @@ def config_for(line: Mapping[str, Any], given: argparse.Namespace, folder: str) 
     return with_values(config, other)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where steps are computed again: these processes, and a folder that goes at the end."""
+
+    given: argparse.Namespace
+    world: World
+    watchdog: Watchdog
+    folder: Path
+
+    @contextmanager
+    def opened(self, part: Part, run: Path, kind: type[Checkpoints] = Checkpoints,
+               name: str = "run") -> Iterator[Training]:
+        """The training at the part's first step, warmed up, in the folder `name`. Collective.
+
+        Raises UserError (78) if the data are others.
+        """
+        folder, world, watchdog = self.folder / name, self.world, self.watchdog
+        config = config_for(part.line, self.given, str(folder))
+        world.on_rank_zero(lambda: lay_out(part, config, run, folder))  # Collective.
+        with (redirect_stdout(Console()) as console,
+              open_start(config, world, watchdog, lambda text: None) as start):  # Collective.
+            if start.run.resolved.data != part.line["resolved"]["data"]:
+                raise UserError(f"{config.data.data} does not hold the data of {run}, or this version of the program"
+                                " reads them otherwise; restore them, or give --data PATH if they have moved",
+                                Exit.OTHER_RUN)
+            with open_training(start, kind) as training:  # Collective.
+                warm_up(training)  # Collective.
+                watchdog.save_on_stop()  # a stop ends the loop
+                console.is_open = True
+                yield training
+
+    def walk(self, record: Record, parts: Sequence[Part], visit: Callable[[Training, GlobalBatch], None],
+             name: str = "run") -> None:
+        """Compute parts of a run in the folder `name`; visit(training, batch) computes a step. Collective."""
+        for part in parts:
+            with self.opened(part, record.path, name=name) as t:  # Collective.
+                is_quiet = not self.world.is_main or not sys.stderr.isatty()
+                bar = partial(tqdm, desc=name, total=part.last - part.first, leave=False, disable=is_quiet)
+                for batch in bar(batches(t, part.last)):
+                    visit(t, batch)  # Collective.
+                if t.flags.stop:
+                    raise UserError(f"stopped at step {t.state.progress.step}", Exit.STOPPED)
+                if part is not parts[-1]:  # the next one begins there
+                    save(t)  # Collective.
+                    wait_for_save(t)  # Collective.
+
+
 @contextmanager
-def joined(line: Mapping[str, Any], given: argparse.Namespace, watchdog: Watchdog) -> Iterator[World]:
-    """The processes that compute again, as the start in `line` joined its own. Collective."""
+def computing(line: Mapping[str, Any], given: argparse.Namespace, watchdog: Watchdog) -> Iterator[Place]:
+    """The place where steps are computed again, by processes that join as the start in `line` did. Collective."""
     config = config_for(line, given, "")
-    with World.from_env(config.device.device, config.faults, watchdog, devices_per_process(config.device)) as world:
-        yield world
+    devices = devices_per_process(config.device)
+    with (World.from_env(config.device.device, config.faults, watchdog, devices) as world,
+          scratch_folder(world) as folder):  # Collective.
+        yield Place(given, world, watchdog, folder)
 
 
 @contextmanager
@@ -196,24 +248,6 @@ def scratch_folder(world: World) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         remover.stdin.close()
-
-
-@contextmanager
-def opened(part: Part, given: argparse.Namespace, run: Path, folder: Path, world: World, watchdog: Watchdog,
-           kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
-    """The training at the part's first step, warmed up. Collective. Raises UserError (78) if the data are others."""
-    config = config_for(part.line, given, str(folder))
-    world.on_rank_zero(lambda: lay_out(part, config, run, folder))  # Collective.
-    with (redirect_stdout(Console()) as console,
-          open_start(config, world, watchdog, lambda text: None) as start):  # Collective.
-        if start.run.resolved.data != part.line["resolved"]["data"]:
-            raise UserError(f"{config.data.data} does not hold the data of {run}, or this version of the program reads"
-                            " them otherwise; restore them, or give --data PATH if they have moved", Exit.OTHER_RUN)
-        with open_training(start, kind) as training:  # Collective.
-            warm_up(training)  # Collective.
-            watchdog.save_on_stop()  # a stop ends the loop
-            console.is_open = True
-            yield training
 
 
 def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
@@ -233,10 +267,11 @@ def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
     t.watchdog.enter("answering", t.config.faults.section_timeout)
 
 
-def carry_on(t: Training) -> None:
-    """Save at the end of a part: the next one begins there. Collective."""
-    save(t)  # Collective.
-    wait_for_save(t)  # Collective.
+def figures_of(t: Training, losses: Tensor, grad_norm: Tensor) -> dict[str, float]:
+    """What a train record says of the step that was just computed. losses, grad_norm: of train_step. Collective."""
+    losses, grad_norm = Arriving(losses, grad_norm).wait()
+    by_index = t.world.all_reduce_sum(losses).tolist()  # Collective. In the order of the micro-batches
+    return {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
 
 
 def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:
@@ -272,6 +307,7 @@ def in_words(value: Any) -> str:
 
 def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
     """What a start finds in its run directory. Files of the run are linked, never written."""
+    folder.mkdir(exist_ok=True)
     resolved = {name: value for name, value in part.line["resolved"].items() if name not in ("data", "code")}
     (folder / "auto.json").write_text(json.dumps(resolved))
     (folder / "config.yaml").write_text(yaml.safe_dump(kept_settings(config)))

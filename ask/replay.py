@@ -15,6 +15,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,30 +37,27 @@ if __name__ == "__main__":  # before torch is imported
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from ask.repeat import (
     Part,
     Record,
-    batches,
-    carry_on,
+    computing,
     differences,
-    joined,
-    opened,
+    figures_of,
     part_of,
     parts_of,
     read_run,
-    scratch_folder,
     starts_of,
 )
 from ask.rounding import apart
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
+from data.batch import GlobalBatch
 from engine.training import Training
 from models.blocks import blocks_of
 from train import train_step
 from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, exit_after, say
-from utils.hardware.devices import Arriving
 from utils.output_files import open_output, require_output
 from utils.strategies import load_strategy
 
@@ -80,29 +78,18 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     first, last = steps_of(given)
     record, is_idle = read_run(given.run), given.list or given.inputs_only
     parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last)
-    with joined(parts[0].line, given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
-        note, found = say if world.is_main else lambda text: None, Found()
-        output = Path(given.output) if given.output else None
+    with computing(parts[0].line, given, watchdog) as place:  # Collective.
+        world, found, output = place.world, Found(), Path(given.output) if given.output else None
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
-        for start in [] if is_idle else starts_of(record, parts):
-            for text in consequences(start, differences(start, world)):  # Collective.
-                note(text)
-        for part in parts:
-            with opened(part, given, record.path, folder, world, watchdog) as training:  # Collective.
-                if is_idle:
-                    found.rows = _gathered(training, last, requested(training, last, output, given.list))  # Collective.
-                    continue
-                steps = counted(part.last - training.state.progress.step, "step")
-                each = counted(training.feed.plan.global_batch_size, "backward pass") if given.grad_norms else ""
-                note(f"computing {steps} again, from step {training.state.progress.step} of {record.path}"
-                     + f"; --grad-norms: {each} more in a step that is asked for" * given.grad_norms)
-                replay(training, part, (first, last), given, record, found)  # Collective.
-                if training.flags.stop:
-                    raise UserError(f"stopped at step {training.state.progress.step}, with nothing written",
-                                    Exit.STOPPED)
-                if part is not parts[-1]:
-                    carry_on(training)  # Collective.
+        if is_idle:
+            with place.opened(parts[0], record.path) as t:  # Collective.
+                found.rows = _gathered(t, last, requested(t, last, output, given.list))  # Collective.
+        else:
+            for text in announced(record, parts, given, world):  # Collective.
+                if world.is_main:
+                    say(text)
+            place.walk(record, parts, partial(replay, (first, last), given, record, found))  # Collective.
         if world.is_main:
             report(f"{steps_words(first, last)} of {record.path}", found, output)
     return Exit.DONE
@@ -132,37 +119,41 @@ def consequences(start: dict[str, Any], differ: dict[str, str]) -> list[str]:
     return [f"{text}; {follows}" for text in differ.values()]
 
 
-def replay(t: Training, part: Part, asked: tuple[int, int], given: argparse.Namespace, record: Record,
-           found: Found) -> None:
-    """Compute the steps of a part; of those that are asked for, keep every sample. Collective."""
-    first, last = asked
-    if given.grad_norms and (t.strategy.is_sharded or t.config.device.compile):
+def announced(record: Record, parts: list[Part], given: argparse.Namespace, world: World) -> Iterator[str]:
+    """What is not as it was, and what will be computed. Collective. Raises UserError (64)."""
+    for start in starts_of(record, parts):
+        yield from consequences(start, differences(start, world))  # Collective.
+    what = f"computing {counted(parts[-1].last - parts[0].first, 'step')} again, from step {parts[0].first} of"
+    settings = parts[-1].line["settings"]
+    if given.grad_norms and (load_strategy(settings["strategy"]).is_sharded or settings["compile"]):
         # a compiled backward pass overwrites what a second one needs; with donated_buffer off its figures are wrong
         raise UserError("--grad-norms: with --strategy fsdp or --compile a sample's gradient cannot be computed alone;"
                         " leave it out")
-    bar = tqdm(total=part.last - t.state.progress.step, file=sys.stderr, unit="step", leave=False,
-               disable=not t.world.is_main or not sys.stderr.isatty())
-    for batch in batches(t, part.last):
-        step = t.state.progress.step + 1
-        if step < first:
-            losses, grad_norm = train_step(t, batch)  # Collective.
-        else:
-            before = _weights(t) if first == last else {}  # Collective.
-            watched, task = watch(t, given.grad_norms, Path(given.output) if given.output else None)
-            losses, grad_norm = train_step(watched, batch)  # Collective.
-            found.rows += _gathered(t, step, task.rows)  # Collective.
-            found.updates = update_norms(t, before, _weights(t)) if first == last else []  # Collective.
-        [sums] = Arriving(losses).wait()
-        sums = t.world.all_reduce_sum(sums).tolist()  # Collective. In the order of the micro-batches
-        figures = {"loss": sum(sums), "grad_norm": float(grad_norm), "lr": t.schedule(step - 1)}
-        found.figures += [{"step": step} | figures] * (step >= first)
-        if then := record.trained.get(step):
-            found.compared.append(step)
-            for name, value in figures.items():
-                words = apart(then[name], value, t.precision.name)
-                found.apart += [f"{name} of step {step}: {words}"] * bool(words)
-        bar.update()
-    bar.close()
+    each = counted(settings["global_batch_size"], "backward pass")
+    yield f"{what} {record.path}" + f"; --grad-norms: {each} more in a step that is asked for" * given.grad_norms
+
+
+def replay(asked: tuple[int, int], given: argparse.Namespace, record: Record, found: Found, t: Training,
+           batch: GlobalBatch) -> None:
+    """Compute a step; of one that is asked for, keep every sample. Collective."""
+    # the step
+    (first, last), step = asked, t.state.progress.step + 1
+    if step < first:
+        figures = figures_of(t, *train_step(t, batch))  # Collective.
+    else:
+        before = _weights(t) if first == last else {}  # Collective.
+        watched, task = watch(t, given.grad_norms, Path(given.output) if given.output else None)
+        figures = figures_of(t, *train_step(watched, batch))  # Collective.
+        found.rows += _gathered(t, step, task.rows)  # Collective.
+        found.updates = update_norms(t, before, _weights(t)) if first == last else []  # Collective.
+        found.figures.append({"step": step} | figures)
+
+    # its record
+    if then := record.trained.get(step):
+        found.compared.append(step)
+        for name, value in figures.items():
+            words = apart(then[name], value, t.precision.name)
+            found.apart += [f"{name} of step {step}: {words}"] * bool(words)
 
 
 def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor]) -> Rows:

@@ -38,15 +38,14 @@ from ask.compared import ComparedCheckpoints, ComparedFolder, QuietLog
 from ask.integrity import Link, findings
 from ask.repeat import (
     Part,
+    Place,
     Record,
     checkpoint_before,
+    computing,
     differences,
     is_alike,
-    joined,
-    opened,
     parts_of,
     read_run,
-    scratch_folder,
     starts_of,
 )
 from engine.after_step import evaluate_and_save, is_evaluation_due
@@ -54,7 +53,6 @@ from engine.records.log import TIMING, records
 from engine.saving import wait_for_save
 from train import train
 from utils.distributed.watchdog import Watchdog
-from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, exit_after, say
 from utils.output_files import open_output, require_output
 from utils.rundir.chain import read_lines
@@ -69,11 +67,9 @@ SPLITS = ("train", "val", "epoch")
 class Again:
     """Steps of a run that are computed again."""
 
-    given: argparse.Namespace
+    place: Place
     record: Record
     parts: list[Part]
-    world: World
-    folder: Path
     note: Callable[[str], None]
     seen: list[int] = field(default_factory=list)  # the steps whose links were compared; on rank 0
 
@@ -87,32 +83,34 @@ class Again:
         """Say what will be computed, and what may keep bits from being the same. apart: see differences, by start."""
         begin, last, run = self.parts[0], self.parts[-1].last, self.record.path
         count = sum(begin.first < record["step"] <= last for record in records(run, "val"))
-        self.note(f"computing {self.steps} and {counted(count, 'evaluation')} again, from"
-                  f" {begin.checkpoint or 'the beginning'}, on {self.world.world_size} x {self.world.device.type}")
+        world, start = self.place.world, begin.checkpoint or "the beginning"
+        self.note(f"computing {self.steps} and {counted(count, 'evaluation')} again, from {start}, on"
+                  f" {world.world_size} x {world.device.type}")
         for words in dict.fromkeys(words for differ in apart for words in differ.values()):
             self.note(f"{words}: if bits differ, the run cannot be compared here")
         if is_locked(run):
             self.note(f"{run} is still training; it is compared up to step {last}")
 
-    def train(self, part: Part, watchdog: Watchdog) -> None:
+    def train(self, part: Part) -> None:
         """Train a part, and compare. Collective. Raises UserError: 83 at the first difference, 75 if it is stopped."""
         links = {step: link for step, link in self.record.links.items()
                  if part.first <= step <= part.last and link["start"] <= part.line["start"]}
         end = None if part is self.parts[-1] else part.last
-        compared = ComparedFolder(self.folder / "checkpoints", links, end, self.seen, self.note)
+        world, folder = self.place.world, self.place.folder / "run"
+        compared = ComparedFolder(folder / "checkpoints", links, end, self.seen, self.note)
         kind = partial(ComparedCheckpoints, folder=compared)
-        with opened(part, self.given, self.record.path, self.folder, self.world, watchdog, kind) as t:  # Collective.
+        with self.place.opened(part, self.record.path, kind) as t:  # Collective.
             if part.first == 0:
-                self.world.on_rank_zero(lambda: compared.compare(read_lines(self.folder)[0]))  # Collective.
+                world.on_rank_zero(lambda: compared.compare(read_lines(folder)[0]))  # Collective.
             t = replace(t, last_step=part.last, log=QuietLog(t.log))
             train(t)  # Collective.
             if is_evaluation_due(t) and not links.get(part.last, {"awaits_evaluation": True})["awaits_evaluation"]:
                 evaluate_and_save(t)  # Collective. As at the run's next start.
                 wait_for_save(t)  # Collective.
-            watchdog.enter("comparing", math.inf)
+            self.place.watchdog.enter("comparing", math.inf)
             if t.flags.stop:
                 raise UserError(f"stopped at step {t.state.progress.step}; up to there nothing differs", Exit.STOPPED)
-        self.world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
+        world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
 
     def _require_all(self, links: Mapping[int, Link], last: int) -> None:
         missed = sorted(step for step in links if step > self.parts[0].first and step not in self.seen)
@@ -124,7 +122,7 @@ class Again:
     def differing_record(self) -> str:
         """The first record computed here that is not the run's, in words; "" if there is none."""
         then = {(record["split"], record["step"]): record for record in records(self.record.path, *SPLITS)}
-        for here in records(self.folder, *SPLITS):
+        for here in records(self.place.folder / "run", *SPLITS):
             old = then.get((here["split"], here["step"]), {})
             for name in {**old, **here}:
                 if name not in TIMING and old.get(name) != here.get(name):
@@ -143,8 +141,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         return Exit.DIFFERS if found else Exit.DONE
 
     record = read_run(given.run)
-    with joined(record.starts[-1], given, watchdog) as world, scratch_folder(world) as folder:  # Collective.
+    with computing(record.starts[-1], given, watchdog) as place:  # Collective.
         # the files
+        world = place.world
         if given.output:
             world.on_rank_zero(partial(require_output, given.output))  # Collective.
         if found := world.on_rank_zero(partial(findings, run), takes_long=True):  # Collective.
@@ -152,13 +151,13 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             return Exit.DIFFERS
 
         # the steps
-        again = Again(given, record, parts_to_verify(record, given.first, given.last), world, folder, note)
+        again = Again(place, record, parts_to_verify(record, given.first, given.last), note)
         here, starts = describe(world), starts_of(record, again.parts)  # Collective.
         apart, words = [differences(start, world) | not_promised(start) for start in starts], ""  # Collective.
         again.announce(apart)
         try:
             for part in again.parts:
-                again.train(part, watchdog)  # Collective.
+                again.train(part)  # Collective.
         except UserError as error:
             if error.code != Exit.DIFFERS:
                 raise
@@ -188,12 +187,12 @@ def conclude(again: Again, words: str, here: dict[str, Any], starts: list[dict[s
     again.note(f"{found}{result}: {again.record.path}{what}")
 
     # the receipt
-    if again.given.output:
+    if again.place.given.output:
         receipt = {"result": result, "found": found.splitlines(), "run": again.record.path.absolute().name,
                    "steps": [again.parts[0].first + 1, again.parts[-1].last], "model_step": model,
                    "links": {step: links[step] for step in seen}, "head": [*links.values()][-1]["link"],
                    "starts": starts, "computed_on": here, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-        with open_output(again.given.output) as file:
+        with open_output(again.place.given.output) as file:
             json.dump(receipt, file, indent=1)
     return int(code)
 
