@@ -25,7 +25,8 @@ if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
 from ask.locate import NAMES, locate
-from ask.repeat import KINDS, Part, Place, Record, computing, config_for, in_words, lay_out, read_run
+from ask.record import Part, Record, read_run
+from ask.repeat import KINDS, Place, computing, config_for, in_words, lay_out
 from ask.rounding import EPSILON, apart
 from engine.records.log import TIMING, records
 from models.tasks import load_task

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ask.repeat import Part, Place, Record, checkpoint_before, differences, figures_of, parts_of
+from ask.record import Part, Record, checkpoint_before, parts_of
+from ask.repeat import Place, differences, figures_of
 from ask.trace import Found, Key, Trace, far_apart, first_difference, sentence, trace_step
 from data.batch import GlobalBatch
 from engine.training import Training

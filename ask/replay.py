@@ -38,17 +38,8 @@ if __name__ == "__main__":  # before torch is imported
 import torch
 from torch import Tensor
 
-from ask.repeat import (
-    Part,
-    Record,
-    computing,
-    differences,
-    figures_of,
-    part_of,
-    parts_of,
-    read_run,
-    starts_of,
-)
+from ask.record import Part, Record, part_of, parts_of, read_run, starts_of
+from ask.repeat import computing, differences, figures_of
 from ask.rounding import apart
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch

@@ -36,18 +36,8 @@ if __name__ == "__main__":  # before torch is imported
 
 from ask.compared import ComparedCheckpoints, ComparedFolder, QuietLog
 from ask.integrity import Link, findings
-from ask.repeat import (
-    Part,
-    Place,
-    Record,
-    checkpoint_before,
-    computing,
-    differences,
-    is_alike,
-    parts_of,
-    read_run,
-    starts_of,
-)
+from ask.record import Part, Record, checkpoint_before, is_alike, parts_of, read_run, starts_of
+from ask.repeat import Place, computing, differences
 from engine.after_step import evaluate_and_save, is_evaluation_due
 from engine.records.log import TIMING, records
 from engine.saving import wait_for_save

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ask.repeat import Part, Record, checkpoint_before, part_of, parts_of, read_run, starts_of
+from ask.record import Part, Record, checkpoint_before, part_of, parts_of, read_run, starts_of
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import CheckpointFolder, name_of
 

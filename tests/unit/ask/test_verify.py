@@ -6,7 +6,7 @@ import pytest
 
 from ask.compared import ComparedFolder
 from ask.integrity import _of_chain
-from ask.repeat import Part, Record, starts_of
+from ask.record import Part, Record, starts_of
 from ask.verify import not_promised, parts_to_verify
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of, valid_links
