@@ -94,14 +94,25 @@ def forking_torchrun_main(words: list[str]) -> None:
 
 
 class ForkedRank:
-    """What torchrun needs of subprocess.Popen. words: python -u SCRIPT and its words."""
+    """What torchrun needs of subprocess.Popen. words: python -u SCRIPT and its words.
+
+    The ranks of a node begin together, when the last one is forked. Else the first one connects to torchrun's store, a
+    thread of which looks up its name under a lock of the C library, and a rank that is forked meanwhile hangs there.
+    """
+
+    _gate = (-1, -1)  # a pipe, whose writing end torchrun then closes
 
     def __init__(self, words: tuple[str, ...], environment: dict[str, str]):
         sys.stdout.flush()
         sys.stderr.flush()
+        if environment["LOCAL_RANK"] == "0":
+            ForkedRank._gate = os.pipe()
         self.returncode, self.pid = None, os.fork()
         if self.pid == 0:
-            _be_rank(list(words[2:]), environment)
+            _be_rank(list(words[2:]), environment, self._gate)
+        if int(environment["LOCAL_RANK"]) + 1 == int(environment["LOCAL_WORLD_SIZE"]):
+            for end in self._gate:
+                os.close(end)
 
     def poll(self) -> int | None:
         """As Popen's."""
@@ -120,7 +131,7 @@ class ForkedRank:
         return self.returncode
 
 
-def _be_rank(words: list[str], environment: dict[str, str]) -> None:
+def _be_rank(words: list[str], environment: dict[str, str], gate: tuple[int, int]) -> None:
     """The script, in a process that has nothing of torchrun but what is imported; it never returns."""
     code = 1
     try:
@@ -130,6 +141,8 @@ def _be_rank(words: list[str], environment: dict[str, str]) -> None:
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.close(gate[1])
+        os.read(gate[0], 1)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         resource_tracker._resource_tracker.__init__()  # else it would write to a file that has the number of its pipe
         os.environ.clear()
