@@ -1,4 +1,4 @@
-"""What the commands of ask/ have in common before torch is imported: arguments, signals, wrong words."""
+"""What the commands of ask/ have in common before torch is imported: arguments, signals, errors in them."""
 
 import argparse
 from collections.abc import Sequence
@@ -23,6 +23,6 @@ def parser_of(name: str, about: str, *runs: str) -> Parser:
 
 
 def begin(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, "Watchdog"]:
-    """The arguments, and the watchdog, which signals go to. Exits: 0 after --help, 64 on wrong words."""
+    """The arguments, and the watchdog, which signals go to. Exits: 0 after --help, 64 on invalid arguments."""
     given = parser.parse_args(argv)
     return given, begin_process()

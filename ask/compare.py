@@ -53,6 +53,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
         note(f"RUN1 is {one.path}, RUN2 is {two.path}")
         found = [*settings_apart(one.starts[0], two.starts[0]), *starts_of(runs)]
         found += data_apart(runs, place)  # Collective.
+        first = [run.links[0]["content"] for run in runs if 0 in run.links]
+        found += [f"the initial weights, by their hash: {first[0][:16]} {IN[0]}, {first[1][:16]} {IN[1]}"
+                  ] if len({*first}) > 1 else []
         for text in found or ["before the first step nothing differs that is written down"]:
             note(f"  {text}")
         agreed, differs, words = results_apart(one, two)
@@ -172,7 +175,8 @@ def results_apart(one: Record, two: Record) -> tuple[int, int | None, list[str]]
         return agreed, None, [f"the same, bit for bit: {number}, up to step {agreed}"]
     found = [f"the same in both: {number}"]
     if record:
-        steps = max(1, record[0]["step"] - max(same_records, default=0))
+        same = [step for step in same_records if step < record[0]["step"]]  # the step's own epoch record may be
+        steps = record[0]["step"] - max(same, default=0)
         precision = max((run.starts[0]["resolved"]["precision"] for run in (one, two)), key=EPSILON.get)
         found += [f"the first record that differs: {record[0]['split']}, step {record[0]['step']}",
                   *record_apart(*record, steps, precision)]

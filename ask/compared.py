@@ -79,7 +79,7 @@ class ComparedCheckpoints(Checkpoints):
 
 
 class QuietLog:
-    """A training's log, but for its words to the user: they are about a run that stays and goes on."""
+    """A training's log without its words to the user: they would describe a run that continues."""
 
     def __init__(self, log: Log | SilentLog):
         self._log = log

@@ -105,7 +105,7 @@ def first_thing(place: Place, runs: Sequence[Record], parts: Sequence[list[Part]
     (one, kept), (two, others) = (trace(place, *each) for each in zip(NAMES, runs, parts, strict=True))  # Collective.
     key, step, line = first_difference(one, two), parts[0][-1].last, parts[0][-1].line
     if key is None:
-        return "seen by hooks, both compute the same in it: the difference does not come back"
+        return "computed again with hooks, the step is the same in both: the difference could not be reproduced"
     far = far_apart(key, one, (kept, others), line["resolved"]["precision"])
     far = next(filter(None, place.world.gather(far)), "")  # Collective: one rank keeps both tensors.
     return f"the first thing that differs is {sentence(key, step, one, two)}{far}"

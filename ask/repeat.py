@@ -11,6 +11,7 @@ Settings and what was resolved are those of the start that computed these steps 
 import argparse
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -202,4 +203,7 @@ def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
         place = folder / "checkpoints" / part.checkpoint.name
         place.mkdir(parents=True)
         for file in part.checkpoint.iterdir():
-            (place / file.name).symlink_to(file.absolute())
+            try:
+                os.link(file, place / file.name)  # it stays, though the run may remove its own
+            except OSError:  # on another disk
+                (place / file.name).symlink_to(file.absolute())

@@ -104,7 +104,7 @@ def consequences(start: dict[str, Any], differ: dict[str, str]) -> list[str]:
     if "program" in differ:
         follows = "what is computed here may be something else"
     elif load_strategy(strategy).is_invariant:
-        follows = "the bits may differ, which --strategy exact promises for the same of these alone"
+        follows = "the bits may differ: --strategy exact promises equal bits on the same hardware and versions only"
     else:
         follows = f"with --strategy {strategy} sums may be rounded differently, and the figures differ a little"
     return [f"{text}; {follows}" for text in differ.values()]
@@ -185,7 +185,9 @@ def report(what: str, found: Found, output: Path | None) -> None:
         lines += ["", f"not as recorded: {found.apart[0]}"]
     elif found.compared:
         steps = found.compared[0], found.compared[-1]
-        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps_words(*steps)}"]
+        are_some = len(found.compared) <= steps[1] - steps[0]  # --log-every leaves some out
+        number = f" ({counted(len(found.compared), 'record')})" * are_some
+        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps_words(*steps)}{number}"]
     elif found.figures:
         lines += ["", "nothing to compare with: neither these steps nor those before them are on record (--log-every)"]
     with suppress(BrokenPipeError), open_output(None) as file:

@@ -212,7 +212,7 @@ def leave(message: str, code: int) -> NoReturn:
 
 
 class Parser(ArgumentParser):
-    """argparse's, but for the exit code of wrong words, which is 2 there."""
+    """argparse's, but for the exit code of invalid arguments, which is 2 there."""
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, on the first process of a node, and exit with 64."""

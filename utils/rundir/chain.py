@@ -11,7 +11,7 @@ truth: what a kill kept from the file is taken from there. A link says
     step, start         of the checkpoint, by the number of the run's start that saved it
     awaits_evaluation   whether it was saved before the evaluation of its step, after which another one is
     content             the sha256 of its meaning, see content_hash
-    metrics             {"bytes", "sha256"}: RUN/metrics.jsonl as it was then, and as it begins since
+    metrics             {"bytes", "sha256"}: of RUN/metrics.jsonl then; it has begun with these bytes ever since
     starts              the sha256 of RUN/starts.jsonl up to that start
     model               {file: sha256} of RUN/model, if it is this checkpoint's
     previous, link      the sha256 of the link before it, and of this one
@@ -84,7 +84,7 @@ class Chain:
 
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of RUN/chain.jsonl, but for what is none, such as one that a kill has cut off."""
+    """The lines of RUN/chain.jsonl, without what is not one, such as a line that a kill has cut off."""
     path, lines = run_dir / FILE, []
     for written in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
