@@ -31,7 +31,7 @@ def test_other_steps_are_refused_with_the_rule(words):
 
 @pytest.mark.parametrize("strategy, differ, follows", [
     ("ddp", {"processes": "processes: 2 then, 3 here"}, "sums may be rounded differently"),
-    ("exact", {"python": "Python: 3.11 then, 3.12 here"}, "the bits may differ, which --strategy exact"),
+    ("exact", {"python": "Python: 3.11 then, 3.12 here"}, "the bits may differ: --strategy exact"),
     ("exact", {"program": "the program: a then, b here"}, "what is computed here may be something else")])
 def test_what_is_not_as_it_was_is_said_with_what_follows(strategy, differ, follows):
     [text] = consequences({"settings": {"strategy": strategy}}, differ)
