@@ -44,7 +44,7 @@ class Deadlines:
         while True:
             self.enter(f"{doing}, waiting for data", limit_s, detail)
             try:
-                item = next(iterator, None)
+                item = _next(iterator)
             except RuntimeError as error:  # a data loading process was killed, say
                 error.add_note(detail())
                 raise
@@ -68,3 +68,12 @@ class Deadlines:
     def __str__(self) -> str:
         """What the main thread is doing."""
         return f"{self._doing}{self._detail()}"
+
+
+def _next(iterator: Iterator[T]) -> T | None:
+    """The next item; None at the end."""
+    try:
+        return next(iterator, None)
+    except (ConnectionError, EOFError):  # a data loading process dies: its pipe is closed before the system says so
+        time.sleep(MARGIN_S)  # torch's handler of SIGCHLD ends this by an error that has its id
+        raise

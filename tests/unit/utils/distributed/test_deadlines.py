@@ -1,5 +1,8 @@
 """utils/distributed/deadlines.py: when the main thread is late. (What happens then: test_watchdog.py.)"""
 
+import signal
+import subprocess
+
 import pytest
 
 from utils.distributed.deadlines import Deadlines
@@ -74,6 +77,25 @@ def test_an_error_of_the_items_names_what_was_being_loaded():
         raise RuntimeError("killed")
     with pytest.raises(RuntimeError, match="killed") as caught:
         list(Deadlines(DRAIN_S).watch(items(), "training", 1000, 1000, lambda: " (a.png)"))
+    assert caught.value.__notes__ == [" (a.png)"]
+
+
+def test_a_pipe_that_a_dying_loading_process_closes_waits_for_its_id():
+    """Its pipe is closed before SIGCHLD comes, whose handler in torch says which process it was."""
+    def items():
+        subprocess.Popen(["true"])  # its end is a SIGCHLD
+        raise ConnectionResetError
+        yield
+
+    def handle(number, frame):
+        raise RuntimeError("process 7 was killed")
+
+    before = signal.signal(signal.SIGCHLD, handle)
+    try:
+        with pytest.raises(RuntimeError, match="process 7 was killed") as caught:
+            next(Deadlines(DRAIN_S).watch(items(), "training", 30, 20, lambda: " (a.png)"))
+    finally:
+        signal.signal(signal.SIGCHLD, before)
     assert caught.value.__notes__ == [" (a.png)"]
 
 
