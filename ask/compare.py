@@ -206,7 +206,7 @@ def first_apart(one: Written, two: Written) -> tuple[list[int], tuple[dict[str, 
 
 
 def record_apart(one: dict[str, Any], two: dict[str, Any], steps: float, precision: str) -> Iterator[str]:
-    """The figures that differ; of the first one that is rounded, whether rounding has done it in so many steps."""
+    """The figures that differ; of loss or gradient norm, whether rounding may do it in that many steps."""
     names = [name for name in one | two if one.get(name) != two.get(name)]
     rounded = next((name for name in names if name in ("loss", "grad_norm")), "")  # lr and counts are exact
     for name in names[:SHOWN]:

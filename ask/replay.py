@@ -88,8 +88,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 
 def steps_of(given: argparse.Namespace) -> tuple[int, int]:
     """The first and the last step that is asked for. Raises UserError (64)."""
-    words = str(given.step) if given.steps is None and given.step is not None else given.steps or ""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", words)
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", given.steps or str(given.step or ""))
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= first <= last or (given.step and given.steps):
         raise UserError("give --step N, or --steps A:B with A up to B; steps are counted from 1")

@@ -125,6 +125,8 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output. Collective. Raises UserError."""
     run, is_main = Path(given.run), os.environ.get("RANK", "0") == "0"
     note = partial(say, stream=sys.stdout) if is_main else lambda text: None
+    if given.chain_only and given.output:
+        raise UserError("--output: a receipt is about steps that are computed again; leave --chain-only out")
     if given.chain_only:
         found = findings(run)
         note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")

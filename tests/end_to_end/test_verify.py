@@ -217,6 +217,12 @@ def test_the_exit_code_says_that_files_do_not_belong_together(copied, run_train)
         assert result.returncode == Exit.DIFFERS and "model.safetensors: not what" in result.out, result.text
 
 
+def test_files_alone_give_no_receipt(copied, run_train, tmp_path):
+    result = run_train(copied, "--chain-only", "--output", tmp_path / "receipt.json", **VERIFY)
+    assert result.returncode == Exit.USAGE and "leave --chain-only out" in result.err, result.text
+    assert not (tmp_path / "receipt.json").exists()
+
+
 # --- a forger who computes all hashes anew
 
 

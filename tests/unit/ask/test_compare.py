@@ -52,7 +52,7 @@ def test_samples_that_were_added_removed_or_relabelled_are_named(two, words):
     assert samples_apart(ONE, two) == [f"data: {text}" for text in words]
 
 
-def test_settings_are_shown_as_resolved_and_apart_from_those_without_effect():
+def test_settings_are_as_resolved_and_apart_from_those_without_effect():
     one = line({"lr": "auto", "workers": 1, "data": "/a"}, {"lr": 0.1, "data": "f" * 64}, packages={"torch": "2.14"})
     two = line({"lr": 0.2, "workers": 0, "data": "/b"}, {"lr": 0.2, "data": "f" * 64}, packages={"torch": "2.11"})
     assert settings_apart(one, two) == [

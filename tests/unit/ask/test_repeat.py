@@ -79,7 +79,7 @@ def test_steps_that_it_has_not_taken_are_refused(record_of, first, last):
     assert caught.value.code == Exit.USAGE
 
 
-def test_steps_of_an_older_version_are_refused_and_those_after_need_a_checkpoint(record_of):
+def test_steps_of_an_older_version_are_refused(record_of):
     record = record_of(line(1, 5), saved=(7,))
     for ask in (lambda: parts_of(record, 4, 8), lambda: part_of(record, 5)):
         with pytest.raises(UserError, match=r"trained the first 5 and kept too little of them; .* 6 to 10"):

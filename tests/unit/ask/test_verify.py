@@ -63,7 +63,7 @@ def test_a_start_that_only_evaluated_is_a_part_if_its_settings_are_others(tmp_pa
     assert stretches(parts_to_verify(record_of(tmp_path, alike, links), None, None)) == [(0, 10, 2), (10, 20, 3)]
 
 
-def test_starts_whose_steps_were_trained_again_computed_nothing_that_counts(tmp_path):
+def test_starts_whose_steps_were_trained_again_do_not_count(tmp_path):
     starts = [start(1, 0), start(2, 10), start(3, 8), start(4, 15)]
     record = record_of(tmp_path, starts, [link(0, 1), link(8, 1), link(15, 3), link(20, 4)])
     assert [each["start"] for each in starts_of(record, [Part(0, 20, starts[3], None)])] == [1, 3, 4]
@@ -124,7 +124,7 @@ def test_a_line_less_is_a_fault(without):
     assert bool([*_of_chain(rest, [], {})]) == (without not in (2, 3, 6))
 
 
-def test_the_link_that_a_kill_kept_from_the_file_is_taken_from_its_checkpoint():
+def test_a_link_that_a_kill_kept_from_the_file_is_the_checkpoints():
     lines, other, links = chain(0, 2, 4), chain(0, 2, 4, 4, 5), {}
     assert [*_of_chain(lines[:2], [lines[2], other[4]], links)] == []
     assert json.dumps([*links.values()]) == json.dumps(lines)

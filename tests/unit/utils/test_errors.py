@@ -196,7 +196,7 @@ def test_a_process_leaves_with_its_code_though_its_console_takes_no_more(tmp_pat
     assert (done.returncode, recorded) == (code, f"{code}\n" if code else "")
 
 
-def test_a_loading_process_that_dies_while_the_error_is_told_changes_nothing():
+def test_a_loading_process_that_dies_during_the_message_changes_nothing():
     """torch's handler of SIGCHLD raises in the main thread, wherever it is."""
     program = """
 import os, signal

@@ -114,7 +114,7 @@ def test_a_step_that_is_saved_again_after_its_evaluation_has_one_link(tmp_path):
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1], ids=["lost", "cut in half", "without its end of line"])
-def test_a_line_that_a_kill_kept_from_the_file_is_completed_at_the_next_start(tmp_path, share):
+def test_a_line_that_a_kill_kept_away_is_written_at_the_next_start(tmp_path, share):
     _, links = begun(tmp_path, 0, 10, 20)
     path = tmp_path / FILE
     lines = path.read_bytes().splitlines(keepends=True)
