@@ -14,6 +14,7 @@ import json
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -110,14 +111,20 @@ class Again:
             raise UserError(words, Exit.DIFFERS)
 
     def differing_record(self) -> str:
-        """The first record computed here that is not the run's, in words; "" if there is none."""
-        then = {(record["split"], record["step"]): record for record in records(self.record.path, *SPLITS)}
-        for here in records(self.place.folder / "run", *SPLITS):
+        """The first record that only one of both has, or that differs, in words; "" if there is none."""
+        of_run, computed = (records(path, *SPLITS) for path in (self.record.path, self.place.folder / "run"))
+        then = {(record["split"], record["step"]): record for record in of_run}
+        for here in computed:
             old = then.get((here["split"], here["step"]), {})
             for name in {**old, **here}:
                 if name not in TIMING and old.get(name) != here.get(name):
                     return (f"the {here['split']} record of step {here['step']} differs: {name} {old.get(name)} in the"
                             f" run, {here.get(name)} here")
+        last = max((record["step"] for record in computed), default=0)  # whose evaluation may be that of the next start
+        numbers = [Counter((record["split"], record["step"]) for record in each if record["step"] < last)
+                   for each in (of_run, computed)]
+        for split, step in numbers[0] - numbers[1]:
+            return f"the {split} record of step {step} differs: the run has one more"
         return ""
 
 

@@ -249,6 +249,18 @@ def test_an_honest_run_with_better_figures_is_found(copied, run_train):
     assert "the val record of step 9 differs: loss 0.0" in result.out
 
 
+def test_a_record_that_was_added_is_found(copied, run_train):
+    file = copied / "metrics.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    first = next(line for line in lines if json.loads(line)["split"] == "train")
+    added = first.replace('"loss": ', '"loss": 0.0, "was": ')
+    file.write_text("".join([added, *lines]))
+    rehash(copied)
+    assert findings(copied) == []
+    result = run_train(copied, **VERIFY)
+    assert result.returncode == Exit.DIFFERS and "differs: the run has one more" in result.out, result.text
+
+
 # --- other machines, clear words
 
 
