@@ -21,7 +21,7 @@ test: check                         ## everything that must hold: these, then th
 	$(BIN)/python -m pytest -m "not slow and (long or not unit)" $(WORKERS) --ignore tests/test_architecture.py
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
-	$(BIN)/python -m pytest tests/faults tests/contracts tests/distributed \
+	$(BIN)/python -m pytest $(WORKERS) tests/faults tests/contracts tests/distributed \
 		$(addprefix tests/end_to_end/test_,compare.py demo.py changing.py evaluation.py learning.py own_models.py \
 			readme.py replay.py starts.py timings.py verify.py)
 
