@@ -1,11 +1,12 @@
 """What the commands of ask/ have in common before torch is imported: arguments, signals, errors in them."""
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from engine.begin import begin_process
-from utils.errors import Parser
+from utils.errors import Parser, exit_after
 
 if TYPE_CHECKING:
     from utils.distributed.watchdog import Watchdog
@@ -17,7 +18,8 @@ def parser_of(name: str, about: str, *runs: str) -> Parser:
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     for run in runs:
         parser.add_argument(run.lower(), metavar=run, help="a run directory of train.py")
-    parser.add_argument("--data", metavar="PATH", help="where the run's data are now; by default where they were")
+    parser.add_argument("--data", nargs=len(runs), metavar=("PATH",) * len(runs), default=[None] * len(runs),
+                        help="where the data of each run are now; by default where they were")
     parser.add_argument("--device", metavar="NAME", help="cpu, cuda, ...; by default the run's")
     return parser
 
@@ -25,4 +27,15 @@ def parser_of(name: str, about: str, *runs: str) -> Parser:
 def begin(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, "Watchdog"]:
     """The arguments, and the watchdog, which signals go to. Exits: 0 after --help, 64 on invalid arguments."""
     given = parser.parse_args(argv)
-    return given, begin_process()
+    return given, begin_process(_name_of(parser))
+
+
+def answer(main: Callable[[argparse.Namespace, "Watchdog"], int], given: argparse.Namespace,
+           watchdog: "Watchdog", parser: Parser) -> NoReturn:
+    """Run `main`, and exit with its code, or with that of its error."""
+    exit_after(partial(main, given, watchdog), _name_of(parser), killed="ask again",
+               out_of_memory="--device cpu computes the same steps in the host's memory, where bits may differ")
+
+
+def _name_of(parser: Parser) -> str:
+    return parser.prog.rpartition(".")[2]

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ask.command_line import begin, parser_of
+from ask.command_line import answer, begin, parser_of
 
 PARSER = parser_of("compare", __doc__, "RUN1", "RUN2")
 PARSER.add_argument("--locate", action="store_true", help="compute both again, to the first tensor that differs")
@@ -25,13 +25,12 @@ if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
 from ask.locate import NAMES, locate
-from ask.record import Part, Record, read_run
+from ask.record import Part, Record, last_start, read_run
 from ask.repeat import KINDS, Place, computing, config_for, in_words, lay_out
 from ask.rounding import EPSILON, apart
-from engine.records.log import TIMING, records
 from models.tasks import load_task
 from utils.distributed.watchdog import Watchdog
-from utils.errors import Exit, UserError, counted, exit_after, say, some
+from utils.errors import Exit, UserError, counted, say, some
 from utils.rundir.run import open_run
 from utils.settings.command_line import config_of
 from utils.settings.config import facts, flag, with_values
@@ -46,9 +45,11 @@ Written = dict[Any, dict[str, Any]]  # what a run has written down, in its order
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
     """Say on standard output what differs. Returns the exit code. Collective."""
-    one, two = runs = [read_run(path, needs_starts=given.locate) for path in (given.run1, given.run2)]
-    given.device = given.device if given.locate else "cpu"  # where nothing is computed
-    with computing(one.starts[0], given, watchdog) as place:  # Collective.
+    device = given.device if given.locate else "cpu"  # where nothing is computed
+    last_start(given.run2)  # raises UserError for what is no run
+    with computing(given.run1, device, watchdog) as place:  # Collective.
+        paths = zip((given.run1, given.run2), given.data, strict=True)
+        one, two = runs = [read_run(path, place.world, data) for path, data in paths]  # Collective.
         note = partial(say, stream=sys.stdout) if place.world.is_main else lambda text: None
         note(f"RUN1 is {one.path}, RUN2 is {two.path}")
         found = [*settings_apart(one.starts[0], two.starts[0]), *starts_of(runs)]
@@ -90,7 +91,7 @@ def facts_of(line: dict[str, Any]) -> dict[str, Any]:
     found = {flag(name): resolved.pop(name, value) for name, value in line["settings"].items()}
     found |= {name.replace("_", " "): value for name, value in resolved.items()}
     found |= {words: line["resolved"][name][:16] for name, words in DIGESTS.items() if name in line["resolved"]}
-    found |= {words: line[name] for name, words in KINDS.items() if name in line and name != "threads"}
+    found |= {words: line[name] for name, words in KINDS.items() if name in line}
     return found | found.pop("packages", {})
 
 
@@ -132,7 +133,7 @@ def read_data(run: Record, place: Place, folder: Path) -> tuple[str, list[Sample
     Raises UserError.
     """
     line, world = run.starts[-1], place.world
-    config = with_values(config_for(line, place.given, str(folder)), {"cache": "none"})  # no images are packed
+    config = with_values(config_for(line, place.device, run.data, folder), {"cache": "none"})  # no images are packed
     world.on_rank_zero(lambda: lay_out(Part(0, 0, line, None), config, run.path, folder))  # Collective.
     with open_run(config, world, lambda text: None) as opened:  # Collective.
         task = load_task(config.run.task)(config, opened, world)  # Collective.
@@ -187,10 +188,8 @@ def results_apart(one: Record, two: Record) -> tuple[int, int | None, list[str]]
 
 
 def written(run: Record) -> tuple[Written, Written]:
-    """The records of metrics.jsonl without times; what the checkpoints mean, before or after an evaluation."""
-    lines = [{name: value for name, value in record.items() if name not in TIMING}
-             for record in records(run.path, "train", "val", "epoch")]
-    return ({(line["split"], line["step"]): line for line in lines},
+    """The records; what the checkpoints mean, before or after an evaluation."""
+    return ({(record["split"], record["step"]): record for record in run.records},
             {(step, link["awaits_evaluation"]): {"step": step, "content": link["content"]}
              for step, link in sorted(run.links.items())})
 
@@ -218,4 +217,4 @@ def record_apart(one: dict[str, Any], two: dict[str, Any], steps: float, precisi
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, GIVEN, WATCHDOG), "compare")
+    answer(main, GIVEN, WATCHDOG, PARSER)

@@ -8,10 +8,8 @@ A difference ends the training as a disk that cannot be written would, with anot
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ask.integrity import Link
-from engine.records.log import Log, SilentLog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint import Checkpoints
@@ -24,11 +22,11 @@ from utils.settings.run_options import RecordOptions
 class ComparedFolder(CheckpointFolder):
     """Compares what it is given with what the run saved. It writes only the checkpoint that the next part begins with.
 
-    links: of the run, by step. end: the step of that checkpoint; None: there is no next part. seen: gets the steps that
-    were compared.
+    links: of the run, by step. end: the step of that checkpoint; None: there is no next part. seen: gets what was
+    computed here of each step that was compared.
     """
 
-    def __init__(self, path: Path, links: Mapping[int, Link], end: int | None, seen: list[int],
+    def __init__(self, path: Path, links: Mapping[int, Link], end: int | None, seen: dict[int, Link],
                  note: Callable[[str], None]):
         super().__init__(path, 1, note)
         self.of_run, self.end, self.seen = links, end, seen
@@ -44,7 +42,7 @@ class ComparedFolder(CheckpointFolder):
         step = link["step"]
         if step not in self.of_run:
             return
-        self.seen.append(step)
+        self.seen[step] = link
         then, here = ({f"RUN/model/{file}": digest for file, digest in each.get("model", {}).items()}
                       | {"the content": each["content"]} for each in (self.of_run[step], link))
         if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
@@ -76,16 +74,3 @@ class ComparedCheckpoints(Checkpoints):
 
     def warn_of_small_disk(self) -> None:
         """There is little to write."""
-
-
-class QuietLog:
-    """A training's log without its words to the user: they would describe a run that continues."""
-
-    def __init__(self, log: Log | SilentLog):
-        self._log = log
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._log, name)
-
-    def note(self, text: str) -> None:
-        """Say nothing."""

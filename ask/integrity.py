@@ -17,9 +17,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from ask.record import OLDER
 from utils.errors import Exit, UserError, first_line, some
 from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines, starts_hash
-from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of, step_of
+from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import read_starts
 
@@ -31,13 +32,13 @@ def findings(run: Path) -> list[str]:
 
     A run that is still training may be replacing RUN/model, which is left out then.
     """
-    if not (run / FILE).exists() and not (run / "starts.jsonl").exists():
-        raise UserError(f"{run} has no {FILE}: it is not a run directory, or a version before 0.11 trained it; if that"
-                        " run is not finished, continue it with this version, and verify what comes from there on",
-                        Exit.NO_INPUT)
     folder = CheckpointFolder(run / "checkpoints", 1, print)
     of_checkpoints, names = folder.links(), folder.names()  # before the chain: a link is appended after its checkpoint
     lines, links = read_lines(run), {}
+    if not (run / "auto.json").exists():
+        raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
+    if lines[0].get("step") if lines else not (run / "starts.jsonl").exists():
+        raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
     checks: dict[str, Callable[[], Iterable[str]]] = {
         FILE: partial(_of_chain, lines, of_checkpoints, links),  # first: it fills `links`
         "metrics.jsonl": partial(_of_records, run / "metrics.jsonl", links),
@@ -46,7 +47,7 @@ def findings(run: Path) -> list[str]:
         "auto.json": lambda: _of_settings(json.loads((run / "auto.json").read_text()), run, -1, "resolved"),
         **{f"checkpoints/{name}": partial(_of_checkpoint, folder.path / name, lines, links) for name in names}}
     if not is_locked(run):
-        checks["model"] = partial(_of_model, run, links)
+        checks["model"] = partial(_of_model, run, lines, links)
 
     found = []
     for name, check in checks.items():
@@ -109,10 +110,8 @@ def _of_starts(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
 
 
 def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> Iterator[str]:
-    line = read_starts(run)[start]
-    is_older = start == 0 and line["step"] > 0  # a version that wrote no starts.jsonl
-    differ = [name for name in sorted({*here, *line[part]}) if here.get(name) != line[part].get(name)]
-    if differ and not is_older:
+    then = read_starts(run)[start][part]
+    if differ := [name for name in sorted({*here, *then}) if here.get(name) != then.get(name)]:
         yield f"{some(differ)}: not as in starts.jsonl"
 
 
@@ -122,8 +121,6 @@ def _of_checkpoint(folder: Path, lines: list[Link], links: Mapping[int, Link]) -
             yield f"damaged: {damage}"
         return
     link = json.loads((folder / "MANIFEST.json").read_text()).get("link")
-    if not link and step_of(folder.name) <= read_starts(folder.parents[1])[0]["step"]:  # an older version's
-        return
     if not link or link not in [*lines, links.get(link["step"])] or link["step"] not in links:
         yield f"not a checkpoint of this run: its link is not in {FILE}"
     elif folder.name != name_of(link["step"], link["start"], link["awaits_evaluation"]):
@@ -134,12 +131,15 @@ def _of_checkpoint(folder: Path, lines: list[Link], links: Mapping[int, Link]) -
         yield "its weights, state or position were edited, and its manifest was made anew"
 
 
-def _of_model(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
+def _of_model(run: Path, lines: list[Link], links: Mapping[int, Link]) -> Iterator[str]:
     link = next((link for link in reversed(links.values()) if "model" in link), {"step": 0, "model": {}})
     here, then = files_in(run / "model"), link["model"]
-    is_older = not then and read_starts(run)[0]["step"] > 0  # a version that wrote no links
     differ = [name for name in sorted({*here, *then}) if here.get(name) != then.get(name)]
-    if differ and not is_older:
+    abandoned = next((line["step"] for line in reversed(lines) if line.get("model") == here), None)
+    if differ and abandoned:
+        yield (f"it is what the run saved at step {abandoned}, but the run has gone back from there, and has found no"
+               " better model since")
+    elif differ:
         is_unfinished = json.loads((run / "status.json").read_text())["state"] in ("running", "failed")
         way_out = " (if the run was killed while it saved: continue it, then verify it)" * is_unfinished
         yield f"{some(differ)}: not what the run saved at step {link['step']}{way_out}"

@@ -16,29 +16,31 @@ from ask.trace import Found, Key, Trace, far_apart, first_difference, sentence, 
 from data.batch import GlobalBatch
 from engine.training import Training
 from train import train_step
-from utils.errors import Exit, UserError
+from utils.distributed.world import World
+from utils.errors import Exit, RankError, UserError
 from utils.rundir.chain import content_hash
 from utils.rundir.checkpoint_folder import step_of
 
 NAMES = ("RUN1", "RUN2")
+UNREPEATABLE = (Exit.USAGE, Exit.BAD_DATA, Exit.NO_INPUT, Exit.OTHER_RUN, Exit.DIFFERS)  # the same on all ranks
 
 
 def locate(place: Place, runs: Sequence[Record], agreed: int, differs: int) -> Iterator[str]:
     """Compute both from step `agreed`, or an earlier checkpoint, to `differs`; say what differs first. Collective."""
     # both, each beside its own records
-    begin, found = common_step(runs, agreed), []
+    world, begin, found = place.world, common_step(runs, agreed, place.world), []  # Collective.
     yield f"computing steps {begin + 1} to {differs} of both again"
     for name, run in zip(NAMES, runs, strict=True):
         parts: list[Part] = []
         try:
-            parts = parts_of(run, begin, differs)
+            parts = parts_of(run, begin, differs, world)  # Collective.
             found.append(states(place, name, run, parts))  # Collective.
         except UserError as error:
-            if error.code in (Exit.STOPPED, Exit.LOST_PEERS):
+            if error.code not in UNREPEATABLE or isinstance(error, RankError):
                 raise
             yield f"{name} cannot be repeated here: {error}"
             for part in parts:
-                yield from (f"  {text}" for text in differences(part.line, place.world).values())  # Collective.
+                yield from (f"  {text}" for text in differences(part.line, world).values())  # Collective.
             return
 
     # the first step that differs, once more
@@ -49,13 +51,13 @@ def locate(place: Place, runs: Sequence[Record], agreed: int, differs: int) -> I
                " evaluation, or what the chain keeps beside the weights")
         return
     yield f"both repeat their records; the first step that differs is step {step}"
-    yield first_thing(place, runs, [parts_of(run, begin, step) for run in runs])  # Collective.
+    yield first_thing(place, runs, [parts_of(run, begin, step, world) for run in runs])  # Collective.
 
 
-def common_step(runs: Sequence[Record], step: int) -> int:
-    """The last step up to `step` of which both have a checkpoint to begin from; 0: the beginning."""
+def common_step(runs: Sequence[Record], step: int, world: World) -> int:
+    """The last step up to `step` of which both have a checkpoint to begin from; 0: the beginning. Collective."""
     while True:
-        paths = [checkpoint_before(run, step) for run in runs]
+        paths = [checkpoint_before(run, step, world) for run in runs]  # Collective.
         steps = {step_of(path.name) if path else 0 for path in paths}
         if len(steps) == 1:
             return steps.pop()
@@ -68,13 +70,14 @@ def states(place: Place, name: str, run: Record, parts: Sequence[Part]) -> dict[
     Raises UserError (83) for a figure that is not the record's.
     """
     found: dict[int, list[Any]] = {}
+    trained = run.trained
 
     def visit(t: Training, batch: GlobalBatch) -> None:
         """Collective."""
         figures = figures_of(t, *train_step(t, batch))  # Collective.
         step = t.state.progress.step
         for figure, value in figures.items():
-            recorded = run.trained[step][figure] if step in run.trained else value
+            recorded = trained[step][figure] if step in trained else value
             if value != recorded and (math.isfinite(value) or recorded is not None):
                 raise UserError(f"{figure} of step {step} is {recorded} in its record, and {value} here", Exit.DIFFERS)
         weights, state = t.state.weights(), {**t.state.state_dict(), "coverage": {}}  # Collective.

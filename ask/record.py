@@ -1,23 +1,28 @@
 """What a run directory says of a run, and which steps its starts have computed.
 
-    record = read_run(path)
-    parts = parts_of(record, first, last)           # what is computed to get from step `first` to `last`
+    record = read_run(path, world)
+    parts = parts_of(record, first, last, world)    # what is computed to get from step `first` to `last`
+
+A run may be training meanwhile, so rank 0 reads it, once, and tells the others.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from engine.records.log import records
+from engine.records.log import TIMING, records
+from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.files import read_json
 from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.starts import read_starts
+
+NEEDED = ("step", "start", "settings", "resolved")  # of a line of starts.jsonl
+OLDER = ("a version before 0.11 began this run, and kept too little of it to compute its steps again, or to compare"
+         " them")
 
 
 @dataclass(frozen=True)
@@ -25,9 +30,15 @@ class Record:
     """What a run directory says of a run."""
 
     path: Path
+    data: str | None  # where its data are, if not where they were
     starts: list[dict[str, Any]]  # see utils/rundir/starts.py
     links: dict[int, dict[str, Any]]  # by step: those that count, see utils/rundir/chain.py
-    trained: dict[int, dict[str, Any]]  # the train records by step
+    records: list[dict[str, Any]]  # of training, evaluations and epochs, without times
+
+    @property
+    def trained(self) -> dict[int, dict[str, Any]]:
+        """The train records by step."""
+        return {record["step"]: record for record in self.records if record["split"] == "train"}
 
     @property
     def last_step(self) -> int:
@@ -45,52 +56,52 @@ class Part:
     checkpoint: Path | None  # of step `first`; None: the part begins where the one before ended, or with the run
 
 
-def read_run(path: str, needs_starts: bool = True) -> Record:
-    """What is written down of the run in `path`. Raises UserError (66).
-
-    needs_starts: False = of a version before 0.11, whose steps nobody computes again, what it kept of its first start.
-    """
-    run = Path(path)
-    if not (run / "auto.json").exists():
+def last_start(run: str) -> dict[str, Any]:
+    """The line of the run's last start in starts.jsonl. Raises UserError: 66 for what is no run, 74."""
+    if not (Path(run) / "auto.json").exists():
         raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
-    starts = read_starts(run)
-    if not starts and not needs_starts:
-        settings, resolved = yaml.safe_load((run / "config.yaml").read_text()), read_json(run / "auto.json")
-        starts = [{"step": 0, "settings": settings, "resolved": resolved}]
-    elif not starts:
-        raise UserError(f"{run} has no starts.jsonl: a version before 0.11 trained it, whose steps cannot be computed"
-                        " again; if it is not finished, continue it with this version, and ask about the steps from"
-                        " there on", Exit.NO_INPUT)
-    links = {link["step"]: link for link in valid_links(read_lines(run))}
-    return Record(run, starts, links, {record["step"]: record for record in records(run, "train")})
+    try:
+        starts = read_starts(Path(run))
+        steps = [itemgetter(*NEEDED)(line)[0] for line in starts]
+        if steps and steps[0] == 0:
+            return starts[-1]
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{run}/starts.jsonl is damaged ({error!r}): restore it", Exit.IO) from None
+    raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
 
 
-def parts_of(record: Record, first: int, last: int) -> list[Part]:
-    """What is computed to get from step `first` (or the newest checkpoint before it) to `last`.
+def read_run(run: str, world: World, data: str | None = None) -> Record:
+    """What is written down of the run in this directory. Collective. Raises UserError (74)."""
+    path = Path(run)
 
-    Raises UserError: 64 for steps that the run has not taken, 66 if nothing is left to begin from.
+    def read() -> list[Any]:
+        try:
+            links = valid_links(read_lines(path))
+            return [read_starts(path), links, records_of(path)]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise UserError(f"a line of {path}/metrics.jsonl or chain.jsonl is not what this program writes"
+                            f" ({error!r}): restore the file", Exit.IO) from None
+
+    starts, links, lines = world.on_rank_zero(read, takes_long=True)  # Collective.
+    return Record(path, data, starts, {link["step"]: link for link in links}, lines)
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl without times, in their order."""
+    return [{"step": record["step"]} | {name: record[name] for name in record if name not in TIMING}
+            for record in records(run, "train", "val", "epoch")]
+
+
+def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
+    """What is computed to get from step `first` (or the newest checkpoint before it) to `last`. Collective.
+
+    Raises UserError (64) for steps that the run has not taken.
     """
-    # where to begin
     _require_taken(record, first + 1, last)
-    checkpoint = checkpoint_before(record, first)
-    begin = step_of(checkpoint.name) if checkpoint else 0
-    if begin < (known := record.starts[0]["step"]):
-        raise UserError(f"{record.path} has no checkpoint of steps {known} to {first} left to begin from, and an older"
-                        f" version trained its first {counted(known, 'step')}; ask about steps after one of"
-                        f" {record.path / 'checkpoints'}", Exit.NO_INPUT)
-
-    # the starts that computed what counts: a later one may have gone back to an earlier step
-    found: list[Part] = []
-    end = last
-    for line in reversed(record.starts):
-        if line["step"] < end and begin < end:
-            found.insert(0, Part(max(begin, line["step"]), end, line, None))
-            end = line["step"]
-
-    # neighbours that agree are one part
+    checkpoint = checkpoint_before(record, first, world)  # Collective.
     merged: list[Part] = []
-    for part in found:
-        if merged and is_alike(merged[-1].line, part.line):
+    for part in _stretches(record, step_of(checkpoint.name) if checkpoint else 0, last):
+        if merged and is_alike(merged[-1].line, part.line):  # neighbours that agree are one part
             part = Part(merged.pop().first, part.last, part.line, None)
         merged.append(part)
     return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
@@ -99,7 +110,7 @@ def parts_of(record: Record, first: int, last: int) -> list[Part]:
 def part_of(record: Record, step: int) -> Part:
     """The part that begins with the run and has the settings of `step`: for its samples, which need no weights."""
     _require_taken(record, step, step)
-    return Part(0, step, next(line for line in reversed(record.starts) if line["step"] < step), None)
+    return Part(0, step, _stretches(record, step - 1, step)[0].line, None)
 
 
 def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -109,29 +120,40 @@ def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def starts_of(record: Record, parts: list[Part]) -> list[dict[str, Any]]:
     """The lines of starts.jsonl of those starts that computed what these parts compute again."""
-    found, end = {part.line["start"]: part.line for part in parts}, parts[-1].last
-    for line in reversed(record.starts):
-        if line["step"] < end and parts[0].first < end:
-            found[line["start"]], end = line, line["step"]
+    found = {part.line["start"]: part.line for part in [*_stretches(record, parts[0].first, parts[-1].last), *parts]}
     return [found[start] for start in sorted(found)]
 
 
-def checkpoint_before(record: Record, step: int) -> Path | None:
-    """The newest checkpoint up to `step` that is whole and of what counts; None: none is left."""
+def checkpoint_before(record: Record, step: int, world: World) -> Path | None:
+    """The newest checkpoint up to `step` that is whole and of what counts; None: none is left. Collective."""
     folder = CheckpointFolder(record.path / "checkpoints", 1, print)
-    first = record.starts[0]["step"]  # where an older version had stopped, whose checkpoints have no links
-    for path in (folder.path / name for name in folder.names() if first <= step_of(name) <= step):
-        if find_damage(path) is None:
-            link = json.loads((path / "MANIFEST.json").read_text()).get("link", {})
-            if link == record.links.get(step_of(path.name), {}):
-                return path
-    return None
+
+    def find() -> str | None:
+        for name in folder.names():
+            path = folder.path / name
+            if step_of(name) <= step and find_damage(path) is None:
+                link = json.loads((path / "MANIFEST.json").read_text())["link"]
+                if link == record.links.get(step_of(name)):
+                    return name
+        return None
+
+    name = world.on_rank_zero(find, takes_long=True)  # Collective.
+    return folder.path / name if name else None
+
+
+def _stretches(record: Record, first: int, last: int) -> list[Part]:
+    """The steps after `first` up to `last` by the start that computed what counts of them: a later one may have gone
+    back to an earlier step.
+    """
+    found: list[Part] = []
+    for line in reversed(record.starts):
+        if line["step"] < last and first < last:
+            found.insert(0, Part(max(first, line["step"]), last, line, None))
+            last = line["step"]
+    return found
 
 
 def _require_taken(record: Record, first: int, last: int) -> None:
-    """Raise UserError (64) for steps that the run has not taken, or that nobody knows the settings of."""
-    known = record.starts[0]["step"]
-    if not known < first <= last <= record.last_step:
-        before = f"; an older version trained the first {known} and kept too little of them" if known else ""
-        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}{before}; ask for steps from"
-                        f" {known + 1} to {record.last_step}")
+    if not 0 < first <= last <= record.last_step:
+        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; ask for steps from 1 to"
+                        f" {record.last_step}")

@@ -1,18 +1,18 @@
 """Steps of a run, computed again by train.py's own functions, in a temporary directory: the run stays as it is.
 
-    record = read_run(path)
-    parts = parts_of(record, first, last)
-    with computing(parts[0].line, given, watchdog) as place:
+    with computing(run, device, watchdog) as place:
+        record = read_run(run, place.world)
+        parts = parts_of(record, first, last, place.world)
         place.walk(record, parts, visit)        # visit(t, batch) computes a step
 
 Settings and what was resolved are those of the start that computed these steps (RUN/starts.jsonl).
 """
 
-import argparse
 import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,7 +27,7 @@ import yaml
 from torch import Tensor
 from tqdm import tqdm
 
-from ask.record import Part, Record
+from ask.record import Part, Record, last_start
 from data.batch import GlobalBatch
 from engine.build import open_start, open_training
 from engine.saving import save, wait_for_save
@@ -36,6 +36,7 @@ from engine.warm_up import warm_up
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
+from utils.files import wait_to_see
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.identity import kept_settings
@@ -59,42 +60,50 @@ class Console(io.StringIO):
         return sys.stderr.write(text) if self.is_open else len(text)
 
 
-def config_for(line: Mapping[str, Any], given: argparse.Namespace, folder: str) -> Config:
-    """The config of a start, with --data, --device and another run directory."""
+class Instead:
+    """An object with other methods; all else is its own."""
+
+    def __init__(self, original: Any, **methods: Any):
+        self._original = original
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+def config_for(line: Mapping[str, Any], device: str | None, data: str | None, folder: Path) -> Config:
+    """The config of a start, in another run directory. device, data: None = as the start had them."""
     config = config_of(line["settings"])
-    other = {"run_dir": folder, "data": given.data or config.data.data,
-             "device": given.device or line["resolved"]["device"]}
-    return with_values(config, other)
+    return with_values(config, {"run_dir": str(folder), "data": data or config.data.data,
+                                "device": device or line["resolved"]["device"]})
 
 
 @dataclass(frozen=True)
 class Place:
     """Where steps are computed again: these processes, and a folder that goes at the end."""
 
-    given: argparse.Namespace
+    device: str
     world: World
     watchdog: Watchdog
     folder: Path
 
     @contextmanager
-    def opened(self, part: Part, run: Path, kind: type[Checkpoints] = Checkpoints,
+    def opened(self, part: Part, record: Record, kind: type[Checkpoints] = Checkpoints,
                name: str = "run") -> Iterator[Training]:
-        """The training at the part's first step, warmed up, in the folder `name`. Collective.
+        """The training at the part's first step, in the folder `name`, before it is warmed up. Collective.
 
         Raises UserError (78) if the data are others.
         """
-        folder, world, watchdog = self.folder / name, self.world, self.watchdog
-        config = config_for(part.line, self.given, str(folder))
-        world.on_rank_zero(lambda: lay_out(part, config, run, folder))  # Collective.
+        folder, world = self.folder / name, self.world
+        config = config_for(part.line, self.device, record.data, folder)
+        world.on_rank_zero(lambda: lay_out(part, config, record.path, folder))  # Collective.
         with (redirect_stdout(Console()) as console,
-              open_start(config, world, watchdog, lambda text: None) as start):  # Collective.
+              open_start(config, world, self.watchdog, lambda text: None) as start):  # Collective.
             if start.run.resolved.data != part.line["resolved"]["data"]:
-                raise UserError(f"{config.data.data} does not hold the data of {run}, or this version of the program"
-                                " reads them otherwise; restore them, or give --data PATH if they have moved",
+                raise UserError(f"{config.data.data} does not hold the data of {record.path}, or this version of the"
+                                " program reads them otherwise; restore them, or give --data PATH if they have moved",
                                 Exit.OTHER_RUN)
             with open_training(start, kind) as training:  # Collective.
-                warm_up(training)  # Collective.
-                watchdog.save_on_stop()  # a stop ends the loop
                 console.is_open = True
                 yield training
 
@@ -102,7 +111,9 @@ class Place:
              name: str = "run") -> None:
         """Compute parts of a run in the folder `name`; visit(training, batch) computes a step. Collective."""
         for part in parts:
-            with self.opened(part, record.path, name=name) as t:  # Collective.
+            with self.opened(part, record, name=name) as t:  # Collective.
+                warm_up(t)  # Collective.
+                t.watchdog.save_on_stop()  # a stop ends the loop
                 is_quiet = not self.world.is_main or not sys.stderr.isatty()
                 bar = partial(tqdm, desc=name, total=part.last - part.first, leave=False, disable=is_quiet)
                 for batch in bar(batches(t, part.last)):
@@ -115,29 +126,39 @@ class Place:
 
 
 @contextmanager
-def computing(line: Mapping[str, Any], given: argparse.Namespace, watchdog: Watchdog) -> Iterator[Place]:
-    """The place where steps are computed again, by processes that join as the start in `line` did. Collective."""
-    config = config_for(line, given, "")
+def computing(run: str, device: str | None, watchdog: Watchdog) -> Iterator[Place]:
+    """The place where steps are computed again, by processes that join as the run's last start did. Collective.
+
+    device: None = that start's. Raises UserError: 66 for what is no run, 73 for a folder that not all nodes have.
+    """
+    config = config_for(last_start(run), device, None, Path())
     devices = devices_per_process(config.device)
     with (World.from_env(config.device.device, config.faults, watchdog, devices) as world,
           scratch_folder(world) as folder):  # Collective.
-        yield Place(given, world, watchdog, folder)
+        yield Place(config.device.device, world, watchdog, folder)
 
 
 @contextmanager
 def scratch_folder(world: World) -> Iterator[Path]:
-    """A temporary folder for all ranks, which goes whatever ends this process. Collective."""
+    """A temporary folder for all ranks, which goes whatever ends this process. Collective. Raises UserError (73)."""
     folder = Path(world.on_rank_zero(lambda: tempfile.mkdtemp(prefix="lockstep-ask-")))  # Collective.
-    if not world.is_main:
-        yield folder
-        return
-    # it waits for the end of its input: this process's own end, even by a SIGKILL
-    remover = subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE, start_new_session=True)
+    remover = None
+    if world.is_main:  # it waits for the end of its input: this process's own end, even by a SIGKILL
+        remover = subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE,
+                                   start_new_session=True)
     try:
+        world.everywhere(lambda: _require_shared(folder))  # Collective.
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        remover.stdin.close()
+        if remover:
+            shutil.rmtree(folder, ignore_errors=True)
+            remover.stdin.close()
+
+
+def _require_shared(folder: Path) -> None:
+    if not wait_to_see(folder.is_dir, folder):
+        raise UserError(f"{socket.gethostname()} does not see {folder} of rank 0's node: on several nodes, set TMPDIR"
+                        " to a folder that all of them share", Exit.CANNOT_CREATE)
 
 
 def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
@@ -200,6 +221,9 @@ def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
         if (run / name).exists():
             (folder / name).symlink_to((run / name).absolute())
     if part.checkpoint:
+        if not part.checkpoint.exists():
+            raise UserError(f"{part.checkpoint} is gone: the run is training, and has just removed it; ask again",
+                            Exit.NO_INPUT)
         place = folder / "checkpoints" / part.checkpoint.name
         place.mkdir(parents=True)
         for file in part.checkpoint.iterdir():

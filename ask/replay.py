@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ask.command_line import begin, parser_of
+from ask.command_line import answer, begin, parser_of
 
 PARSER = parser_of("replay", __doc__, "RUN")
 PARSER.add_argument("--step", type=int, metavar="N", help="the optimizer step, counted from 1 as in the records")
@@ -48,7 +48,7 @@ from models.blocks import blocks_of
 from train import train_step
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, counted, exit_after, say
+from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
 from utils.strategies import load_strategy
 
@@ -58,7 +58,7 @@ class Found:
     """What was computed again."""
 
     rows: Rows = field(default_factory=list)  # the samples of the steps that were asked for
-    figures: Rows = field(default_factory=list)  # step, loss, grad_norm, lr of these steps
+    figures: Rows = field(default_factory=list)  # step, loss, grad_norm, lr, normalizer of these steps
     updates: Rows = field(default_factory=list)  # of one step: by block, see update_norms
     compared: list[int] = field(default_factory=list)  # steps with a record
     apart: list[str] = field(default_factory=list)  # what is not as recorded, in words
@@ -66,21 +66,26 @@ class Found:
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output; what depends on this machine goes to standard error. Collective."""
-    first, last = steps_of(given)
-    record, is_idle = read_run(given.run), given.list or given.inputs_only
-    parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last)
-    with computing(parts[0].line, given, watchdog) as place:  # Collective.
+    (first, last), is_idle = steps_of(given), given.list or given.inputs_only
+    device = given.device or ("cpu" if given.list else None)
+    with computing(given.run, device, watchdog) as place:  # Collective.
+        # what is asked for
         world, found, output = place.world, Found(), Path(given.output) if given.output else None
+        record = read_run(given.run, world, *given.data)  # Collective.
+        parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last, world)  # Collective.
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
+
+        # the answer
         if is_idle:
-            with place.opened(parts[0], record.path) as t:  # Collective.
+            with place.opened(parts[0], record) as t:  # Collective.
                 found.rows = _gathered(t, last, requested(t, last, output, given.list))  # Collective.
         else:
             for text in announced(record, parts, given, world):  # Collective.
                 if world.is_main:
                     say(text)
-            place.walk(record, parts, partial(replay, (first, last), given, record, found))  # Collective.
+            recorded = record.trained
+            place.walk(record, parts, partial(replay, (first, last), given, recorded, found))  # Collective.
         if world.is_main:
             report(f"{steps_words(first, last)} of {record.path}", found, output)
     return Exit.DONE
@@ -123,23 +128,23 @@ def announced(record: Record, parts: list[Part], given: argparse.Namespace, worl
     yield f"{what} {record.path}" + f"; --grad-norms: {each} more in a step that is asked for" * given.grad_norms
 
 
-def replay(asked: tuple[int, int], given: argparse.Namespace, record: Record, found: Found, t: Training,
-           batch: GlobalBatch) -> None:
-    """Compute a step; of one that is asked for, keep every sample. Collective."""
+def replay(asked: tuple[int, int], given: argparse.Namespace, recorded: dict[int, dict[str, Any]], found: Found,
+           t: Training, batch: GlobalBatch) -> None:
+    """Compute a step; of one that is asked for, keep every sample. recorded: the train records by step. Collective."""
     # the step
     (first, last), step = asked, t.state.progress.step + 1
     if step < first:
         figures = figures_of(t, *train_step(t, batch))  # Collective.
     else:
         before = _weights(t) if first == last else {}  # Collective.
-        watched, task = watch(t, given.grad_norms, Path(given.output) if given.output else None)
+        watched, rows = watch(t, given.grad_norms, Path(given.output) if given.output else None)
         figures = figures_of(t, *train_step(watched, batch))  # Collective.
-        found.rows += _gathered(t, step, task.rows)  # Collective.
+        found.rows += _gathered(t, step, rows)  # Collective.
         found.updates = update_norms(t, before, _weights(t)) if first == last else []  # Collective.
-        found.figures.append({"step": step} | figures)
+        found.figures.append({"step": step} | figures | {"normalizer": batch.normalizer})
 
     # its record
-    if then := record.trained.get(step):
+    if then := recorded.get(step):
         found.compared.append(step)
         for name, value in figures.items():
             words = apart(then[name], value, t.precision.name)
@@ -149,7 +154,7 @@ def replay(asked: tuple[int, int], given: argparse.Namespace, record: Record, fo
 def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor]) -> Rows:
     """By block, from the input to the head: the norm of the step's update by the norm of the weights before it.
 
-    before, after: of rank 0, by name; nothing on the others where a model is sharded.
+    before, after: by name, on rank 0; nothing on the others.
     """
     rows = []
     for index, block in enumerate(blocks_of(t.strategy.module)):
@@ -205,7 +210,9 @@ def _gathered(t: Training, step: int, rows: Rows) -> Rows:
 
 
 def _weights(t: Training) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in t.strategy.model_state().items()}
+    """In host memory: a device may have no room for two more."""
+    state = t.strategy.model_state()  # Collective.
+    return {name: value.to("cpu", copy=True) for name, value in state.items()} if t.world.is_main else {}
 
 
 def _weight(value: float | None) -> float:
@@ -220,4 +227,4 @@ def _make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, GIVEN, WATCHDOG), "replay")
+    answer(main, GIVEN, WATCHDOG, PARSER)

@@ -1,7 +1,7 @@
 """The samples of a step: what the model saw of each, what it said, and what each added to the loss; tables of them.
 
-    watched, rows = watch(t, with_grad_norms=False, output=None)
-    train_step(watched, batch)                      # rows() holds a row for each sample of this rank
+    watched, rows = watch(t, has_grad_norms=False, output=None)
+    train_step(watched, batch)                      # rows holds a row for each sample of this rank
 """
 
 import json
@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from ask.repeat import Instead
 from data.batch import Batch
 from engine.training import Training
 from models.objectives import answer, values_of
@@ -27,46 +28,36 @@ SHOWN, WIDTH = 20, 120  # rows of a table on the terminal, and characters of a l
 Rows = list[dict[str, Any]]
 
 
-class Watched:
-    """A task whose forward keeps a row for each sample. All else is the task's own."""
+def watch(t: Training, has_grad_norms: bool, output: Path | None) -> tuple[Training, Rows]:
+    """The training with a task whose forward keeps a row for each sample, and these rows."""
+    rows: Rows = []
 
-    def __init__(self, t: Training, has_grad_norms: bool, output: Path | None):
-        self._t, self._task, self._has_grad_norms, self._output = t, t.task, has_grad_norms, output
-        self.rows: Rows = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._task, name)
-
-    def forward(self, model: nn.Module, batch: Batch) -> Output:
+    def forward(model: nn.Module, batch: Batch) -> Output:
         """The task's; the gradients of single samples go backward through the same graph."""
-        rows = inputs_of(self._t.state.progress.step + 1, self._task, batch, self._output)
-        output = self._task.forward(model, batch)
-        if rows and rows[0]["micro_batch"] not in {row["micro_batch"] for row in self.rows}:  # nor computed again
-            losses = self._task.sample_losses(output, batch).tolist()
-            norms = self._grad_norms(model, output, batch) if self._has_grad_norms else []
-            for place, row in enumerate(rows):
-                if self._task.objective:
-                    row["prediction"] = prediction(self._task, output.logits[place].detach())
-                row |= {"loss": losses[place]} | ({"grad_norm": norms[place]} if norms else {})
-            self.rows += rows
-        return output
+        new = inputs_of(t.state.progress.step + 1, t.task, batch, output)
+        found = t.task.forward(model, batch)
+        if new and new[0]["micro_batch"] not in {row["micro_batch"] for row in rows}:  # nor computed again
+            losses = t.task.sample_losses(found, batch)
+            norms = grad_norms(t, model, losses) if has_grad_norms else ()
+            for place, (row, loss) in enumerate(zip(new, losses.tolist(), strict=True)):
+                if t.task.objective:
+                    row["prediction"] = prediction(t.task, found.logits[place].detach())
+                row |= {"loss": loss} | ({"grad_norm": norms[place]} if has_grad_norms else {})
+            rows.extend(new)
+        return found
 
-    def _grad_norms(self, model: nn.Module, output: Output, batch: Batch) -> list[float]:
-        """The norm of the gradient of what each sample adds to the loss; one backward pass for each."""
-        params = [param for param in model.parameters() if param.requires_grad]
-        scale, norms = self._t.precision.scale, []
-        with torch.autocast(batch.device.type, enabled=False):
-            for loss in self._task.sample_losses(output, batch):
-                grads = torch.autograd.grad(loss * scale, params, retain_graph=True, allow_unused=True)
-                found = [grad for grad in grads if grad is not None]
-                norms.append(float(torch.nn.utils.get_total_norm(found) / scale))
-        return norms
+    return replace(t, task=Instead(t.task, forward=forward)), rows
 
 
-def watch(t: Training, has_grad_norms: bool, output: Path | None) -> tuple[Training, Watched]:
-    """The training with a task that keeps a row for each sample; and that task."""
-    watched = Watched(t, has_grad_norms, output)
-    return replace(t, task=watched), watched
+def grad_norms(t: Training, model: nn.Module, losses: Tensor) -> list[float]:
+    """The norm of the gradient of what each sample adds to the loss; one backward pass for each. losses: [B]."""
+    params = [param for param in model.parameters() if param.requires_grad]
+    scale, norms = t.precision.scale, []
+    with torch.autocast(losses.device.type, enabled=False):
+        for loss in losses:
+            grads = torch.autograd.grad(loss * scale, params, retain_graph=True, allow_unused=True)
+            norms.append(float(torch.nn.utils.get_total_norm([grad for grad in grads if grad is not None]) / scale))
+    return norms
 
 
 def requested(t: Training, step: int, output: Path | None, is_list: bool) -> Rows:

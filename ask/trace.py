@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ask.repeat import Instead
 from ask.rounding import EPSILON, GROWN
 from data.batch import Batch, GlobalBatch
 from engine.training import Training
@@ -63,17 +64,6 @@ class Trace:
             self._room -= value.nbytes
             if self._room > 0:
                 self.kept[key] = value.detach().to("cpu", copy=True)
-
-
-class Instead:
-    """An object with another method; all else is its own."""
-
-    def __init__(self, original: Any, **methods: Any):
-        self._original = original
-        vars(self).update(methods)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
 
 def trace_step(t: Training, batch: GlobalBatch, trace: Trace) -> None:

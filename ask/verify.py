@@ -15,14 +15,14 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ask.command_line import begin, parser_of
+from ask.command_line import answer, begin, parser_of
 
 PARSER = parser_of("verify", __doc__, "RUN")
 PARSER.add_argument("--from", dest="first", type=int, metavar="STEP",
@@ -35,23 +35,20 @@ PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
-from ask.compared import ComparedCheckpoints, ComparedFolder, QuietLog
+from ask.compared import ComparedCheckpoints, ComparedFolder
 from ask.integrity import Link, findings
-from ask.record import Part, Record, checkpoint_before, is_alike, parts_of, read_run, starts_of
-from ask.repeat import Place, computing, differences
+from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, starts_of
+from ask.repeat import Instead, Place, computing, differences
 from engine.after_step import evaluate_and_save, is_evaluation_due
-from engine.records.log import TIMING, records
 from engine.saving import wait_for_save
 from train import train
 from utils.distributed.watchdog import Watchdog
-from utils.errors import Exit, UserError, counted, exit_after, say
+from utils.distributed.world import World
+from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
 from utils.rundir.chain import read_lines
-from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import describe
-
-SPLITS = ("train", "val", "epoch")
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class Again:
     record: Record
     parts: list[Part]
     note: Callable[[str], None]
-    seen: list[int] = field(default_factory=list)  # the steps whose links were compared; on rank 0
+    seen: dict[int, Link] = field(default_factory=dict)  # what was computed here of each step's link; on rank 0
 
     @property
     def steps(self) -> str:
@@ -70,14 +67,14 @@ class Again:
         first, last = self.parts[0].first + 1, self.parts[-1].last
         return f"steps {first} to {last}" if first < last else f"step {last}"
 
-    def announce(self, apart: list[dict[str, str]]) -> None:
-        """Say what will be computed, and what may keep bits from being the same. apart: see differences, by start."""
+    def announce(self, apart: Iterable[str]) -> None:
+        """Say what will be computed, and what may keep bits from being the same."""
         begin, last, run = self.parts[0], self.parts[-1].last, self.record.path
-        count = sum(begin.first < record["step"] <= last for record in records(run, "val"))
+        count = sum(record["split"] == "val" and begin.first < record["step"] <= last for record in self.record.records)
         world, start = self.place.world, begin.checkpoint or "the beginning"
         self.note(f"computing {self.steps} and {counted(count, 'evaluation')} again, from {start}, on"
                   f" {world.world_size} x {world.device.type}")
-        for words in dict.fromkeys(words for differ in apart for words in differ.values()):
+        for words in dict.fromkeys(apart):
             self.note(f"{words}: if bits differ, the run cannot be compared here")
         if is_locked(run):
             self.note(f"{run} is still training; it is compared up to step {last}")
@@ -90,10 +87,10 @@ class Again:
         world, folder = self.place.world, self.place.folder / "run"
         compared = ComparedFolder(folder / "checkpoints", links, end, self.seen, self.note)
         kind = partial(ComparedCheckpoints, folder=compared)
-        with self.place.opened(part, self.record.path, kind) as t:  # Collective.
+        with self.place.opened(part, self.record, kind) as t:  # Collective.
             if part.first == 0:
                 world.on_rank_zero(lambda: compared.compare(read_lines(folder)[0]))  # Collective.
-            t = replace(t, last_step=part.last, log=QuietLog(t.log))
+            t = replace(t, last_step=part.last, log=Instead(t.log, note=lambda text: None))
             train(t)  # Collective.
             if is_evaluation_due(t) and not links.get(part.last, {"awaits_evaluation": True})["awaits_evaluation"]:
                 evaluate_and_save(t)  # Collective. As at the run's next start.
@@ -107,17 +104,17 @@ class Again:
         missed = sorted(step for step in links if step > self.parts[0].first and step not in self.seen)
         words = f"step {missed[0]} differs: nothing is saved there" if missed else self.differing_record()
         if words:
-            self.seen.append(missed[0] if missed else last)
+            self.seen[missed[0] if missed else last] = {}
             raise UserError(words, Exit.DIFFERS)
 
     def differing_record(self) -> str:
         """The first record that only one of both has, or that differs, in words; "" if there is none."""
-        of_run, computed = (records(path, *SPLITS) for path in (self.record.path, self.place.folder / "run"))
+        of_run, computed = self.record.records, records_of(self.place.folder / "run")
         then = {(record["split"], record["step"]): record for record in of_run}
         for here in computed:
             old = then.get((here["split"], here["step"]), {})
             for name in {**old, **here}:
-                if name not in TIMING and old.get(name) != here.get(name):
+                if old.get(name) != here.get(name):
                     return (f"the {here['split']} record of step {here['step']} differs: {name} {old.get(name)} in the"
                             f" run, {here.get(name)} here")
         last = max((record["step"] for record in computed), default=0)  # whose evaluation may be that of the next start
@@ -139,21 +136,22 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")
         return Exit.DIFFERS if found else Exit.DONE
 
-    record = read_run(given.run)
-    with computing(record.starts[-1], given, watchdog) as place:  # Collective.
+    with computing(given.run, given.device, watchdog) as place:  # Collective.
         # the files
-        world = place.world
+        world, here = place.world, describe(place.world)  # Collective.
         if given.output:
             world.on_rank_zero(partial(require_output, given.output))  # Collective.
         if found := world.on_rank_zero(partial(findings, run), takes_long=True):  # Collective.
             note("\n".join([*found, f"differs: {run}"]))
+            world.on_rank_zero(lambda: write_receipt(given.output, run, "differs", found, here))  # Collective.
             return Exit.DIFFERS
 
         # the steps
-        again = Again(place, record, parts_to_verify(record, given.first, given.last), note)
-        here, starts = describe(world), starts_of(record, again.parts)  # Collective.
-        apart, words = [differences(start, world) | not_promised(start) for start in starts], ""  # Collective.
-        again.announce(apart)
+        record = read_run(given.run, world, *given.data)  # Collective.
+        again = Again(place, record, parts_to_verify(record, given.first, given.last, world), note)  # Collective.
+        apart, words = [(start, differences(start, world) | not_promised(start))  # Collective.
+                        for start in starts_of(record, again.parts)], ""
+        again.announce(words for _, differ in apart for words in differ.values())
         try:
             for part in again.parts:
                 again.train(part)  # Collective.
@@ -161,39 +159,45 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             if error.code != Exit.DIFFERS:
                 raise
             words = str(error)
-        return Exit(world.on_rank_zero(lambda: conclude(again, words, here, starts, apart)))  # Collective.
+        return Exit(world.on_rank_zero(lambda: conclude(again, words, given.output, here, apart)))  # Collective.
 
 
-def conclude(again: Again, words: str, here: dict[str, Any], starts: list[dict[str, Any]],
-             apart: list[dict[str, str]]) -> int:
+def conclude(again: Again, words: str, output: str | None, here: dict[str, Any],
+             apart: list[tuple[dict[str, Any], dict[str, str]]]) -> int:
     """Say the result, and write the receipt; on rank 0. Returns the exit code.
 
-    words: what differs, or "". here: what computed it, see describe. starts: the lines of those that had computed it.
-    apart: what is not here as it was there, by start.
+    words: what differs, or "". here: what computed it, see describe. apart: the lines of the starts that had computed
+    it, each with what is not here as it was there.
     """
     # the result
     links, seen, reasons = again.record.links, again.seen, []
     model = max((step for step, link in links.items() if "model" in link), default=None)
-    result, code, found = "verified", Exit.DONE, ""
+    result, code = "verified", Exit.DONE
     if words:
-        by = max(link["start"] for step, link in links.items() if step <= seen[-1])
-        reasons = [each for start, differ in zip(starts, apart, strict=True) if start["start"] <= by
-                   for each in differ.values()]
-        found = "\n".join(dict.fromkeys(filter(None, [words, again.differing_record(), *reasons]))) + "\n"
+        by = max(link["start"] for step, link in links.items() if step <= [*seen][-1])
+        reasons = [each for start, differ in apart if start["start"] <= by for each in differ.values()]
         result, code = ("cannot be compared here", Exit.OTHER_RUN) if reasons else ("differs", Exit.DIFFERS)
+    found = [*dict.fromkeys(filter(None, [words, words and again.differing_record(), *reasons]))]
     what = (f", {again.steps}: {counted(len(seen), 'link')} and all records are the same"
             + f"; RUN/model is that of step {model}" * (model in seen)) * (not words)
-    again.note(f"{found}{result}: {again.record.path}{what}")
+    again.note("\n".join([*found, f"{result}: {again.record.path}{what}"]))
 
     # the receipt
-    if again.place.given.output:
-        receipt = {"result": result, "found": found.splitlines(), "run": again.record.path.absolute().name,
-                   "steps": [again.parts[0].first + 1, again.parts[-1].last], "model_step": model,
-                   "links": {step: links[step] for step in seen}, "head": [*links.values()][-1]["link"],
-                   "starts": starts, "computed_on": here, "time": datetime.now(UTC).isoformat(timespec="seconds")}
-        with open_output(again.place.given.output) as file:
-            json.dump(receipt, file, indent=1)
+    write_receipt(output, again.record.path, result, found, here,
+                  steps=[again.parts[0].first + 1, again.parts[-1].last], model_step=model,
+                  links={step: links[step] for step in seen}, head=[*links.values()][-1]["link"],
+                  computed={step: link["content"] for step, link in seen.items() if link},
+                  starts=[start for start, _ in apart])
     return int(code)
+
+
+def write_receipt(output: str | None, run: Path, result: str, found: list[str], here: dict[str, Any],
+                  **steps: Any) -> None:
+    """What was found, as JSON. output: None = nowhere. steps: what was computed again, if anything was."""
+    if output:
+        with open_output(output) as file:
+            json.dump({"result": result, "found": found, "run": run.absolute().name, **steps, "computed_on": here,
+                       "time": datetime.now(UTC).isoformat(timespec="seconds")}, file, indent=1)
 
 
 def not_promised(start: Mapping[str, Any]) -> dict[str, str]:
@@ -204,23 +208,18 @@ def not_promised(start: Mapping[str, Any]) -> dict[str, str]:
     return {kind: f"trained {kind}" for kind, is_so in kinds.items() if is_so}
 
 
-def parts_to_verify(record: Record, first: int | None, last: int | None) -> list[Part]:
-    """What is computed again. first, last: as the user gave them. Raises UserError (64, 66)."""
+def parts_to_verify(record: Record, first: int | None, last: int | None, world: World) -> list[Part]:
+    """What is computed again. first, last: as the user gave them. Collective. Raises UserError (64)."""
     # from where, to where
     links, starts = record.links, {line["start"]: line for line in record.starts}
     ends = sorted(step for step in links if step >= (last or 1))
-    begun = record.starts[0]["step"]
     if not ends:
         raise UserError(f"{record.path} has saved steps up to {max(links, default=0)}, and nothing after them can be"
                         " verified")
-    end = ends[0] if last else ends[-1]
-    if first is None:  # the first kept checkpoint, if an older version began the run
-        kept = (step_of(name) for name in CheckpointFolder(record.path / "checkpoints", 1, print).names())
-        first = next((step for step in sorted(kept) if begun <= step < end and checkpoint_before(record, step)),
-                     begun) if begun else 0
+    found = parts_of(record, first or 0, ends[0] if last else ends[-1], world)  # Collective.
 
     # the last step of a part may have been evaluated by a start that took no step
-    found, parts = parts_of(record, first, end), []
+    parts = []
     for part, following in zip(found, [*found[1:], None], strict=True):
         start = starts[links.get(part.last, part.line)["start"]]
         if start["start"] > part.line["start"] and is_alike(start, part.line):
@@ -232,4 +231,4 @@ def parts_to_verify(record: Record, first: int | None, last: int | None) -> list
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, GIVEN, WATCHDOG), "verify")
+    answer(main, GIVEN, WATCHDOG, PARSER)

@@ -25,15 +25,18 @@ def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
     return config, watchdog
 
 
-def begin_process() -> "Watchdog":
-    """The watchdog of this process. Exits with 64 where the system or a package is not what the program needs."""
+def begin_process(program: str = "train.py") -> "Watchdog":
+    """The watchdog of this process. Exits with 64 where the system or a package is not what the program needs.
+
+    program: whose name stands before its messages.
+    """
     _require_linux()
     from utils.distributed.preflight import require_packages  # these need Linux
     from utils.distributed.watchdog import Watchdog
     from utils.errors import forget_exit_code
 
     forget_exit_code()
-    watchdog = Watchdog()
+    watchdog = Watchdog(program)
     require_packages()
     return watchdog
 

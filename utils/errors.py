@@ -219,15 +219,18 @@ class Parser(ArgumentParser):
         leave(f"{self.format_usage()}{self.prog.rpartition('.')[2]}: {message}", Exit.USAGE)
 
 
-def exit_after(work: Callable[[], int], program: str = "train.py") -> NoReturn:
-    """Run `work` and exit with its code, or with that of its error, which is printed by one rank."""
+def exit_after(work: Callable[[], int], program: str = "train.py", **ways_out: str) -> NoReturn:
+    """Run `work` and exit with its code, or with that of its error, which is printed by one rank.
+
+    ways_out: see explain.
+    """
     try:
         code, error = work(), None
     except Exception as caught:
         # torch's handler raises wherever the main thread is when a loading process dies: it would end these words, too
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         error = caught
-        message, code = explain(error)
+        message, code = explain(error, **ways_out)
     LAST_WORD.acquire()
     record_exit(code)
     if error is not None and is_shown_here(error):

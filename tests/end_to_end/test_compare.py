@@ -218,16 +218,27 @@ def test_data_that_were_overwritten_name_no_sample(trained, compared, table):
     assert "RUN1 cannot be repeated here: " in out, out
 
 
-def test_an_older_run_is_compared_by_its_records(trained, compared, run_train, tmp_path):
+def test_a_run_that_an_older_version_began_is_refused(trained, run_train, tmp_path):
     base, old = trained("base"), tmp_path / "old"
     shutil.copytree(base, old)
-    for name in ("starts.jsonl", "chain.jsonl"):
-        (old / name).unlink()
-    code, out = compared(base, old)
-    assert code == 0 and "  processes: 1 in RUN1, not known in RUN2\n" in out
-    assert "the same, bit for bit: 10 records, 0 links of the chain, up to step 6" in out
-    result = run_train(base, old, "--locate", script="ask/compare.py")
-    assert (result.returncode, result.out) == (Exit.NO_INPUT, "") and "has no starts.jsonl" in result.err
+    (old / "starts.jsonl").unlink()
+    for runs in ((base, old), (old, base)):
+        result = run_train(*runs, script="ask/compare.py")
+        assert (result.returncode, result.out) == (Exit.NO_INPUT, "") and result.err.count("before 0.11") == 1
+
+
+@pytest.mark.slow
+def test_the_data_of_each_run_may_have_moved(trained, compared, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "one")
+    shutil.copytree(photos, tmp_path / "two")
+    (tmp_path / "two/train/tint0/005.png").unlink()
+    runs = [trained(f"moved-{name}", "--data", tmp_path / name) for name in ("one", "two")]
+    for name in ("one", "two"):
+        (tmp_path / name).rename(tmp_path / f"{name}-moved")
+    words = [*runs, "--data", tmp_path / "one-moved", tmp_path / "two-moved", "--locate"]
+    code, out = compared(*words)
+    assert code == 1 and "data: 1 sample only in RUN1: train/tint0/005.png (tint0)" in out, out
+    assert re.search(r"the first thing that differs is sample \d+ of micro-batch \d of step 1: ", out), out
 
 
 @pytest.mark.slow

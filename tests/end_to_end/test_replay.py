@@ -116,8 +116,9 @@ def test_planted_labels_come_first_with_the_same_bytes_on_1_2_and_3(
 
     # all digits of the records
     kept = {record["step"]: record for record in records(of_digits)}
-    assert [{name: kept[row["step"]][name] for name in row} for row in rows_of(outputs[0], "steps")] == (
-        rows_of(outputs[0], "steps"))
+    for row in rows_of(outputs[0], "steps"):
+        assert row == {name: kept[row["step"]][name] for name in ("step", "loss", "grad_norm", "lr")} | {
+            "normalizer": BATCH}
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
@@ -252,4 +253,4 @@ def test_a_run_of_a_version_without_starts_is_named(of_digits, run_dir, run_trai
     for name in ("auto.json", "config.yaml", "metrics.jsonl"):
         (run_dir / name).write_bytes((of_digits / name).read_bytes())
     result = run_train(run_dir, "--step", 3, **REPLAY)
-    assert (result.returncode, "has no starts.jsonl: a version before 0.11" in result.err) == (Exit.NO_INPUT, True)
+    assert (result.returncode, "a version before 0.11 began this run" in result.err) == (Exit.NO_INPUT, True)

@@ -209,12 +209,30 @@ def test_what_was_changed_is_named(copied, forgery):
     assert len(found) == 1 and found[0].startswith(f"{copied}/") and words in found[0], found
 
 
-def test_the_exit_code_says_that_files_do_not_belong_together(copied, run_train):
+def test_the_exit_code_and_a_receipt_say_that_files_differ(copied, run_train, tmp_path):
     assert run_train(copied, "--chain-only", **VERIFY).returncode == 0
     changed_weights(copied / "model" / "model.safetensors")
-    for words in (["--chain-only"], []):
+    file = tmp_path / "receipt.json"
+    for words in (["--chain-only"], ["--output", file]):
         result = run_train(copied, *words, **VERIFY)
         assert result.returncode == Exit.DIFFERS and "model.safetensors: not what" in result.out, result.text
+    receipt = json.loads(file.read_text())
+    assert (receipt["result"], "links" in receipt) == ("differs", False)
+    assert receipt["found"] == [line for line in result.out.splitlines() if "model.safetensors" in line]
+
+
+def test_a_model_of_a_step_that_the_run_went_back_from_is_named(photos, run_dir, run_train):
+    """Every checkpoint since the evaluation of step 3 was damaged, and the next start evaluated nothing."""
+    words = [*WORDS, "--data", photos, "--run-dir", run_dir]
+    assert run_train(*words, "--keep-every", 1, "--stop-after", 5).returncode == Exit.STOPPED
+    for checkpoint in (run_dir / "checkpoints").glob("step-*"):
+        if int(checkpoint.name.split("-")[1]) > 2:
+            flipped(checkpoint / "state.pt")
+    result = run_train(*words, "--eval-every", 100, "--stop-after", 2)
+    assert result.returncode == Exit.STOPPED, result.text
+    [found] = findings(run_dir)
+    assert found.startswith(f"{run_dir}/model: it is what the run saved at step 3, but the run has gone back"), found
+    assert run_train(*words).returncode == 0 and findings(run_dir) == []
 
 
 def test_files_alone_give_no_receipt(copied, run_train, tmp_path):
@@ -226,15 +244,18 @@ def test_files_alone_give_no_receipt(copied, run_train, tmp_path):
 # --- a forger who computes all hashes anew
 
 
-def test_weights_that_were_changed_between_two_starts_are_found(begun, run_dir, run_train):
+def test_weights_that_were_changed_between_two_starts_are_found(begun, run_dir, run_train, tmp_path):
     words, run = begun
     shutil.copytree(run, run_dir)
     changed_weights(newest_checkpoint(run_dir) / "model.safetensors")
     rehash(run_dir)
     assert run_train(*words, "--run-dir", run_dir).returncode == 0
     assert findings(run_dir) == []
-    result = run_train(run_dir, **VERIFY)
+    result = run_train(run_dir, "--output", tmp_path / "receipt.json", **VERIFY)
     assert result.returncode == Exit.DIFFERS and "step 5 differs: the content" in result.out, result.text
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    agree = {step: link["content"] == receipt["computed"][step] for step, link in receipt["links"].items()}
+    assert (receipt["result"], agree) == ("differs", {"0": True, "2": True, "3": True, "4": True, "5": False})
     result = run_train(run_dir, "--from", 8, **VERIFY)  # from there on it is what it says
     assert result.returncode == 0, result.text
 
@@ -278,25 +299,33 @@ def test_other_rounding_on_another_cpu_is_no_forgery(begun, run_dir, run_train, 
     assert result.returncode == 0, result.text
 
 
-def test_a_run_that_an_older_version_trained_is_refused(copied, run_train):
-    (copied / FILE).unlink()
-    (copied / "starts.jsonl").unlink()
-    for words in (["--chain-only"], []):
-        result = run_train(copied, *words, **VERIFY)
-        assert result.returncode == Exit.NO_INPUT and "a version before 0.11 trained it" in result.err, result.text
-
-
-def test_of_a_run_that_an_older_version_began_the_rest_is_verified(begun, run_dir, run_train):
+def test_a_run_that_an_older_version_began_is_refused(begun, run_dir, run_train):
+    """Also if this version has continued it."""
     words, run = begun
     shutil.copytree(run, run_dir)
     for name in (FILE, "starts.jsonl"):
         (run_dir / name).unlink()
     for checkpoint in (run_dir / "checkpoints").glob("step-*"):
         seal(checkpoint, None)
-    assert run_train(*words, "--run-dir", run_dir).returncode == 0
-    result = run_train(run_dir, **VERIFY)
-    assert result.returncode == 0 and "verified: " in result.out, result.text
-    assert result.out.startswith("computing steps 9 to 12 and 2 evaluations again, from "), result.out
+    for is_continued in (False, True):
+        if is_continued:
+            assert run_train(*words, "--run-dir", run_dir).returncode == 0
+        for more in (["--chain-only"], []):
+            result = run_train(run_dir, *more, **VERIFY)
+            assert result.returncode == Exit.NO_INPUT and "a version before 0.11 began this run" in result.err, (
+                result.text)
+
+
+def test_a_run_that_is_still_training_is_verified_on_two(photos, run_dir, start_torchrun, run_torchrun):
+    """What rank 0 has read counts for both, though the run has saved more since."""
+    words = [*WORDS, "--strategy", "exact", "--data", photos, "--run-dir", run_dir]
+    live = start_torchrun(None, *words, "--epochs", 1000, "--save-every", 1, "--keep-every", 0)
+    live.wait_for(lambda: trained_steps(run_dir) > 4, "five steps")
+    result = run_torchrun(2, run_dir, "--to", 3, **VERIFY)
+    assert live.process.poll() is None
+    live.kill_all()
+    assert result.code == 0 and f"{run_dir} is still training; it is compared up to step 3\n" in result.out, result.text
+    assert f"verified: {run_dir}, steps 1 to 3: 4 links and all records are the same" in result.out
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 class Watchdog:
     """Signals, deadlines and peers of this process. Its public methods are called by the main thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = "train.py") -> None:
+        self._program = program  # whose words these are
         rank = int(os.environ.get("RANK", 0))
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         # torchrun kills its workers 30 s, or this time, after SIGTERM; one that is stuck says where before that.
@@ -102,7 +103,7 @@ class Watchdog:
         message = (f"rank {self._peers.rank} on {socket.gethostname()} made no progress for"
                    f" {self._deadlines.limit_s:g} s: {self._state()}"
                    f" (see --step-timeout){self._flight_record()}")
-        bounded(lambda: say(f"train.py: {message}\n{_stacks()}"))
+        bounded(lambda: say(f"{self._program}: {message}\n{_stacks()}"))
         if states := self._peers.states():
             bounded(lambda: say(states))
         self._leave(Ending(message, Exit.LOST_PEERS, prints=False, is_shown=True))
@@ -113,7 +114,7 @@ class Watchdog:
         self._peers.leave(ending.code, ending.message, ending.prints or ending.is_shown)
         record_exit(ending.code)
         if ending.prints:
-            bounded(lambda: say(f"train.py: {ending.message}"))
+            bounded(lambda: say(f"{self._program}: {ending.message}"))
         state = "stopped" if ending.code == Exit.STOPPED else "failed"
         bounded(lambda: self._write_status(state, ending.code, ending.message))
         os._exit(ending.code)

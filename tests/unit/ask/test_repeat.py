@@ -1,12 +1,16 @@
 """Which starts of a run computed which steps, and from which checkpoint they are computed again."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from ask.record import Part, Record, checkpoint_before, part_of, parts_of, read_run, starts_of
+from ask.record import Record, checkpoint_before, last_start, part_of, parts_of, read_run, starts_of
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import CheckpointFolder, name_of
+
+
+ALONE = SimpleNamespace(on_rank_zero=lambda work, **_: work())  # a world of one process
 
 
 def line(start, step, processes=1, **settings):
@@ -25,7 +29,7 @@ def record_of(tmp_path):
         for step in saved:
             files = {"state.pt": lambda path: path.write_text("state")}
             folder.write(name_of(step, 1, False), files, None, links[step])
-        return Record(tmp_path, list(lines), links, {10: {"step": 10}})
+        return Record(tmp_path, None, list(lines), links, [{"split": "train", "step": 10}])
 
     return make
 
@@ -36,64 +40,82 @@ def spans(parts):
 
 def test_starts_that_agree_are_one_part(record_of):
     record = record_of(line(1, 0), line(2, 4), line(3, 7, precision="bf16"))
-    assert spans(parts_of(record, 0, 9)) == [(0, 7, 2), (7, 9, 3)]
-    assert spans(parts_of(record, 0, 5)) == [(0, 5, 2)] and spans(parts_of(record, 0, 4)) == [(0, 4, 1)]
+    assert spans(parts_of(record, 0, 9, ALONE)) == [(0, 7, 2), (7, 9, 3)]
+    assert spans(parts_of(record, 0, 5, ALONE)) == [(0, 5, 2)] and spans(parts_of(record, 0, 4, ALONE)) == [(0, 4, 1)]
 
 
 def test_a_start_that_went_back_or_took_no_step_computed_what_counts(record_of):
     """The second start fell back to step 3, the fourth took no step."""
     record = record_of(line(1, 0), line(2, 3, lr=1), line(3, 8, lr=2), line(4, 9, lr=3), line(5, 9, lr=2))
-    assert spans(parts_of(record, 0, 10)) == [(0, 3, 1), (3, 8, 2), (8, 10, 5)]
+    assert spans(parts_of(record, 0, 10, ALONE)) == [(0, 3, 1), (3, 8, 2), (8, 10, 5)]
     record = record_of(line(1, 0), line(2, 6, lr=1), line(3, 4, lr=2))
-    assert spans(parts_of(record, 0, 10)) == [(0, 4, 1), (4, 10, 3)]
+    assert spans(parts_of(record, 0, 10, ALONE)) == [(0, 4, 1), (4, 10, 3)]
     assert part_of(record, 5).line["start"] == 3 and part_of(record, 4).line["start"] == 1
 
 
 def test_those_who_computed_it_are_all_named_though_they_are_one_part(record_of):
     record = record_of(line(1, 0), line(2, 4, processes=2), line(3, 7, processes=3))
-    [part] = parts_of(record, 0, 6)
+    [part] = parts_of(record, 0, 6, ALONE)
     assert [start["processes"] for start in starts_of(record, [part])] == [1, 2]
 
 
 def test_it_begins_at_the_newest_checkpoint_up_to_the_step_before(record_of):
     record = record_of(line(1, 0), line(2, 4, lr=1), saved=(2, 4, 6))
-    [part] = parts_of(record, 5, 6)
+    [part] = parts_of(record, 5, 6, ALONE)
     assert (part.first, part.last, part.checkpoint.name) == (4, 6, name_of(4, 1, False))
-    first, second = parts_of(record, 3, 6)
+    first, second = parts_of(record, 3, 6, ALONE)
     assert (first.first, first.checkpoint.name, second.first, second.checkpoint) == (2, name_of(2, 1, False), 4, None)
-    assert spans(parts_of(record, 1, 2)) == [(0, 2, 1)]
+    assert spans(parts_of(record, 1, 2, ALONE)) == [(0, 2, 1)]
 
 
 def test_damaged_and_abandoned_checkpoints_are_passed_over(record_of):
     record = record_of(line(1, 0), saved=(2, 4, 6))
     (record.path / "checkpoints" / name_of(6, 1, False) / "state.pt").write_text("other")
     record.links[4] = {"step": 4, "content": "trained again"}
-    assert checkpoint_before(record, 9).name == name_of(2, 1, False)
-    assert checkpoint_before(record, 1) is None
+    assert checkpoint_before(record, 9, ALONE).name == name_of(2, 1, False)
+    assert checkpoint_before(record, 1, ALONE) is None
 
 
 @pytest.mark.parametrize("first, last", [(9, 11), (3, 3), (4, 3), (-1, 3)])
 def test_steps_that_it_has_not_taken_are_refused(record_of, first, last):
     with pytest.raises(UserError, match="has taken 10 steps; ask for steps from 1 to 10") as caught:
-        parts_of(record_of(line(1, 0)), first, last)
+        parts_of(record_of(line(1, 0)), first, last, ALONE)
     assert caught.value.code == Exit.USAGE
 
 
-def test_steps_of_an_older_version_are_refused(record_of):
-    record = record_of(line(1, 5), saved=(7,))
-    for ask in (lambda: parts_of(record, 4, 8), lambda: part_of(record, 5)):
-        with pytest.raises(UserError, match=r"trained the first 5 and kept too little of them; .* 6 to 10"):
-            ask()
-    with pytest.raises(UserError, match="has no checkpoint of steps 5 to 6 left to begin from") as caught:
-        parts_of(record, 6, 8)
+@pytest.mark.parametrize("lines", [None, [line(1, 5)], []])
+def test_what_is_no_run_and_one_that_an_older_version_began_are_named(tmp_path, lines):
+    with pytest.raises(UserError, match="is not the directory of a run that has begun") as caught:
+        last_start(str(tmp_path))
     assert caught.value.code == Exit.NO_INPUT
-    assert spans(parts_of(record, 7, 8)) == [(7, 8, 1)] and part_of(record, 6) == Part(0, 6, record.starts[0], None)
-
-
-def test_what_is_no_run_and_a_run_without_starts_are_named(tmp_path):
-    with pytest.raises(UserError, match="is not the directory of a run that has begun"):
-        read_run(str(tmp_path))
     (tmp_path / "auto.json").write_text(json.dumps({}))
-    with pytest.raises(UserError, match=r"has no starts\.jsonl: a version before 0\.11") as caught:
-        read_run(str(tmp_path))
+    if lines is not None:
+        (tmp_path / "starts.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    with pytest.raises(UserError, match=r"a version before 0\.11 began this run") as caught:
+        last_start(str(tmp_path))
     assert caught.value.code == Exit.NO_INPUT
+
+
+@pytest.mark.parametrize("damage", ["{", "{}", "[]", "5"])
+@pytest.mark.parametrize("name", ["starts.jsonl", "metrics.jsonl"])
+def test_a_line_that_is_no_record_is_an_error_that_names_the_file(tmp_path, name, damage):
+    (tmp_path / "auto.json").write_text(json.dumps({}))
+    (tmp_path / "starts.jsonl").write_text(f"{json.dumps(line(1, 0))}\n")
+    with (tmp_path / name).open("a") as file:
+        file.write(f"{damage}\n")
+    if name == "metrics.jsonl" and damage == "{":  # as a kill leaves it
+        assert read_run(str(tmp_path), ALONE).records == []
+        return
+    with pytest.raises(UserError, match=name) as caught:
+        last_start(str(tmp_path))
+        read_run(str(tmp_path), ALONE)
+    assert caught.value.code == Exit.IO
+
+
+def test_what_a_run_has_written_down_is_read_without_times(tmp_path):
+    (tmp_path / "starts.jsonl").write_text(f"{json.dumps(line(1, 0))}\n")
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"split": "train", "step": 3, "loss": 0.1, "time": "now"}\n{"split": "val", "step": 4, "loss": null}\n')
+    record = read_run(str(tmp_path), ALONE, "/elsewhere")
+    assert record.trained == {3: {"split": "train", "step": 3, "loss": 0.1}} and record.last_step == 3
+    assert (record.records[1]["loss"], record.data, record.starts) == (None, "/elsewhere", [line(1, 0)])

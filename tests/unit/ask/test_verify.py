@@ -1,6 +1,7 @@
 """ask/verify.py and ask/integrity.py without a training: what is computed again, and what a link must follow."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,9 @@ from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of, valid_links
 
 
+ALONE = SimpleNamespace(on_rank_zero=lambda work, **_: work())  # a world of one process
+
+
 def start(number, step, **settings):
     return {"start": number, "step": step, "settings": settings, "resolved": {}}
 
@@ -21,7 +25,7 @@ def link(step, number, awaits=False):
 
 
 def record_of(tmp_path, starts, links):
-    return Record(tmp_path, starts, {each["step"]: each for each in links}, {})
+    return Record(tmp_path, None, starts, {each["step"]: each for each in links}, [])
 
 
 def stretches(parts):
@@ -35,7 +39,7 @@ def stretches(parts):
     ((None, None), (0, 20)), ((None, 7), (0, 10)), ((None, 10), (0, 10)), ((3, 11), (0, 20)), ((None, 0), (0, 20))])
 def test_from_the_beginning_to_the_next_link(tmp_path, asked, expected):
     record = record_of(tmp_path, [start(1, 0)], [link(0, 1), link(10, 1), link(20, 1)])
-    [part] = parts_to_verify(record, *asked)
+    [part] = parts_to_verify(record, *asked, ALONE)
     assert (part.first, part.last) == expected
 
 
@@ -43,24 +47,24 @@ def test_from_the_beginning_to_the_next_link(tmp_path, asked, expected):
 def test_where_nothing_was_saved_is_an_error(tmp_path, asked, links):
     record = record_of(tmp_path, [start(1, 0)], [link(step, 1) for step in links])
     with pytest.raises(UserError) as raised:
-        parts_to_verify(record, *asked)
+        parts_to_verify(record, *asked, ALONE)
     assert raised.value.code == Exit.USAGE
 
 
 def test_the_step_that_the_next_start_evaluated_belongs_to_its_settings(tmp_path):
     starts = [start(1, 0, best="loss"), start(2, 10, best="top1")]
     record = record_of(tmp_path, starts, [link(0, 1), link(10, 2), link(20, 2)])
-    assert stretches(parts_to_verify(record, None, None)) == [(0, 10, 1), (10, 20, 2)]
-    assert stretches(parts_to_verify(record, None, 10)) == [(0, 10, 1), (10, 10, 2)]
+    assert stretches(parts_to_verify(record, None, None, ALONE)) == [(0, 10, 1), (10, 20, 2)]
+    assert stretches(parts_to_verify(record, None, 10, ALONE)) == [(0, 10, 1), (10, 10, 2)]
 
 
 def test_a_start_that_only_evaluated_is_a_part_if_its_settings_are_others(tmp_path):
     links = [link(0, 1), link(10, 2), link(20, 3)]
     others = [start(1, 0), start(2, 10, best="loss"), start(3, 10, best="top1")]
     alike = [start(1, 0), start(2, 10), start(3, 10, best="top1")]
-    assert stretches(parts_to_verify(record_of(tmp_path, others, links), None, None)) == [
+    assert stretches(parts_to_verify(record_of(tmp_path, others, links), None, None, ALONE)) == [
         (0, 10, 1), (10, 10, 2), (10, 20, 3)]
-    assert stretches(parts_to_verify(record_of(tmp_path, alike, links), None, None)) == [(0, 10, 2), (10, 20, 3)]
+    assert stretches(parts_to_verify(record_of(tmp_path, alike, links), None, None, ALONE)) == [(0, 10, 2), (10, 20, 3)]
 
 
 def test_starts_whose_steps_were_trained_again_do_not_count(tmp_path):
@@ -82,12 +86,12 @@ def test_bits_that_need_not_repeat_are_no_evidence(device, deterministic, compil
 
 
 def test_other_content_or_another_model_differs(tmp_path):
-    seen, notes = [], []
+    seen, notes = {}, []
     expected = {3: link(3, 1) | {"model": {"a": "1", "b": "2"}}}
     folder = ComparedFolder(tmp_path, expected, None, seen, notes.append)
     folder.compare(link(2, 1))
     folder.compare(expected[3])
-    assert (seen, notes) == ([3], ["step 3: the same, content 3"])
+    assert (seen, notes) == ({3: expected[3]}, ["step 3: the same, content 3"])
     for other, words in (({"content": "another"}, "step 3 differs: the content"),
                          ({"model": {"a": "1", "b": "3", "c": "4"}}, "step 3 differs: RUN/model/b, RUN/model/c"),
                          ({"model": {}}, "step 3 differs: RUN/model/a, RUN/model/b")):
