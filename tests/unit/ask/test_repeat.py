@@ -9,7 +9,6 @@ from ask.record import Record, checkpoint_before, last_start, part_of, parts_of,
 from utils.errors import Exit, UserError
 from utils.rundir.checkpoint_folder import CheckpointFolder, name_of
 
-
 ALONE = SimpleNamespace(on_rank_zero=lambda work, **_: work())  # a world of one process
 
 

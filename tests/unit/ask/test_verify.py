@@ -12,7 +12,6 @@ from ask.verify import not_promised, parts_to_verify
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of, valid_links
 
-
 ALONE = SimpleNamespace(on_rank_zero=lambda work, **_: work())  # a world of one process
 
 
