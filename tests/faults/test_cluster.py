@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.harness.hosts import hosts, remembering
 from tests.harness.launches import STEPS, WORDS, assert_gone, messages
 from tests.harness.run_directory import outcome, status, trained_steps
@@ -171,6 +172,24 @@ def test_a_disk_that_remembers_what_was_not_there_is_a_shared_one(texts, run_dir
             results = [launch.wait() for launch in launches]
             assert [result.returncode for result in results] == [0, 0], [result.text for result in results]
             assert part in "".join(result.text for result in results)
+
+
+@pytest.mark.slow
+def test_two_hosts_verify_a_run_in_a_folder_that_both_share(words, run_dir, run_train, start_launcher, tmp_path):
+    """The disk remembers what was not there, as NFS does; without a shared TMPDIR they refuse."""
+    run = run_train(*words, "--strategy", "exact", "--epochs", 1)
+    assert run.returncode == 0, run.text
+    own = ["sh", "-c", f'mount -t tmpfs none {tmp_path} && exec "$@"', "sh"]
+    with hosts(2) as pair, remembering(run_dir.parent, 20) as view:
+        for folder, code in ((run_dir.parent, Exit.DONE), (tmp_path, Exit.CANNOT_CREATE)):
+            environment = {"LOCKSTEP_SCRIPT": str(ROOT / "ask/verify.py"), "TMPDIR": str(folder)}
+            launches = [start_launcher("--nnodes", 2, "--node-rank", rank, "--master-addr", MASTER, run_dir,
+                                       inside=host.inside(*own, *view[:4 * rank]), env=environment)
+                        for rank, host in enumerate(pair)]
+            results = [launch.wait() for launch in launches]
+            text = "".join(result.text for result in results)
+            assert [result.returncode for result in results] == [code, code], text
+            assert text.count("verified: " if code == Exit.DONE else "set TMPDIR to a folder that all") == 1, text
 
 
 def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):
