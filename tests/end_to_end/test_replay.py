@@ -131,7 +131,8 @@ def test_ddp_repeats_bits_on_as_many_processes_else_up_to_rounding(of_topics, to
         assert said not in result.err and "the same bits as recorded" in result.out
     else:
         assert result.err.count(said) == 1 and re.search(
-            r"not as recorded: \w+ of step \d+: \S+ then, \S+ now: apart by \S+ of the value, as rounding", result.out)
+            r"not as recorded: \w+ of step \d+: \S+ then, \S+ now: apart by \S+ of the value, which rounding may do",
+            result.out)
 
 
 def test_the_names_alone_and_the_inputs_alone_are_those_of_the_step(of_digits, run_dir, run_train):
@@ -188,7 +189,7 @@ def test_a_run_killed_grown_and_continued_otherwise_is_replayed(
     result = run_torchrun(2, run_dir, "--steps", "2:9", **REPLAY)
     assert result.code == 0 and "the same bits as recorded: loss, grad_norm and lr of steps 1 to 9" in result.out, (
         result.text)
-    assert re.findall(r"again, from step (\d+)", result.err) == [str(start["step"]) for start in read_starts(run_dir)]
+    assert len(read_starts(run_dir)) == 4 and "computing 9 steps again, from step 0 of" in result.err
 
 
 def test_a_run_that_is_still_training_is_replayed(photos, run_dir, start_torchrun, run_train):

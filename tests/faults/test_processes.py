@@ -166,7 +166,7 @@ def test_sigterm_in_the_first_batch_saves_a_step(
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=1)))
     live = start_torchrun(2, *own_words, "--workers", 0)
     terminate_while_held(live, held)
-    assert assert_stopped(live, run_dir, "SIGTERM") in (1, 2)
+    assert 1 <= assert_stopped(live, run_dir, "SIGTERM") < STEPS  # torchrun says it, then does it: 1 or 2 if at once
     assert_as_undisturbed(run_torchrun(2, *own_words), run_dir, undisturbed)
 
 

@@ -20,7 +20,7 @@ def copy_project(folder: Path) -> Path:
     return folder
 
 
-def run_in(folder: Path, line: str, cache: Path, limit_s: float = 300) -> subprocess.CompletedProcess[str]:
+def run_in(folder: Path, line: str, cache: Path, limit_s: float = 900) -> subprocess.CompletedProcess[str]:
     """What became of a line of a shell in `folder`."""
     inherited = {name: value for name, value in os.environ.items()
                  if not name.startswith(("LOCKSTEP", "MAKE")) and "RANK" not in name}
