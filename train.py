@@ -9,6 +9,8 @@ What a run guarantees, on any number of processes: every sample is trained on on
 the same micro-batches, dropout, augmentation and BatchNorm see the same samples, and gradients agree up to rounding
 (--strategy exact: bit for bit). A run that was stopped or killed ends with the weights of one that was not (ddp: on the
 same number of processes; exact: on any number). Measured figures: docs/.
+
+"Collective." means: every rank must make this call, in the same order as the others.
 """
 
 import sys
@@ -58,13 +60,13 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.
             with open_training(start) as training:  # Collective.
-                return naming_a_smaller_size(train, training)  # Collective.
+                return naming_a_smaller_size(train, training)  # Collective. train(), with a way out if memory ends
 
 
 def train(t: Training) -> Exit:
     """Train from the run's position to its end, or to a stop (exit code 75). Collective."""
     t.watchdog.enter("the first step", t.config.faults.section_timeout)
-    warm_up(t)  # Collective.
+    warm_up(t)  # Collective. A step that changes nothing
     show_first_batch(t)
     t.watchdog.save_on_stop()  # from here on there is something to save
     if is_evaluation_due(t):  # the last start ended before it was done
@@ -72,7 +74,7 @@ def train(t: Training) -> Exit:
     while not is_over(t):
         train_one_epoch(t)  # Collective.
     t.flags.wait()  # Collective.
-    if not is_finished(t):
+    if not is_finished(t):  # this start is over, and the run is not
         save(t, awaits_evaluation=is_evaluation_due(t))  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.report(t.log.note)
@@ -115,7 +117,7 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
         (loss_sum / batch.normalizer * precision.scale).backward()
 
-    # update; a gradient that is not finite changes nothing
+    # update; a gradient that is not finite changes nothing, and its step counts as taken
     t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
     precision.unscale_(optimizer)
     grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
