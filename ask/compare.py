@@ -24,8 +24,8 @@ PARSER.add_argument("--locate", action="store_true", help="compute both again, t
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
-from ask.locate import NAMES, locate
-from ask.record import Part, Record, last_start, read_run
+from ask.locate import NAMES, is_an_answer, locate
+from ask.record import Part, Record, read_run
 from ask.repeat import KINDS, Place, computing, config_for, in_words, lay_out
 from ask.rounding import EPSILON, apart
 from models.tasks import load_task
@@ -39,6 +39,7 @@ from utils.settings.option import OPERATIONAL
 IN = tuple(f"in {name}" for name in NAMES)
 SHOWN = 3  # figures of a record
 DIGESTS = {"data": "the data's fingerprint", "tokenizer": "the tokenizer", "encoder": "the encoder's config"}
+DECISIVE = {"--eval-every", "--bad-samples", "--max-nonfinite"}  # operational, but what is best or trained on depends
 Sample = tuple[str, str]  # path or text, label
 Written = dict[Any, dict[str, Any]]  # what a run has written down, in its order: each with its "step"
 
@@ -46,8 +47,7 @@ Written = dict[Any, dict[str, Any]]  # what a run has written down, in its order
 def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
     """Say on standard output what differs. Returns the exit code. Collective."""
     device = given.device if given.locate else "cpu"  # where nothing is computed
-    last_start(given.run2)  # raises UserError for what is no run
-    with computing(given.run1, device, watchdog) as place:  # Collective.
+    with computing([given.run1, given.run2], device, watchdog) as place:  # Collective.
         paths = zip((given.run1, given.run2), given.data, strict=True)
         one, two = runs = [read_run(path, place.world, data) for path, data in paths]  # Collective.
         note = partial(say, stream=sys.stdout) if place.world.is_main else lambda text: None
@@ -76,7 +76,7 @@ def settings_apart(one: dict[str, Any], two: dict[str, Any], where: Sequence[str
     one, two: lines of starts.jsonl. where: words behind the value of each.
     """
     known = facts(config_of(one["settings"]))
-    idle = {flag(name) for name, fact in known.items() if fact.kind == OPERATIONAL} | {"--data"}  # see its fingerprint
+    idle = {flag(name) for name, fact in known.items() if fact.kind == OPERATIONAL} - DECISIVE | {"--data"}
     first, second = facts_of(one), facts_of(two)
     found = {name: f"{name}: {_shown(first, name)} {where[0]}, {_shown(second, name)} {where[1]}"
              for name in first | second if first.get(name) != second.get(name)}
@@ -123,12 +123,14 @@ def data_apart(runs: Sequence[Record], place: Place) -> list[str]:
             found.append(samples)
             reasons += [f"the data of {name} are not as they were when it was trained"] if now != fingerprint else []
         except UserError as error:
+            if not is_an_answer(error):
+                raise
             reasons.append(f"the data of {name} cannot be read: {error}")
     return [f"{reason}; which samples differ cannot be said" for reason in reasons] or samples_apart(*found)
 
 
 def read_data(run: Record, place: Place, folder: Path) -> tuple[str, list[Sample]]:
-    """The fingerprint of a run's data, and all samples, as they are now. folder: a new one. Collective.
+    """The fingerprint of a run's data, and on rank 0 all samples, as they are now. folder: a new one. Collective.
 
     Raises UserError.
     """
@@ -137,7 +139,7 @@ def read_data(run: Record, place: Place, folder: Path) -> tuple[str, list[Sample
     world.on_rank_zero(lambda: lay_out(Part(0, 0, line, None), config, run.path, folder))  # Collective.
     with open_run(config, world, lambda text: None) as opened:  # Collective.
         task = load_task(config.run.task)(config, opened, world)  # Collective.
-        return task.fingerprint, [*task.listing()]
+        return task.fingerprint, [*task.listing()] if world.is_main else []
 
 
 def samples_apart(one: Sequence[Sample], two: Sequence[Sample]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from ask.record import OLDER
+from ask.record import OLDER, is_older
 from utils.errors import Exit, UserError, first_line, some
 from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines, starts_hash
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
@@ -37,8 +37,10 @@ def findings(run: Path) -> list[str]:
     lines, links = read_lines(run), {}
     if not (run / "auto.json").exists():
         raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
-    if lines[0].get("step") if lines else not (run / "starts.jsonl").exists():
+    if is_older(run):
         raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
+    if not lines and not names and not (run / "metrics.jsonl").exists():
+        raise UserError(f"{run} has only begun: there is nothing to verify yet", Exit.NO_INPUT)
     checks: dict[str, Callable[[], Iterable[str]]] = {
         FILE: partial(_of_chain, lines, of_checkpoints, links),  # first: it fills `links`
         "metrics.jsonl": partial(_of_records, run / "metrics.jsonl", links),
@@ -94,7 +96,7 @@ def _fault_of(link: Link, links: Mapping[int, Link]) -> str:
 
 
 def _of_records(path: Path, links: Mapping[int, Link]) -> Iterator[str]:
-    content, digest, done, before = path.read_bytes(), hashlib.sha256(), 0, 0
+    content, digest, done, before = path.read_bytes() if path.exists() else b"", hashlib.sha256(), 0, 0
     for step, link in links.items():
         digest.update(content[done:link["metrics"]["bytes"]])
         if digest.hexdigest() != link["metrics"]["sha256"]:

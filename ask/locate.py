@@ -36,7 +36,7 @@ def locate(place: Place, runs: Sequence[Record], agreed: int, differs: int) -> I
             parts = parts_of(run, begin, differs, world)  # Collective.
             found.append(states(place, name, run, parts))  # Collective.
         except UserError as error:
-            if error.code not in UNREPEATABLE or isinstance(error, RankError):
+            if not is_an_answer(error):
                 raise
             yield f"{name} cannot be repeated here: {error}"
             for part in parts:
@@ -52,6 +52,11 @@ def locate(place: Place, runs: Sequence[Record], agreed: int, differs: int) -> I
         return
     yield f"both repeat their records; the first step that differs is step {step}"
     yield first_thing(place, runs, [parts_of(run, begin, step, world) for run in runs])  # Collective.
+
+
+def is_an_answer(error: UserError) -> bool:
+    """Whether an error says that a run cannot be repeated here, on all ranks alike; else it ends the command."""
+    return error.code in UNREPEATABLE and not isinstance(error, RankError)
 
 
 def common_step(runs: Sequence[Record], step: int, world: World) -> int:
@@ -74,11 +79,11 @@ def states(place: Place, name: str, run: Record, parts: Sequence[Part]) -> dict[
 
     def visit(t: Training, batch: GlobalBatch) -> None:
         """Collective."""
-        figures = figures_of(t, *train_step(t, batch))  # Collective.
-        step = t.state.progress.step
+        computed, step = figures_of(t, *train_step(t, batch)), t.state.progress.step  # Collective.
+        figures = {name: value if math.isfinite(value) else None for name, value in computed.items()}  # as in records
         for figure, value in figures.items():
             recorded = trained[step][figure] if step in trained else value
-            if value != recorded and (math.isfinite(value) or recorded is not None):
+            if value != recorded:
                 raise UserError(f"{figure} of step {step} is {recorded} in its record, and {value} here", Exit.DIFFERS)
         weights, state = t.state.weights(), {**t.state.state_dict(), "coverage": {}}  # Collective.
         left = t.world.on_rank_zero(lambda: content_hash(weights, state, {"progress": {}, "best": {}}))  # Collective.

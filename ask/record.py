@@ -16,11 +16,11 @@ from typing import Any
 from engine.records.log import TIMING, records
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.rundir.chain import read_lines, valid_links
+from utils.files import read_json
+from utils.rundir.chain import digest_of, missing_links, read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.starts import read_starts
 
-NEEDED = ("step", "start", "settings", "resolved")  # of a line of starts.jsonl
 OLDER = ("a version before 0.11 began this run, and kept too little of it to compute its steps again, or to compare"
          " them")
 
@@ -34,6 +34,7 @@ class Record:
     starts: list[dict[str, Any]]  # see utils/rundir/starts.py
     links: dict[int, dict[str, Any]]  # by step: those that count, see utils/rundir/chain.py
     records: list[dict[str, Any]]  # of training, evaluations and epochs, without times
+    reached: int = 0  # the step that RUN/status.json names: of a run that diverged, say, it is on no record
 
     @property
     def trained(self) -> dict[int, dict[str, Any]]:
@@ -42,8 +43,8 @@ class Record:
 
     @property
     def last_step(self) -> int:
-        """The last step that the run has taken and written down."""
-        return max([0, *self.links, *self.trained])
+        """The last step that the run has taken, as far as it is written down."""
+        return max([self.reached, *self.links, *self.trained])
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,25 @@ def last_start(run: str) -> dict[str, Any]:
     """The line of the run's last start in starts.jsonl. Raises UserError: 66 for what is no run, 74."""
     if not (Path(run) / "auto.json").exists():
         raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
+    if is_older(Path(run)):
+        raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
     try:
         starts = read_starts(Path(run))
-        steps = [itemgetter(*NEEDED)(line)[0] for line in starts]
-        if steps and steps[0] == 0:
-            return starts[-1]
+        for line in starts:
+            itemgetter("step", "start")(line), itemgetter("task", "strategy")(line["settings"])
+            itemgetter("device", "data")(line["resolved"])
+        return starts[-1]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{run}/starts.jsonl is damaged ({error!r}): restore it", Exit.IO) from None
-    raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
+
+
+def is_older(run: Path) -> bool:
+    """Whether a version before 0.11 began the run: neither of its files has the beginning."""
+    try:
+        lacks_start = all(line["step"] > 0 for line in read_starts(run))
+    except (ValueError, LookupError, TypeError):  # damaged
+        return False
+    return lacks_start and not any(line.get("step") == 0 for line in read_lines(run))
 
 
 def read_run(run: str, world: World, data: str | None = None) -> Record:
@@ -76,14 +88,16 @@ def read_run(run: str, world: World, data: str | None = None) -> Record:
 
     def read() -> list[Any]:
         try:
-            links = valid_links(read_lines(path))
-            return [read_starts(path), links, records_of(path)]
+            lines = [line for line in read_lines(path) if "resumed" in line or line["link"] == digest_of(line)]
+            of_checkpoints = CheckpointFolder(path / "checkpoints", 1, print).links()
+            links = valid_links([*lines, *missing_links(lines, of_checkpoints)])
+            return [read_starts(path), links, records_of(path), read_json(path / "status.json").get("step", 0)]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"a line of {path}/metrics.jsonl or chain.jsonl is not what this program writes"
                             f" ({error!r}): restore the file", Exit.IO) from None
 
-    starts, links, lines = world.on_rank_zero(read, takes_long=True)  # Collective.
-    return Record(path, data, starts, {link["step"]: link for link in links}, lines)
+    starts, links, lines, reached = world.on_rank_zero(read, takes_long=True)  # Collective.
+    return Record(path, data, starts, {link["step"]: link for link in links}, lines, reached)
 
 
 def records_of(run: Path) -> list[dict[str, Any]]:
@@ -132,7 +146,7 @@ def checkpoint_before(record: Record, step: int, world: World) -> Path | None:
         for name in folder.names():
             path = folder.path / name
             if step_of(name) <= step and find_damage(path) is None:
-                link = json.loads((path / "MANIFEST.json").read_text())["link"]
+                link = json.loads((path / "MANIFEST.json").read_text()).get("link", {})
                 if link == record.links.get(step_of(name)):
                     return name
         return None
@@ -155,5 +169,5 @@ def _stretches(record: Record, first: int, last: int) -> list[Part]:
 
 def _require_taken(record: Record, first: int, last: int) -> None:
     if not 0 < first <= last <= record.last_step:
-        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; ask for steps from 1 to"
-                        f" {record.last_step}")
+        rule = f"ask for steps from 1 to {record.last_step}" if record.last_step else "there is nothing to ask for yet"
+        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; {rule}")

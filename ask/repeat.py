@@ -35,7 +35,7 @@ from engine.training import Training
 from engine.warm_up import warm_up
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, counted, leave
 from utils.files import wait_to_see
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Checkpoints
@@ -104,6 +104,11 @@ class Place:
                                 " program reads them otherwise; restore them, or give --data PATH if they have moved",
                                 Exit.OTHER_RUN)
             with open_training(start, kind) as training:  # Collective.
+                now, then = training.feed.plan.num_micro_batches, part.line["resolved"]["micro_batches"]
+                if now != then:
+                    raise UserError(f"{record.path} cut a step into {counted(then, 'micro-batch')}, and here it would"
+                                    f" be {now}: use at most {then} processes, on devices with as much memory",
+                                    Exit.OTHER_RUN)
                 console.is_open = True
                 yield training
 
@@ -126,12 +131,17 @@ class Place:
 
 
 @contextmanager
-def computing(run: str, device: str | None, watchdog: Watchdog) -> Iterator[Place]:
-    """The place where steps are computed again, by processes that join as the run's last start did. Collective.
+def computing(runs: Sequence[str], device: str | None, watchdog: Watchdog) -> Iterator[Place]:
+    """The place where steps are computed again, by processes that join as the first run's last start did. Collective.
 
-    device: None = that start's. Raises UserError: 66 for what is no run, 73 for a folder that not all nodes have.
+    device: None = that start's. Exits with 66 or 74 where a node sees no run, or cannot read how it was started. Raises
+    UserError (73) for a temporary folder that not all nodes have.
     """
-    config = config_for(last_start(run), device, None, Path())
+    try:
+        line, *_ = [last_start(run) for run in runs]
+    except UserError as error:  # there are no ranks yet: each node may see something else
+        leave(f"ask: {error}", error.code)
+    config = config_for(line, device, None, Path())
     devices = devices_per_process(config.device)
     with (World.from_env(config.device.device, config.faults, watchdog, devices) as world,
           scratch_folder(world) as folder):  # Collective.
@@ -147,7 +157,7 @@ def scratch_folder(world: World) -> Iterator[Path]:
         remover = subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE,
                                    start_new_session=True)
     try:
-        world.everywhere(lambda: _require_shared(folder))  # Collective.
+        world.everywhere(lambda: require_shared(folder, "TMPDIR"))  # Collective.
         yield folder
     finally:
         if remover:
@@ -155,10 +165,11 @@ def scratch_folder(world: World) -> Iterator[Path]:
             remover.stdin.close()
 
 
-def _require_shared(folder: Path) -> None:
+def require_shared(folder: Path, named_by: str) -> None:
+    """Raise UserError (73) if this node does not see a folder that rank 0 has made."""
     if not wait_to_see(folder.is_dir, folder):
-        raise UserError(f"{socket.gethostname()} does not see {folder} of rank 0's node: on several nodes, set TMPDIR"
-                        " to a folder that all of them share", Exit.CANNOT_CREATE)
+        raise UserError(f"{socket.gethostname()} does not see {folder} of rank 0's node: on several nodes, {named_by}"
+                        " must name a folder that all of them share", Exit.CANNOT_CREATE)
 
 
 def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
@@ -221,13 +232,21 @@ def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
         if (run / name).exists():
             (folder / name).symlink_to((run / name).absolute())
     if part.checkpoint:
-        if not part.checkpoint.exists():
-            raise UserError(f"{part.checkpoint} is gone: the run is training, and has just removed it; ask again",
-                            Exit.NO_INPUT)
         place = folder / "checkpoints" / part.checkpoint.name
         place.mkdir(parents=True)
-        for file in part.checkpoint.iterdir():
-            try:
-                os.link(file, place / file.name)  # it stays, though the run may remove its own
-            except OSError:  # on another disk
-                (place / file.name).symlink_to(file.absolute())
+        try:
+            for file in part.checkpoint.iterdir():
+                _link(file, place / file.name)
+        except FileNotFoundError:
+            raise UserError(f"{part.checkpoint} is gone: the run is training, and has just removed it; ask again",
+                            Exit.NO_INPUT) from None
+
+
+def _link(file: Path, place: Path) -> None:
+    """So that it stays, though the run may remove its own."""
+    try:
+        os.link(file, place)
+    except FileNotFoundError:
+        raise
+    except OSError:  # on another disk
+        shutil.copy(file, place)

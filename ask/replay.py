@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from ask.record import Part, Record, part_of, parts_of, read_run, starts_of
-from ask.repeat import computing, differences, figures_of
+from ask.repeat import computing, differences, figures_of, require_shared
 from ask.rounding import apart
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch
@@ -68,13 +68,14 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output; what depends on this machine goes to standard error. Collective."""
     (first, last), is_idle = steps_of(given), given.list or given.inputs_only
     device = given.device or ("cpu" if given.list else None)
-    with computing(given.run, device, watchdog) as place:  # Collective.
+    with computing([given.run], device, watchdog) as place:  # Collective.
         # what is asked for
         world, found, output = place.world, Found(), Path(given.output) if given.output else None
         record = read_run(given.run, world, *given.data)  # Collective.
         parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last, world)  # Collective.
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
+            world.everywhere(lambda: require_shared(output, "--output"))  # Collective.
 
         # the answer
         if is_idle:
@@ -119,12 +120,12 @@ def announced(record: Record, parts: list[Part], given: argparse.Namespace, worl
     for start in starts_of(record, parts):
         yield from consequences(start, differences(start, world))  # Collective.
     what = f"computing {counted(parts[-1].last - parts[0].first, 'step')} again, from step {parts[0].first} of"
-    settings = parts[-1].line["settings"]
-    if given.grad_norms and (load_strategy(settings["strategy"]).is_sharded or settings["compile"]):
+    known = [part.line["settings"] for part in parts]
+    if given.grad_norms and any(load_strategy(each["strategy"]).is_sharded or each["compile"] for each in known):
         # a compiled backward pass overwrites what a second one needs; with donated_buffer off its figures are wrong
         raise UserError("--grad-norms: with --strategy fsdp or --compile a sample's gradient cannot be computed alone;"
                         " leave it out")
-    each = counted(settings["global_batch_size"], "backward pass")
+    each = counted(known[-1]["global_batch_size"], "backward pass")
     yield f"{what} {record.path}" + f"; --grad-norms: {each} more in a step that is asked for" * given.grad_norms
 
 

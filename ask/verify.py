@@ -46,7 +46,7 @@ from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
-from utils.rundir.chain import read_lines
+from utils.rundir.chain import files_in, read_lines
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import describe
 
@@ -97,7 +97,8 @@ class Again:
                 wait_for_save(t)  # Collective.
             self.place.watchdog.enter("comparing", math.inf)
             if t.flags.stop:
-                raise UserError(f"stopped at step {t.state.progress.step}; up to there nothing differs", Exit.STOPPED)
+                raise UserError(f"stopped at step {t.state.progress.step}; no checkpoint before it differs",
+                                Exit.STOPPED)
         world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
 
     def _require_all(self, links: Mapping[int, Link], last: int) -> None:
@@ -110,6 +111,9 @@ class Again:
     def differing_record(self) -> str:
         """The first record that only one of both has, or that differs, in words; "" if there is none."""
         of_run, computed = self.record.records, records_of(self.place.folder / "run")
+        last = self.parts[-1].last
+        if self.record.links[last]["awaits_evaluation"]:  # here it is done, if the step is the last of all
+            computed = [record for record in computed if record["split"] == "train" or record["step"] < last]
         then = {(record["split"], record["step"]): record for record in of_run}
         for here in computed:
             old = then.get((here["split"], here["step"]), {})
@@ -131,12 +135,14 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     note = partial(say, stream=sys.stdout) if is_main else lambda text: None
     if given.chain_only and given.output:
         raise UserError("--output: a receipt is about steps that are computed again; leave --chain-only out")
+    if given.chain_only and not is_main:
+        return Exit.DONE
     if given.chain_only:
         found = findings(run)
         note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")
         return Exit.DIFFERS if found else Exit.DONE
 
-    with computing(given.run, given.device, watchdog) as place:  # Collective.
+    with computing([given.run], given.device, watchdog) as place:  # Collective.
         # the files
         world, here = place.world, describe(place.world)  # Collective.
         if given.output:
@@ -172,6 +178,8 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any],
     # the result
     links, seen, reasons = again.record.links, again.seen, []
     model = max((step for step, link in links.items() if "model" in link), default=None)
+    if words or model not in seen or files_in(again.record.path / "model") != links[model]["model"]:
+        model = None  # not verified, or the run is replacing it
     result, code = "verified", Exit.DONE
     if words:
         by = max(link["start"] for step, link in links.items() if step <= [*seen][-1])
@@ -179,7 +187,7 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any],
         result, code = ("cannot be compared here", Exit.OTHER_RUN) if reasons else ("differs", Exit.DIFFERS)
     found = [*dict.fromkeys(filter(None, [words, words and again.differing_record(), *reasons]))]
     what = (f", {again.steps}: {counted(len(seen), 'link')} and all records are the same"
-            + f"; RUN/model is that of step {model}" * (model in seen)) * (not words)
+            + f"; RUN/model is that of step {model}" * (model is not None)) * (not words)
     again.note("\n".join([*found, f"{result}: {again.record.path}{what}"]))
 
     # the receipt
@@ -212,10 +220,10 @@ def parts_to_verify(record: Record, first: int | None, last: int | None, world: 
     """What is computed again. first, last: as the user gave them. Collective. Raises UserError (64)."""
     # from where, to where
     links, starts = record.links, {line["start"]: line for line in record.starts}
-    ends = sorted(step for step in links if step >= (last or 1))
-    if not ends:
-        raise UserError(f"{record.path} has saved steps up to {max(links, default=0)}, and nothing after them can be"
-                        " verified")
+    ends = sorted(step for step in links if step > (first or 0) and step >= (last or 1))
+    if not ends or (last and last < (first or 0)):
+        raise UserError(f"{record.path} has saved steps up to {max(links, default=0)}; what is verified ends with one"
+                        " of them, and begins before it: --from A --to B with A before B")
     found = parts_of(record, first or 0, ends[0] if last else ends[-1], world)  # Collective.
 
     # the last step of a part may have been evaluated by a start that took no step

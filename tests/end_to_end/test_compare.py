@@ -221,7 +221,8 @@ def test_data_that_were_overwritten_name_no_sample(trained, compared, table):
 def test_a_run_that_an_older_version_began_is_refused(trained, run_train, tmp_path):
     base, old = trained("base"), tmp_path / "old"
     shutil.copytree(base, old)
-    (old / "starts.jsonl").unlink()
+    for name in ("starts.jsonl", "chain.jsonl"):
+        (old / name).unlink()
     for runs in ((base, old), (old, base)):
         result = run_train(*runs, script="ask/compare.py")
         assert (result.returncode, result.out) == (Exit.NO_INPUT, "") and result.err.count("before 0.11") == 1

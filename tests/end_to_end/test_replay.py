@@ -135,6 +135,16 @@ def test_ddp_repeats_bits_on_as_many_processes_else_up_to_rounding(of_topics, to
             result.out)
 
 
+@pytest.mark.slow
+def test_more_processes_than_micro_batches_are_refused(photos, run_dir, run_torchrun):
+    """With --micro-batch-size auto they would cut a step otherwise, and each part would draw its own dropout."""
+    words = ["--model", "small-cnn", "--image-size", 16, "--max-steps", 2, "--threads", 1]
+    assert run_torchrun(2, "--data", photos, *words, "--run-dir", run_dir).returncode == 0
+    result = run_torchrun(3, run_dir, "--step", 1, **REPLAY)
+    said = "cut a step into 2 micro-batches, and here it would be 4: use at most 2 processes"
+    assert result.code == Exit.OTHER_RUN and said in result.err, result.text
+
+
 def test_the_names_alone_and_the_inputs_alone_are_those_of_the_step(of_digits, run_dir, run_train):
     folders = {word: run_dir.parent / word.strip("-") for word in ("--step", "--list", "--inputs-only")}
     for word, folder in folders.items():

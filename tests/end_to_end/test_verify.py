@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ask.integrity import findings
+from tests.harness.launches import HeldImage, image_of
 from tests.harness.run_directory import newest_checkpoint, trained_steps, written
 from utils.errors import Exit
 from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines
@@ -187,6 +188,7 @@ FORGERIES = {
     "a manifest without a link": (lambda run: seal(newest_checkpoint(run), None), "not a checkpoint of this run"),
     "a record": (lambda run: edited(run / "metrics.jsonl", '"loss": 0.', '"loss": 1.'), "metrics.jsonl: a record was"),
     "a record less": (lambda run: without_line(run / "metrics.jsonl", 4), "metrics.jsonl: a record was"),
+    "the first line less": (lambda run: without_line(run / FILE, 0), f"{FILE}: the line of step"),
     "a line less": (lambda run: without_line(run / FILE, 4), f"{FILE}: the line of step"),
     "a line": (lambda run: edited(run / FILE, '"start": 1', '"start": 2'), f"{FILE}: the line of step 0 was edited"),
     "a start": (lambda run: edited(run / "starts.jsonl", '"threads": 1', '"threads": 2'), "starts.jsonl: a line was"),
@@ -326,6 +328,25 @@ def test_a_run_that_is_still_training_is_verified_on_two(photos, run_dir, start_
     live.kill_all()
     assert result.code == 0 and f"{run_dir} is still training; it is compared up to step 3\n" in result.out, result.text
     assert f"verified: {run_dir}, steps 1 to 3: 4 links and all records are the same" in result.out
+
+
+def test_a_run_whose_last_evaluation_was_abandoned_is_verified(own_photos, run_dir, start_torchrun, run_train):
+    held = HeldImage(image_of(own_photos, "val", 0))
+    live = start_torchrun(None, *WORDS, "--data", own_photos, "--run-dir", run_dir, "--eval-every", 100)
+    live.wait_for(held.is_wanted, "the evaluation after the last step")
+    live.process.send_signal(signal.SIGTERM)
+    held.give()
+    assert live.wait().returncode == Exit.STOPPED, live.wait().text
+    result = run_train(run_dir, **VERIFY)
+    assert result.returncode == 0 and "verified: " in result.out and "RUN/model" not in result.out, result.text
+
+
+def test_a_run_that_has_only_begun_is_no_forgery(begun, run_dir, run_train):
+    run_dir.mkdir()
+    for name in ("config.yaml", "auto.json", "starts.jsonl"):
+        shutil.copy(begun[1] / name, run_dir)
+    result = run_train(run_dir, "--chain-only", **VERIFY)
+    assert result.returncode == Exit.NO_INPUT and "there is nothing to verify yet" in result.err, result.text
 
 
 @pytest.mark.slow

@@ -189,7 +189,7 @@ def test_two_hosts_verify_a_run_in_a_folder_that_both_share(words, run_dir, run_
             results = [launch.wait() for launch in launches]
             text = "".join(result.text for result in results)
             assert [result.returncode for result in results] == [code, code], text
-            assert text.count("verified: " if code == Exit.DONE else "set TMPDIR to a folder that all") == 1, text
+            assert text.count("verified: " if code == Exit.DONE else "TMPDIR must name a folder that all") == 1, text
 
 
 def test_an_own_address_that_no_interface_has_needs_a_word(start_torchrun):

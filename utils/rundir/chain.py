@@ -47,9 +47,7 @@ class Chain:
         """The run goes on after `step`: complete the file from the links in the checkpoints' manifests, newest first.
         """
         lines = read_lines(self._run_dir)
-        known = {line.get("link") for line in lines}
-        new = sorted((link for link in of_checkpoints if link["link"] not in known),
-                     key=lambda link: (link["start"], link["step"], not link["awaits_evaluation"]))
+        new = missing_links(lines, of_checkpoints)
         self._links = valid_links([*lines, *new])
 
         # what is abandoned; what the run goes on from stays, or counts again
@@ -92,6 +90,13 @@ def read_lines(run_dir: Path) -> list[dict[str, Any]]:
             if isinstance(line, dict) and ("resumed" in line or {"step", "link"} <= line.keys()):
                 lines.append(line)
     return lines
+
+
+def missing_links(lines: Iterable[dict[str, Any]], of_checkpoints: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The links of checkpoints that a kill kept from these lines, in their order."""
+    known = {line.get("link") for line in lines}
+    return sorted((link for link in of_checkpoints if link["link"] not in known),
+                  key=lambda link: (link["start"], link["step"], not link["awaits_evaluation"]))
 
 
 def valid_links(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,12 +1,14 @@
 """Which starts of a run computed which steps, and from which checkpoint they are computed again."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from ask.record import Record, checkpoint_before, last_start, part_of, parts_of, read_run, starts_of
 from utils.errors import Exit, UserError
+from utils.rundir.chain import digest_of
 from utils.rundir.checkpoint_folder import CheckpointFolder, name_of
 
 ALONE = SimpleNamespace(on_rank_zero=lambda work, **_: work())  # a world of one process
@@ -14,7 +16,8 @@ ALONE = SimpleNamespace(on_rank_zero=lambda work, **_: work())  # a world of one
 
 def line(start, step, processes=1, **settings):
     """A line of starts.jsonl."""
-    return {"start": start, "step": step, "settings": {"strategy": "ddp", **settings}, "resolved": {"pad_to": 8},
+    return {"start": start, "step": step, "settings": {"task": "masked-lm", "strategy": "ddp", **settings},
+            "resolved": {"pad_to": 8, "device": "cpu", "data": "fingerprint"},
             "processes": processes}
 
 
@@ -82,6 +85,19 @@ def test_steps_that_it_has_not_taken_are_refused(record_of, first, last):
     assert caught.value.code == Exit.USAGE
 
 
+def test_a_start_that_is_missing_is_damage_and_no_older_version(tmp_path):
+    (tmp_path / "auto.json").write_text(json.dumps({}))
+    (tmp_path / "chain.jsonl").write_text('{"step": 0, "link": "abc"}\n')
+    with pytest.raises(UserError, match=r"starts\.jsonl is damaged") as caught:
+        last_start(str(tmp_path))
+    assert caught.value.code == Exit.IO
+
+
+def test_a_step_that_ended_the_run_and_is_on_no_record_can_be_asked_for(record_of):
+    record = replace(record_of(line(1, 0)), reached=13)
+    assert spans(parts_of(record, 12, 13, ALONE)) == [(0, 13, 1)]
+
+
 @pytest.mark.parametrize("lines", [None, [line(1, 5)], []])
 def test_what_is_no_run_and_one_that_an_older_version_began_are_named(tmp_path, lines):
     with pytest.raises(UserError, match="is not the directory of a run that has begun") as caught:
@@ -105,7 +121,7 @@ def test_a_line_that_is_no_record_is_an_error_that_names_the_file(tmp_path, name
     if name == "metrics.jsonl" and damage == "{":  # as a kill leaves it
         assert read_run(str(tmp_path), ALONE).records == []
         return
-    with pytest.raises(UserError, match=name) as caught:
+    with pytest.raises(UserError, match=name.replace(".", r"\.")) as caught:
         last_start(str(tmp_path))
         read_run(str(tmp_path), ALONE)
     assert caught.value.code == Exit.IO
@@ -118,3 +134,13 @@ def test_what_a_run_has_written_down_is_read_without_times(tmp_path):
     record = read_run(str(tmp_path), ALONE, "/elsewhere")
     assert record.trained == {3: {"split": "train", "step": 3, "loss": 0.1}} and record.last_step == 3
     assert (record.records[1]["loss"], record.data, record.starts) == (None, "/elsewhere", [line(1, 0)])
+
+
+def test_links_that_a_kill_kept_from_the_chain_count_and_edited_ones_do_not(tmp_path):
+    links = [{"step": step, "start": 1, "awaits_evaluation": False} for step in (2, 4, 6)]
+    links = [link | {"link": digest_of(link)} for link in links]
+    folder = CheckpointFolder(tmp_path / "checkpoints", 9, print)
+    folder.write(name_of(6, 1, False), {"state.pt": lambda path: path.write_text("state")}, None, links[2])
+    edited = links[1] | {"start": 2}
+    (tmp_path / "chain.jsonl").write_text("".join(f"{json.dumps(link)}\n" for link in (links[0], edited)))
+    assert read_run(str(tmp_path), ALONE).links == {2: links[0], 6: links[2]}
