@@ -26,6 +26,7 @@ from torch import Tensor
 
 from data.batch import GlobalBatch
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
+from engine.audit import end_if_audit_differs
 from engine.build import open_start, open_training
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_smaller_size
@@ -110,12 +111,13 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
 
     # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=t.world.device)
-    for model, micro_batch in strategy.accumulate(batch, precision.scale):
+    for model, micro_batch in strategy.accumulate(batch, precision.scale, batch.is_audited):
         loss_sum = forward(t, model, micro_batch, step)  # dropout is seeded by (step, index), never by the rank
         # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
         # += and not =: a rank that has one micro-batch less may compute its last one again, with weight 0 (fsdp).
         losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
         (loss_sum / batch.normalizer * precision.scale).backward()
+    end_if_audit_differs(t, batch, losses)  # Collective every --audit-every steps.
 
     # update; a gradient that is not finite changes nothing, and its step counts as taken
     t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later

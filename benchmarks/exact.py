@@ -21,7 +21,6 @@ from models.vision.classifier import build_classifier
 from utils.cpu.allocator import keep_freed_memory
 from utils.distributed.world import World
 from utils.hardware.cores import available_cores
-from utils.hardware.devices import Stopwatch
 from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision, hardware_precision
 from utils.settings.run_options import OptimOptions
@@ -45,9 +44,9 @@ class Integers(DDP):
     """DDP that sends 8 bytes a value: gradients cut off to integers, which are mostly 0, as only the time counts."""
 
     @staticmethod
-    def sum_bucket(communication: Stopwatch, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def sum_bucket(strategy: DDP, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """In place of DDP's. Collective."""
-        communication.start()
+        strategy.communication.start()
         gradients = bucket.buffer()
         future = dist.all_reduce(gradients.long(), async_op=True).get_future()
         return future.then(lambda done: gradients.copy_(done.value()[0]))

@@ -13,6 +13,7 @@ from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
 from engine.attempts import Attempts
+from engine.audit import require_comparable
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed
@@ -83,6 +84,7 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     # what learns
     config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
+    require_comparable(start)  # Collective: --audit-every
     checkpoints = kind(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
     start, optim, state = build_state(start, is_new)  # Collective.
@@ -136,7 +138,8 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
     flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped)
-    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths,
+                                        config.faults.audit_every)
     workers = num_workers(config.data.workers, world)
     checkpoints.warn_of_small_disk()
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)

@@ -38,7 +38,7 @@ LIMIT_S = 240  # of one launch
 for number in (signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 TORCHRUN = ("--standalone", "--local-addr=127.0.0.1")  # a free port, and no name resolution
-READ_WHEN_USED = {"LOCKSTEP_CACHE", "LOCKSTEP_SCRIPT", "NAN_SAMPLES"}  # by train.py itself, or by a test's script
+READ_WHEN_USED = {"LOCKSTEP_CACHE", "LOCKSTEP_SCRIPT", "NAN_SAMPLES", "FAULT"}  # by train.py or a test's script
 COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes that divide nothing
 
 

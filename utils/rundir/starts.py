@@ -40,13 +40,18 @@ def note_start(config: Config, run: Run, world: World, step: int) -> None:
 
 def describe(world: World) -> dict[str, Any]:
     """What bits depend on besides settings and data: the processes, the program, versions, hardware. Collective."""
-    known = {found.name.lower() for found in metadata.distributions()}
     hardware = world.gather(hardware_of(world.device))  # Collective.
     return {"processes": world.world_size, "devices_per_process": len(world.devices),
             "threads": torch.get_num_threads(),
-            "program": code_digest(), "version": utils.__version__, "python": platform.python_version(),
-            "packages": {name: metadata.version(name) for name in PACKAGES if name in known},
+            "program": code_digest(), "version": utils.__version__, **versions(),
             "hardware": [each for index, each in enumerate(hardware) if each not in hardware[:index]]}
+
+
+def versions() -> dict[str, Any]:
+    """Of Python and of the packages that bits may depend on."""
+    known = {found.name.lower() for found in metadata.distributions()}
+    return {"python": platform.python_version(),
+            "packages": {name: metadata.version(name) for name in PACKAGES if name in known}}
 
 
 def read_starts(run_dir: Path) -> list[dict[str, Any]]:

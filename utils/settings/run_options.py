@@ -184,12 +184,15 @@ class RecordOptions:
 
 @options
 class FaultOptions:
-    """Fault tolerance: a time limit (exit code 76), non-finite gradients (80)"""
+    """Fault tolerance: a time limit (exit code 76), wrong computation (71), non-finite gradients (80)"""
 
     step_timeout: float = option(
         100, "seconds to load a micro-batch, and to compute it and all that follows until the next one; three times as"
         " long for a start, a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",
         OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
+    audit_every: int = option(0, "every N optimizer steps each process computes a micro-batch of another one again; if"
+                              " the bits differ, the run ends with 71 and names the device; 0 = off", OPERATIONAL,
+                              at_least=0, kept=False, rare=True)
     max_nonfinite: int = option(0, "optimizer steps that may have a non-finite gradient; they change nothing (one more:"
                                 " exit code 80)", OPERATIONAL, at_least=0, rare=True)
 

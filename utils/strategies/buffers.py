@@ -15,8 +15,9 @@ class Buffers:
         batch_norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._NormBase)]
         statistics = {id(buffer) for part in batch_norms for buffer in part.buffers(recurse=False)}
         live = list(module.buffers())
+        self.alike = [buffer for buffer in live if id(buffer) not in statistics]  # on all ranks at a step's start
         # The next forward reads a spectral norm's vectors, say; only the next evaluation reads BatchNorm's statistics.
-        self.stepwise = [buffer for buffer in live if id(buffer) not in statistics and buffer.is_floating_point()]
+        self.stepwise = [buffer for buffer in self.alike if buffer.is_floating_point()]
         # A GPU copies all of one kind at once: one by one, BatchNorm's would be most kernels of a step.
         kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in live:

@@ -1,6 +1,7 @@
 """torch's DistributedDataParallel: gradients are summed over ranks while the last backward still runs."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 
 import torch
@@ -8,14 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.hardware.devices import Stopwatch
 from utils.strategies.replicated import Replicated
 
 
 class DDP(Replicated):
     """DistributedDataParallel with a hook that sums; a process that is alone needs neither."""
 
-    finds_unused, _fills = True, False
+    finds_unused, can_audit, _fills = True, True, False
 
     def setup(self, num_micro_batches: int) -> None:
         """Wrap the model. Collective: DDP sends rank 0's parameters to all ranks."""
@@ -25,7 +25,8 @@ class DDP(Replicated):
         self.model = DistributedDataParallel(  # without device_ids: accumulate brings each micro-batch to its device
             self.module, gradient_as_bucket_view=True, find_unused_parameters=self.config.find_unused_parameters,
             **{_SYNC_BUFFERS: False})  # see buffers.py
-        self.model.register_comm_hook(self.communication, self.sum_bucket)
+        self._numbers = {param: number for number, param in enumerate(self.trainable)}
+        self.model.register_comm_hook(self, self.sum_bucket)
 
     def require_all_grads(self) -> None:
         """DDP does it, or fails; with find_unused_parameters it leaves out what no rank has used in a step."""
@@ -38,14 +39,21 @@ class DDP(Replicated):
             if param.requires_grad and param.grad is None:
                 param.grad = torch.zeros_like(param)
 
-    def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
+    @contextmanager
+    def grad_sync(self, is_last: bool, scale: Tensor) -> Iterator[None]:
         """DDP's no_sync for all but the last micro-batch."""
-        return nullcontext() if is_last or self.model is self.module else self.model.no_sync()
+        with nullcontext() if is_last or self.model is self.module else self.model.no_sync():
+            yield
+        if not is_last:  # the gradient of the first micro-batch alone: what follows is added to it
+            self.add_entered((number, param.grad) for number, param in enumerate(self.trainable))
 
     @staticmethod
-    def sum_bucket(communication: Stopwatch, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def sum_bucket(strategy: "DDP", bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """Sum a bucket over ranks; DDP calls it in the last backward. Collective."""
-        communication.start()  # the last bucket's start counts: before, the backward pass still computes
+        # In the bucket a gradient has its parameter's strides; torch's own view of it is contiguous.
+        strategy.add_entered((strategy._numbers[param], grad.as_strided(param.shape, param.stride()))
+                             for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True))
+        strategy.communication.start()  # the last bucket's start counts: before, the backward pass still computes
         # DDP's own hook divides by the world size: a mean of means, wrong if shares are uneven. Our losses are already
         # divided by the normalizer of the whole global batch.
         future = dist.all_reduce(bucket.buffer(), async_op=True).get_future()

@@ -12,7 +12,7 @@ Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (E
 It sends twice the bytes of DDP.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -31,11 +31,12 @@ CHUNK = 2**17  # values handled at a time on the CPU, so that they stay in its c
 class Exact(Replicated):
     """Sums of gradients that do not depend on the order; `model` is the plain module."""
 
-    is_invariant = True
+    is_invariant = can_audit = True
     bytes_per_param = 8  # its int64 sum
     not_finite = "is not finite, or is larger than 2^12 / micro-batches (--strategy exact)"
 
     _buckets: "Sequence[_Bucket]" = ()
+    _groups: "Mapping[_Group, int]"  # all of all buckets, with a number
     _hooks: Sequence[RemovableHandle] = ()
 
     def setup(self, num_micro_batches: int) -> None:
@@ -43,19 +44,21 @@ class Exact(Replicated):
         self.largest = LIMIT / num_micro_batches
         for hook in self._hooks:
             hook.remove()
-        self._buckets = []  # frees their memory
+        self._buckets, self._groups = [], {}  # frees their memory
         with torch.no_grad():
             for param in self.module.parameters():
                 self.world.broadcast(param)
         params = [param for param in self.module.parameters() if param.requires_grad]
         self._buckets = [_Bucket(part, self.largest) for part in _cut(params[::-1], BUCKET)]  # as backward does
+        groups = (group for bucket in self._buckets for group in bucket.groups)
+        self._groups = {group: number for number, group in enumerate(groups)}
         self._hooks = [
             param.register_post_accumulate_grad_hook(lambda _, bucket=bucket, group=group: self._add(bucket, group))
             for bucket in self._buckets for group in bucket.groups for param in group.params]
 
     def require_all_grads(self) -> None:
         """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""
-        for group in (group for bucket in self._buckets for group in bucket.groups):
+        for group in self._groups:
             group.used = set(range(len(group.params)))
 
     @contextmanager
@@ -63,8 +66,26 @@ class Exact(Replicated):
         """Add the micro-batch's gradients to the sums, group by group, while its backward pass still runs."""
         self._is_last, self._scale = is_last, scale
         yield
-        for group in (group for bucket in self._buckets for group in bucket.groups):
-            group.add(scale)  # those some of whose parameters got no gradient from this micro-batch
+        self._add_rest(scale)  # of groups some of whose parameters got no gradient from this micro-batch
+
+    def enter(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> None:
+        """Round and convert them where the sums are, which finish() has read."""
+        kept = {param: param.grad for param in grads}
+        for param, grad in grads.items():
+            param.grad = grad
+        self._add_rest(scale)
+        for group in self._groups:
+            group.zero_unless_added()
+        for param, grad in kept.items():
+            param.grad = grad
+
+    def _add_rest(self, scale: Tensor) -> None:
+        for group in self._groups:
+            if group.add(scale):
+                self._note(group)
+
+    def _note(self, group: "_Group") -> None:
+        self.add_entered([(self._groups[group], group.sums)])
 
     def finish(self, scale: Tensor) -> None:
         """Wait for the sums and convert them to gradients. Collective."""
@@ -76,7 +97,8 @@ class Exact(Replicated):
             bucket.finish(scale)
 
     def _add(self, bucket: "_Bucket", group: "_Group") -> None:
-        bucket.add_if_complete(group, self._scale, self._is_last)
+        if bucket.add_if_complete(group, self._scale, self._is_last):
+            self._note(group)
         if self._is_last:
             self._send(only_full=True)
 
@@ -102,12 +124,13 @@ class _Bucket:
             parts, self._sums.split([size + 1 for size in sizes]), grads.split(sizes), strict=True)]
         self.num_missing, self.work = len(self.groups), None  # groups without the last micro-batch's gradients; a sum
 
-    def add_if_complete(self, group: "_Group", scale: Tensor, is_last: bool) -> None:
+    def add_if_complete(self, group: "_Group", scale: Tensor, is_last: bool) -> bool:
         """A parameter of `group` has got its gradient: add those of the group if all of them are there."""
         group.num_missing -= 1
-        if group.num_missing == 0:
-            group.add(scale)
-            self.num_missing -= is_last
+        if group.num_missing:
+            return False
+        self.num_missing -= is_last
+        return group.add(scale)
 
     def send(self) -> None:
         """Start to sum over ranks. Collective."""
@@ -128,7 +151,7 @@ class _Group:
     def __init__(self, params: list[nn.Parameter], sums: Tensor, grads: Tensor, limit: float, chunk: int):
         """sums: [N + 1] int64, the last is the number of bad chunks. grads: [N], what the sums become."""
         self.params, self._limit, self._chunk = params, limit, chunk
-        self._sums, self._num_bad, self._grads = sums[:-1], sums[-1], grads
+        self.sums, self._sums, self._num_bad, self._grads = sums, sums[:-1], sums[-1], grads
         # A gradient has the strides of its parameter (channels_last, say); in memory order it is flat without a copy.
         self._memory_orders = [sorted(range(param.ndim), key=lambda dim, p=param: -p.stride(dim)) for param in params]
         self._views = [
@@ -138,14 +161,14 @@ class _Group:
         self.used: set[int] = set()  # indices of params that have had a gradient in any step, or must have one
         self.num_missing, self._is_added = len(params), False
 
-    def add(self, scale: Tensor) -> None:
+    def add(self, scale: Tensor) -> bool:
         """Add the gradients that are there to the sums, and forget them: the next ones start from nothing.
 
-        Factors are powers of two: only round_ rounds.
+        Returns whether there was any. Factors are powers of two: only round_ rounds.
         """
         found = {index for index, param in enumerate(self.params) if param.grad is not None}
         if not found:
-            return
+            return False
         flat = [self._flat_grad(index) if index in found else param.new_zeros(param.numel())
                 for index, param in enumerate(self.params)]
         grads, factor, limit = torch.cat(flat) if len(flat) > 1 else flat[0], GRID / scale, self._limit * scale
@@ -163,6 +186,7 @@ class _Group:
             param.grad = None
         self.used |= found
         self.num_missing, self._is_added = len(self.params), True
+        return True
 
     def zero_unless_added(self) -> None:
         """Make the sums those of this step, if this rank has nothing to add."""

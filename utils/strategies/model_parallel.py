@@ -22,7 +22,7 @@ class ModelParallel(DDP):
     """DDP over a model on several devices; what it takes and gives is on the first."""
 
     min_devices, max_devices = 2, sys.maxsize
-    is_split = True
+    is_split, can_audit = True, False
 
     def place(self, blocks_of: BlocksOf) -> None:
         """Split the model. Raises UserError (64) if it has too few blocks."""

@@ -10,14 +10,22 @@ from torch import Tensor, nn
 
 from utils.strategies.base import AnyMicroBatch, Item, MicroBatches, Strategy
 from utils.strategies.buffers import Buffers
+from utils.strategies.checksum import checksum
 
 
 class Replicated(Strategy):
     """All of a Strategy except setup and the sum over ranks, which a subclass adds in grad_sync and finish."""
 
+    is_watched = False  # what is computed now is a rank's first micro-batch in an audited step: see add_entered
+
     @cached_property
     def _buffers(self) -> Buffers:
         return Buffers(self.module)
+
+    @property
+    def trainable(self) -> list[nn.Parameter]:
+        """The parameters that learn, in the order of the module's."""
+        return [param for param in self.module.parameters() if param.requires_grad]
 
     def grad_sync(self, is_last: bool, scale: Tensor) -> AbstractContextManager:
         """The context of one micro-batch's forward and backward; the sum over ranks may start in a rank's last one."""
@@ -33,17 +41,43 @@ class Replicated(Strategy):
         """The micro-batches: ranks need not have equally many."""
         return micro_batches
 
-    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
-                   scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor,
+                   is_audited: bool = False) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
         self._buffers.begin()
+        self.entered = torch.zeros((), dtype=torch.int64, device=self.world.device)
         for number, micro_batch in enumerate(self.with_stand_in(micro_batches), 1):
+            self.is_watched = is_audited and number == 1
             with self.grad_sync(number == len(micro_batches), scale):
                 yield self.model, micro_batch.to(self.world.device)
             if micro_batch.index == 0:
                 self._buffers.keep()
             self._buffers.restore()
+        self.is_watched = False
         self.finish(scale)
+
+    def add_entered(self, tensors: Iterable[tuple[int, Tensor | None]]) -> None:
+        """While `is_watched`, add the checksum of numbered tensors to `entered`: they go into the sums."""
+        if self.is_watched:
+            self.entered = self.entered + checksum(tensors)
+
+    def again(self, loss: Tensor, scale: Tensor) -> Tensor:
+        """Without communication, and no hook sees the gradient."""
+        params = self.trainable
+        grads = torch.autograd.grad(loss * scale, params, allow_unused=True)
+        self._buffers.restore()
+        kept, self.entered, self.is_watched = self.entered, torch.zeros_like(self.entered), True
+        self.enter(dict(zip(params, grads, strict=True)), scale)
+        found, self.entered, self.is_watched = self.entered, kept, False
+        return found
+
+    def enter(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> None:
+        """Call add_entered as accumulate does for these gradients of a micro-batch; the sums are over for this step."""
+        self.add_entered(enumerate(grads.values()))
+
+    def weights_checksum(self) -> Tensor:
+        """Without BatchNorm's running statistics, which only rank 0 keeps in a step."""
+        return checksum(enumerate([*self.module.parameters(), *self._buffers.alike]))
 
     def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
         """The items: ranks need not do equally much."""
@@ -52,8 +86,7 @@ class Replicated(Strategy):
     def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
         """Without communication, and no hook sees the gradient."""
         loss = loss_of()
-        params = [param for param in self.module.parameters() if param.requires_grad]
-        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        grads = torch.autograd.grad(loss, self.trainable, allow_unused=True)
         return bool(torch.isfinite(loss)) and all(
             bool((grad.abs() <= self.largest).all()) for grad in grads if grad is not None)
 

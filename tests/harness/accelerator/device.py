@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,8 @@ class Device:
         # copies that are under way to it, by place: the address, the stream, and the streams that come after the copy
         self._copies: dict[int, tuple[int, int, set[int]]] = {}
         self._hangs_from = inf  # a place
+        self.flipped: list[str] = []  # the operations in whose results a bit flipped
+        self._num_fit = 0  # operations that could have flipped one so far
         self.seed(5_171_717 + index)  # until the program does
 
     def seed(self, value: int) -> None:
@@ -150,10 +153,24 @@ class Device:
                 queue = self._under_way[each]
                 while queue and queue[0][0] <= place: queue.popleft()[1]()
 
-    def _is_struck_by(self, kind: str) -> bool:
-        if not (fault := SETTINGS.get(kind)): return False
+    def flip(self, name: str, host: Tensor) -> None:
+        """Flip a bit of `host`, the result of operation `name`, if it is its turn: of the value in its middle."""
+        with LOCK:
+            fault = SETTINGS.get("flips") or {}
+            if not (fault and self._is_victim_of(fault) and re.fullmatch(fault.get("only", ".*"), name)): return
+            turn, self._num_fit = self._num_fit, self._num_fit + 1
+            if turn % fault["every"] if fault.get("every") else turn: return
+            self.flipped.append(name)
+            middle = host[tuple(size // 2 for size in host.shape)]
+            integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[host.itemsize]
+            middle.view(integers).bitwise_xor_(1 << fault.get("bit", 20))
+
+    def _is_victim_of(self, fault: dict[str, int]) -> bool:
         victim = fault.get("rank", 0), fault.get("device", torch.accelerator.current_device_index())
-        if victim != (RANK, self.index) or self.operations < fault["operation"]: return False
+        return victim == (RANK, self.index) and self.operations >= fault["operation"]
+
+    def _is_struck_by(self, kind: str) -> bool:
+        if not (fault := SETTINGS.get(kind)) or not self._is_victim_of(fault): return False
         try:
             if fault.get("once"): Path(fault["once"]).touch(exist_ok=False)
         except FileExistsError:  # it has struck before
@@ -168,6 +185,7 @@ def report() -> int:
         found = {"waits": [[kind, frames, count] for (kind, frames), count in waits.items()],
                  "copies_to_device": copies["to device"], "copies_to_host": copies["to host"],
                  "operations": {device.index: device.operations for device in DEVICES},
+                 "flipped": [name for device in DEVICES for name in device.flipped],
                  "peak": {device.index: LIBRARY.peak_bytes(device.index) for device in DEVICES}}
         Path(folder).mkdir(parents=True, exist_ok=True)
         Path(folder, f"rank-{RANK}.json").write_text(json.dumps(found))

@@ -69,9 +69,18 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if name in ("empty", "empty_strided"):  # torch makes their kin of them
         is_float = result.is_floating_point() or result.is_complex()
         result.fill_(torch.nan if is_float else 2 ** (8 * result.itemsize - 2))
+    elif func.namespace == "aten" and (made := numbers(result, own)):
+        device.flip(name, made[0])
     for tensor, host in own.values() if schema.is_mutable else ():
         sim.adopt(tensor, host)
     return tree_map_only(Tensor, lambda host: (own.get(id(host)) or [sim.wrap(host, device.index)])[0], result)
+
+
+def numbers(result: Any, own: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The tensors of a result that were computed, or changed in place, but for views of arguments."""
+    addresses = {host.untyped_storage().data_ptr() for _, host in own.values()}
+    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()
+            and leaf.numel() > 0 and (id(leaf) in own or leaf.untyped_storage().data_ptr() not in addresses)]
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
