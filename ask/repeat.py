@@ -30,6 +30,7 @@ from tqdm import tqdm
 from ask.record import Part, Record, last_start
 from data.batch import GlobalBatch
 from engine.build import open_start, open_training
+from engine.corruption import end_if_corrupted
 from engine.saving import save, wait_for_save
 from engine.training import Training
 from engine.warm_up import warm_up
@@ -184,6 +185,7 @@ def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
             if t.state.progress.step >= last or t.flags.stop:
                 break
     t.flags.wait()  # Collective.
+    end_if_corrupted(t)  # Collective.
     if t.flags.bad_sample:
         t.bad_samples.stop(t.world)  # Collective.
     t.watchdog.enter("answering", t.config.faults.section_timeout)

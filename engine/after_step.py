@@ -3,6 +3,7 @@
 from typing import Any
 
 from engine.best import update_best
+from engine.corruption import end_if_corrupted
 from engine.nonfinite import end_if_diverged
 from engine.records.log import EMA
 from engine.records.pictures import show_mistakes
@@ -17,6 +18,7 @@ def after_step(t: Training) -> bool:
     is_save_due = t.flags.save or t.checkpoints.is_due(step)
     if is_evaluation_due(t) or is_save_due or is_over(t):
         t.flags.wait()  # Collective: no rank may be ahead of a stop that another one knows of
+        end_if_corrupted(t)  # Collective.
         end_if_diverged(t)  # Collective if the gradient was not finite.
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank

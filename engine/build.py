@@ -52,6 +52,7 @@ class Feeds(NamedTuple):
     feed: Feed
     evaluation: Evaluation
     flags: Agreement
+    outcome: Outcome
     bad_samples: BadSamples
     clock: Clock
 
@@ -111,8 +112,8 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     log = build_log(start, state.progress, plan, optim, total_steps)
     return Training(
         **vars(start), **feeds._asdict(), log=log, strategy=strategy, state=state,
-        schedule=build_schedule(optim, total_steps), checkpoints=checkpoints, outcome=Outcome(),
-        attempts=attempts, profile=Profile(config.record.profile, run.path / "profile", world, log.note),
+        schedule=build_schedule(optim, total_steps), checkpoints=checkpoints, attempts=attempts,
+        profile=Profile(config.record.profile, run.path / "profile", world, log.note),
         total_steps=total_steps, last_step=min(total_steps, state.progress.step + stop.steps))
 
 
@@ -136,8 +137,9 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     config, world, run, task = start.config, start.world, start.run, start.task
     clock = Clock(world.device, state.strategy.communication)
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
+    outcome = Outcome(state.strategy)
     flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
-                      bad_samples.has_stopped)
+                      bad_samples.has_stopped, outcome.corrupted)
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths,
                                         config.faults.audit_every)
     workers = num_workers(config.data.workers, world)
@@ -145,7 +147,7 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
     feed = Feed(start, loader, state.progress, bad_samples, clock)
     evaluation = Evaluation(start, state.strategy, eval_batch, bad_samples, flags)
-    return Feeds(feed, evaluation, flags, bad_samples, clock)
+    return Feeds(feed, evaluation, flags, outcome, bad_samples, clock)
 
 
 def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions, total_steps: int) -> Log | SilentLog:

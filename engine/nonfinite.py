@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
+from engine.corruption import end_if_corrupted
 from engine.saving import save, wait_for_save
 from engine.step import forward
 from engine.training import Training
@@ -27,6 +28,10 @@ def end_if_diverged(t: Training) -> None:
     The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,
     the run ends with 65, saved as it was before the step. Collective if the gradient was not finite.
     """
+    # a sum that changed on the way
+    if t.flags.corrupted or t.flags.bad_sample:
+        end_if_corrupted(t)  # Collective.
+
     # an unreadable sample
     if t.flags.bad_sample:
         t.state.progress = t.outcome.position

@@ -33,7 +33,7 @@ class Training(Start):
     evaluation: Evaluation
     checkpoints: Checkpoints
     flags: Agreement  # what one rank tells all others: to stop, to save, that a sample cannot be read
-    outcome: Outcome  # of the last step: whether its gradient was finite
+    outcome: Outcome  # of the last step: whether its gradient was finite, and its sum arrived as it was sent
     bad_samples: BadSamples
     attempts: Attempts
     clock: Clock

@@ -29,7 +29,7 @@ class Exit(IntEnum):
     BAD_DATA = 65
     NO_INPUT = 66
     INTERNAL = 70
-    HARDWARE = 71  # a device failed, or the system killed a data loading process
+    HARDWARE = 71  # a device failed, a sum changed on its way, or the system killed a data loading process
     CANNOT_CREATE = 73
     IO = 74
     STOPPED = 75  # stopped and saved: the same command continues

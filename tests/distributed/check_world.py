@@ -53,6 +53,7 @@ from utils.strategies.base import DEFAULTS
 
 M, CLASSES, SIDE = 6, 10, 32
 ONE = torch.ones(())
+FLAGS = "stop", "save", "error", "bad_sample", "corrupted"
 
 
 class _Images:
@@ -213,13 +214,13 @@ def flags_of(world: World, **raised: Any) -> Agreement:
 
 
 def seen_in(flags: Agreement) -> list[bool]:
-    return [flags.stop, flags.save, flags.error, flags.bad_sample]
+    return [getattr(flags, name) for name in FLAGS]
 
 
 def a_flag_of_the_last_rank(world: World, folder: Path) -> Any:
     """What is seen after each of six exchanges; the last rank raises all flags at the third."""
     seen: list[list[bool]] = []
-    flags = flags_of(world, **dict.fromkeys(("stop", "save", "error", "bad_sample"), lambda: len(seen) == 2))
+    flags = flags_of(world, **dict.fromkeys(FLAGS, lambda: len(seen) == 2))
     for _ in range(6):
         flags.exchange()
         seen.append(seen_in(flags))
@@ -230,7 +231,7 @@ def a_flag_of_the_last_rank(world: World, folder: Path) -> Any:
 def one_flag_at_a_time(world: World, folder: Path) -> Any:
     """What is seen of each flag alone, in an Agreement of its own."""
     seen = []
-    for name in ("stop", "save", "error", "bad_sample"):
+    for name in FLAGS:
         flags = flags_of(world, **{name: lambda: True})
         flags.exchange()
         flags.wait()

@@ -137,15 +137,15 @@ def test_what_differs_between_ranks_is_refused_on_all(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
-    # stop, save, error, bad_sample; save is of one exchange, the others stay
-    nothing, raised, after = [False] * 4, [True] * 4, [True, False, True, True]
+    # stop, save, error, bad_sample, corrupted; save is of one exchange, the others stay
+    nothing, raised, after = [False] * 5, [True] * 5, [True, False, True, True, True]
     assert by_rank(told, processes, "a_flag_of_the_last_rank") == [
         [nothing, nothing, nothing, raised, after, after]] * processes
 
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_flags_are_independent_of_each_other(told, processes):
-    alone = [[number == raised for number in range(4)] for raised in range(4)]
+    alone = [[number == raised for number in range(5)] for raised in range(5)]
     assert by_rank(told, processes, "one_flag_at_a_time") == [alone] * processes
 
 

@@ -18,20 +18,23 @@ class Agreement:
     function per flag; each exchange calls it and raises the flag if it returns True (`bool()` never does):
 
     stop: this rank wants to stop. save: a checkpoint is due. error: its last save failed. bad_sample: it read a sample
-    that stops the run. `save` is that of the last exchange that was read; the others stay raised.
+    that stops the run. corrupted: a sum has changed on its way to this rank. `save` is that of the last exchange that
+    was read; the others stay raised.
     """
 
     def __init__(self, world: World, stop: Callable[[], bool] = bool, save: Callable[[], bool] = bool,
-                 error: Callable[[], bool] = bool, bad_sample: Callable[[], bool] = bool):
-        self.stop = self.save = self.error = self.bad_sample = False  # some rank raised it, and all ranks know
-        self._group, self._questions = world.cpu_group, (stop, save, error, bad_sample)
-        self._flags = torch.zeros(4, dtype=torch.int32)
+                 error: Callable[[], bool] = bool, bad_sample: Callable[[], bool] = bool,
+                 corrupted: Callable[[], object] = bool):
+        # some rank raised it, and all ranks know
+        self.stop = self.save = self.error = self.bad_sample = self.corrupted = False
+        self._group, self._questions = world.cpu_group, (stop, save, error, bad_sample, corrupted)
+        self._flags = torch.zeros(5, dtype=torch.int32)
         self._pending: dist.Work | None = None
 
     def exchange(self) -> None:
         """Read the flags of the exchange before, and start the next one. Collective."""
         self.wait()
-        self._flags = torch.tensor([question() for question in self._questions], dtype=torch.int32)
+        self._flags = torch.tensor([bool(question()) for question in self._questions], dtype=torch.int32)
         self._pending = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def wait(self) -> None:
@@ -41,5 +44,6 @@ class Agreement:
             return
         self._pending.wait()
         self._pending = None
-        stop, self.save, error, bad_sample = map(bool, self._flags.tolist())
+        stop, self.save, error, bad_sample, corrupted = map(bool, self._flags.tolist())
         self.stop, self.error, self.bad_sample = self.stop or stop, self.error or error, self.bad_sample or bad_sample
+        self.corrupted = self.corrupted or corrupted

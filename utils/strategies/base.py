@@ -82,6 +82,7 @@ class Strategy(ABC):
     finds_unused = False  # has --find-unused-parameters
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/build.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
+    is_corrupted: Tensor | None = None  # bool on the device: the last sums changed on the way; None = nothing checks
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,

@@ -5,11 +5,15 @@ with other weights. Nobody can then tell a bug in a restart from rounding, or co
 
 Each micro-batch's gradient is rounded to a fixed-point grid (int64 in units of 2^-50), added over micro-batches and
 ranks, and converted back to floats once. Integers cannot show NaN, inf or overflow (x86 converts all three to
-INT64_MIN, and two of them add to 0). So beside the sums stands the number of chunks with a NaN or a value larger
+INT64_MIN, and two of them add to 0). So beside the sums stands the number of ranks with a NaN or a value larger
 than 2^12 / num_micro_batches. If it is above 0, the gradient becomes inf or NaN; if it is 0, no sum has overflowed.
 
-Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (EasyScale, SC'23).
-It sends twice the bytes of DDP.
+A sum of integers also keeps a checksum that is linear: sum(weight * x) mod 2^64, with odd weights, so that each single
+flipped bit changes it. Every rank sends that of its values and a stamp of its rank and the step with them; what arrives
+must have the sum of the checksums. So a rank whose values are lost, or come twice or from an earlier step, is found.
+
+Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (EasyScale, SC'23); checksums as in Huang
+and Abraham (1984). It sends twice the bytes of DDP.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +24,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from utils.distributed.world import World
 from utils.strategies.replicated import Replicated
 
 GRID = 2.0**50  # grid units per 1.0
 LIMIT = 2.0**12  # of the absolute value of a sum: 2^62 grid units
-BUCKET = 3 * 2**20  # int64 values in a bucket: 24 MiB are sent at a time
-CHUNK = 2**17  # values handled at a time on the CPU, so that they stay in its cache; elsewhere BUCKET
+WIDTH = 520  # values with different weights in a checksum; no power of two, whose strides share few places of a cache
+CHUNK = 252 * WIDTH  # values handled at a time on the CPU, so that they stay in its cache; elsewhere BUCKET
+BUCKET = 24 * CHUNK  # int64 values in a bucket: 24 MiB are sent at a time
 
 
 class Exact(Replicated):
@@ -49,7 +55,8 @@ class Exact(Replicated):
             for param in self.module.parameters():
                 self.world.broadcast(param)
         params = [param for param in self.module.parameters() if param.requires_grad]
-        self._buckets = [_Bucket(part, self.largest) for part in _cut(params[::-1], BUCKET)]  # as backward does
+        parts = _cut(params[::-1], BUCKET)  # as backward does
+        self._buckets = [_Bucket(part, self.largest, self.world) for part in parts]
         groups = (group for bucket in self._buckets for group in bucket.groups)
         self._groups = {group: number for number, group in enumerate(groups)}
         self._hooks = [
@@ -66,63 +73,79 @@ class Exact(Replicated):
         """Add the micro-batch's gradients to the sums, group by group, while its backward pass still runs."""
         self._is_last, self._scale = is_last, scale
         yield
-        self._add_rest(scale)  # of groups some of whose parameters got no gradient from this micro-batch
+        self._add_rest(scale, is_last)  # of groups some of whose parameters got no gradient from this micro-batch
 
     def enter(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> None:
         """Round and convert them where the sums are, which finish() has read."""
         kept = {param: param.grad for param in grads}
         for param, grad in grads.items():
             param.grad = grad
-        self._add_rest(scale)
+        self._add_rest(scale, is_last=False)
         for group in self._groups:
-            group.zero_unless_added()
+            group.complete()
         for param, grad in kept.items():
             param.grad = grad
 
-    def _add_rest(self, scale: Tensor) -> None:
+    def _add_rest(self, scale: Tensor, is_last: bool) -> None:
         for group in self._groups:
-            if group.add(scale):
+            if group.add(scale, is_last):
                 self._note(group)
 
     def _note(self, group: "_Group") -> None:
         self.add_entered([(self._groups[group], group.sums)])
 
     def finish(self, scale: Tensor) -> None:
-        """Wait for the sums and convert them to gradients. Collective."""
-        self._send(only_full=False)  # a bucket with a parameter that got no gradient is still here
+        """Wait for the sums, convert them to gradients, and compare their checksums. Collective."""
+        self._send(scale, only_full=False)  # a bucket with a parameter that got no gradient is still here
         for bucket in self._buckets:
             self.communication.start()
             bucket.work.wait()
             self.communication.stop()
             bucket.finish(scale)
+        self.is_corrupted = torch.stack([bucket.is_corrupted for bucket in self._buckets]).any()
 
     def _add(self, bucket: "_Bucket", group: "_Group") -> None:
         if bucket.add_if_complete(group, self._scale, self._is_last):
             self._note(group)
         if self._is_last:
-            self._send(only_full=True)
+            self._send(self._scale, only_full=True)
 
-    def _send(self, only_full: bool) -> None:
+    def _send(self, scale: Tensor, only_full: bool) -> None:
         for bucket in self._buckets:  # in the same order on every rank
             if bucket.work is None:
                 if only_full and bucket.num_missing:
                     return
-                bucket.send()
+                bucket.send(scale)
 
 
 class _Bucket:
-    """Parameters whose gradients are sent together, and the int64 sums of these."""
+    """Parameters whose gradients are sent together, the int64 sums of these, and their checksum."""
 
-    def __init__(self, params: list[nn.Parameter], limit: float):
+    is_corrupted: Tensor  # scalar bool on the device: the last sums have another checksum than was sent
+
+    def __init__(self, params: list[nn.Parameter], limit: float, world: World):
         device, dtype = params[0].device, params[0].dtype
         chunk = CHUNK if device.type == "cpu" else BUCKET
         parts = _cut(params, chunk)
         sizes = [sum(map(nn.Parameter.numel, part)) for part in parts]
-        self._sums = torch.zeros(sum(sizes) + len(sizes), dtype=torch.int64, device=device)
+        lengths, counts = ([-(-size // unit) for size in sizes] for unit in (WIDTH, chunk))  # in rows; in chunks
+
+        # what is sent: rows of sums, the number of ranks with a bad value, the checksum
+        self._sent = torch.zeros(sum(lengths) * WIDTH + 2, dtype=torch.int64, device=device)
+        self._num_bad, self._checksum = self._sent[-2:]
         grads = torch.empty(sum(sizes), dtype=dtype, device=device)
-        self.groups = [_Group(*each, limit, chunk) for each in zip(
-            parts, self._sums.split([size + 1 for size in sizes]), grads.split(sizes), strict=True)]
+
+        # what it is made of
+        self._columns = torch.zeros(sum(counts), WIDTH, dtype=torch.int64, device=device)  # sums of columns, by chunk
+        weights = torch.empty(self._columns.shape, dtype=torch.int64)  # the same on every rank, and odd
+        weights.random_(-2**63, None, generator=torch.Generator().manual_seed(0))
+        self._weights = weights.bitwise_or_(1).to(device)
+        self._limit, self._extremes = limit, torch.zeros(len(parts), 2, dtype=dtype, device=device)  # of all values
+        rows = self._sent[:-2].view(-1, WIDTH).split(lengths)
+        self.groups = [_Group(*each, chunk) for each in zip(
+            parts, rows, self._columns.split(counts), grads.split(sizes), self._extremes, strict=True)]
         self.num_missing, self.work = len(self.groups), None  # groups without the last micro-batch's gradients; a sum
+        self._rank, self._stamps = world.rank, range(world.world_size)  # by rank; no two of a run are equal
 
     def add_if_complete(self, group: "_Group", scale: Tensor, is_last: bool) -> bool:
         """A parameter of `group` has got its gradient: add those of the group if all of them are there."""
@@ -130,28 +153,42 @@ class _Bucket:
         if group.num_missing:
             return False
         self.num_missing -= is_last
-        return group.add(scale)
+        return group.add(scale, is_last)
 
-    def send(self) -> None:
+    def send(self, scale: Tensor) -> None:
         """Start to sum over ranks. Collective."""
         for group in self.groups:
-            group.zero_unless_added()
-        self.work = dist.all_reduce(self._sums, async_op=True)
+            group.complete()
+        (low, high), limit = self._extremes.aminmax(), self._limit * scale
+        self._num_bad.copy_(~((low >= -limit) & (high <= limit)))  # NaN if any value is
+        self._stamps = range(self._stamps.stop, self._stamps.stop + len(self._stamps))
+        self._checksum.copy_(self._weighed() + self._stamps[self._rank])
+        self.work = dist.all_reduce(self._sent, async_op=True)
 
     def finish(self, scale: Tensor) -> None:
         """Write the sums over ranks into the gradients, and prepare for the next step."""
+        factor = torch.where(self._num_bad > 0, torch.inf, scale / GRID)
         for group in self.groups:
-            group.finish(scale)
+            group.finish(factor)
+        self.is_corrupted = self._weighed() + sum(self._stamps) != self._checksum
         self.num_missing, self.work = len(self.groups), None
+
+    def _weighed(self) -> Tensor:
+        """The checksum of the sums and of the number of bad ranks, without a stamp: scalar int64."""
+        return (self._columns * self._weights).sum() + self._num_bad
 
 
 class _Group:
     """Parameters of a bucket whose gradients are added at once: a few large operations instead of many small ones."""
 
-    def __init__(self, params: list[nn.Parameter], sums: Tensor, grads: Tensor, limit: float, chunk: int):
-        """sums: [N + 1] int64, the last is the number of bad chunks. grads: [N], what the sums become."""
-        self.params, self._limit, self._chunk = params, limit, chunk
-        self.sums, self._sums, self._num_bad, self._grads = sums, sums[:-1], sums[-1], grads
+    def __init__(self, params: list[nn.Parameter], rows: Tensor, columns: Tensor, grads: Tensor, extremes: Tensor,
+                 chunk: int):
+        """rows: [R, WIDTH] int64, the sums, and zeros up to the end of the last row. columns: [chunks, WIDTH] int64,
+        what the rows of each chunk add up to. grads: [N], what the sums become. extremes: [2], of this rank's values.
+        """
+        self.params, self._extremes, self._chunk, self._grads = params, extremes, chunk, grads
+        self.sums = rows.view(-1)[:len(grads)]
+        self._chunks = [*zip(self.sums.split(chunk), rows.split(chunk // WIDTH), columns, strict=True)]
         # A gradient has the strides of its parameter (channels_last, say); in memory order it is flat without a copy.
         self._memory_orders = [sorted(range(param.ndim), key=lambda dim, p=param: -p.stride(dim)) for param in params]
         self._views = [
@@ -159,9 +196,9 @@ class _Group:
             for values, param, order in zip(
                 grads.split([param.numel() for param in params]), params, self._memory_orders, strict=True)]
         self.used: set[int] = set()  # indices of params that have had a gradient in any step, or must have one
-        self.num_missing, self._is_added = len(params), False
+        self.num_missing, self._is_added, self._is_counted = len(params), False, False
 
-    def add(self, scale: Tensor) -> bool:
+    def add(self, scale: Tensor, is_last: bool) -> bool:
         """Add the gradients that are there to the sums, and forget them: the next ones start from nothing.
 
         Returns whether there was any. Factors are powers of two: only round_ rounds.
@@ -171,35 +208,42 @@ class _Group:
             return False
         flat = [self._flat_grad(index) if index in found else param.new_zeros(param.numel())
                 for index, param in enumerate(self.params)]
-        grads, factor, limit = torch.cat(flat) if len(flat) > 1 else flat[0], GRID / scale, self._limit * scale
+        grads, factor = torch.cat(flat) if len(flat) > 1 else flat[0], GRID / scale
+        low, high = self._extremes
         if not self._is_added:
-            self._num_bad.zero_()
-        for values, sums in zip(grads.split(self._chunk), self._sums.split(self._chunk), strict=True):
-            low, high = values.aminmax()  # NaN if any value is
-            self._num_bad += ~((low >= -limit) & (high <= limit))
+            self._extremes.zero_()
+        for values, (sums, rows, columns) in zip(grads.split(self._chunk), self._chunks, strict=True):
+            lowest, highest = values.aminmax()  # NaN if any value is
+            torch.minimum(low, lowest, out=low)
+            torch.maximum(high, highest, out=high)
             rounded = (values * factor).round_()
             if self._is_added:
                 sums += rounded.long()
             else:
                 sums.copy_(rounded)
+            if is_last:
+                torch.sum(rows, 0, out=columns)
         for param in self.params:
             param.grad = None
         self.used |= found
-        self.num_missing, self._is_added = len(self.params), True
+        self.num_missing, self._is_added, self._is_counted = len(self.params), True, is_last
         return True
 
-    def zero_unless_added(self) -> None:
-        """Make the sums those of this step, if this rank has nothing to add."""
+    def complete(self) -> None:
+        """Make the sums and their columns those of this step, if this rank's last micro-batch has added nothing."""
         if not self._is_added:
-            self._sums.zero_()
-            self._num_bad.zero_()
-        self._is_added = False
+            self.sums.zero_()
+            self._extremes.zero_()
+        if not self._is_counted:
+            for _, rows, columns in self._chunks:
+                torch.sum(rows, 0, out=columns)
+        self._is_added = self._is_counted = False
 
-    def finish(self, scale: Tensor) -> None:
-        """Make the sums the gradients, times scale; not finite if a chunk was bad."""
-        factor = torch.where(self._num_bad > 0, torch.inf, scale / GRID)
-        for values, sums in zip(self._grads.split(self._chunk), self._sums.split(self._chunk), strict=True):
+    def finish(self, factor: Tensor) -> None:
+        """Make the sums the gradients, times factor; and the columns those of the sums."""
+        for values, (sums, rows, columns) in zip(self._grads.split(self._chunk), self._chunks, strict=True):
             values.copy_(sums).mul_(factor)
+            torch.sum(rows, 0, out=columns)
         for index in self.used:
             self.params[index].grad = self._views[index]
 

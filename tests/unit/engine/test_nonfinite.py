@@ -138,7 +138,7 @@ def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):
 def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0):
     """The Training after a look at step 7, and `notes`: what the user was told."""
     t = SimpleNamespace(
-        world=world, notes=[], flags=SimpleNamespace(bad_sample=False), strategy=Strategy,
+        world=world, notes=[], flags=SimpleNamespace(bad_sample=False, corrupted=False), strategy=Strategy,
         outcome=SimpleNamespace(pop_nonfinite=lambda: None if is_finite else Progress(step=6)),
         state=SimpleNamespace(progress=Progress(step=7, skipped=skipped)),
         watchdog=SimpleNamespace(enter=lambda *words: None),
@@ -192,7 +192,8 @@ def test_a_step_made_void_by_an_unreadable_sample_is_saved_as_before(world, monk
         raise Stopped
 
     t = SimpleNamespace(
-        world=world, flags=SimpleNamespace(bad_sample=True), bad_samples=SimpleNamespace(stop=stop),
+        world=world, strategy=Strategy,
+        flags=SimpleNamespace(bad_sample=True, corrupted=False), bad_samples=SimpleNamespace(stop=stop),
         outcome=SimpleNamespace(position=Progress(step=6)), state=SimpleNamespace(progress=Progress(step=7)),
         precision=SimpleNamespace(undo=lambda: done.append("undo")))
     monkeypatch.setattr(nonfinite, "save", lambda t: done.append(t.state.progress))

@@ -14,18 +14,32 @@ YES, NO = torch.tensor(True), torch.tensor(False)
 CPU = torch.device("cpu")
 
 
+def outcome_of(is_corrupted=None):
+    return Outcome(SimpleNamespace(is_corrupted=is_corrupted))
+
+
 def test_the_position_of_a_step_that_was_not_finite_is_returned_once():
-    outcome = Outcome()
+    outcome = outcome_of()
     outcome.note(Progress(step=1), YES)
     outcome.note(Progress(step=2), NO)
     assert [outcome.pop_nonfinite() for _ in range(2)] == [Progress(step=2), None]
 
 
 def test_only_the_last_step_counts_and_before_the_first_there_is_none():
-    outcome, fresh = Outcome(), Outcome()
+    outcome, fresh = outcome_of(), outcome_of()
     outcome.note(Progress(step=1), NO)
     outcome.note(Progress(step=2), YES)
     assert (outcome.pop_nonfinite(), fresh.pop_nonfinite()) == (None, None)
+
+
+def test_the_first_step_whose_sum_changed_is_kept_and_none_is_not_finite_then():
+    """Other ranks may have received the right sum: what only this one finds is not to be acted on."""
+    strategy = SimpleNamespace(is_corrupted=NO)
+    outcome, found = Outcome(strategy), []
+    for step, (is_usual, strategy.is_corrupted) in enumerate([(YES, NO), (NO, YES), (YES, YES), (NO, NO)]):
+        outcome.note(Progress(step=step), is_usual)
+        found.append((outcome.corrupted(), outcome.pop_nonfinite()))
+    assert found == [(None, None)] + [(Progress(step=1), None)] * 3
 
 
 def test_a_micro_batch_draws_the_same_whoever_computes_it_again():

@@ -119,8 +119,8 @@ def test_the_order_of_micro_batches_changes_no_bit(world, order):
 
 def test_sizes_of_buckets_and_chunks_change_no_bit(world, monkeypatch):
     expected = bits(step(build(world=world), BATCHES))
-    monkeypatch.setattr(exact, "BUCKET", 100)
-    monkeypatch.setattr(exact, "CHUNK", 7)
+    for name, size in {"BUCKET": 105, "CHUNK": 21, "WIDTH": 7}.items():
+        monkeypatch.setattr(exact, name, size)
     small = build(world=world)
     assert (len(small._buckets) > 3, bits(step(small, BATCHES))) == (True, expected)
 
@@ -270,6 +270,7 @@ def test_a_bad_value_is_found_in_any_param(world, name, at):
 
 def test_a_bad_value_is_found_in_any_chunk(world, monkeypatch):
     monkeypatch.setattr(exact, "CHUNK", 100)
+    monkeypatch.setattr(exact, "WIDTH", 10)
     norms = [norm_with(world, None, NAN, None, at=at) for at in (0, 99, 100, 300, 575)]
     assert not torch.isfinite(torch.tensor(norms)).any()
 
