@@ -47,7 +47,7 @@ from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.rundir.state import Progress, TrainState
 from utils.settings.command_line import parse_command_line
-from utils.settings.run_options import DeviceOptions, OptimOptions, RecordOptions
+from utils.settings.run_options import DeviceOptions, FaultOptions, OptimOptions, RecordOptions
 from utils.strategies import load_strategy
 from utils.strategies.base import DEFAULTS
 
@@ -460,7 +460,8 @@ def _with_an_unused_weight(
         strategy=strategy, task=task, feed=SimpleNamespace(plan=BatchPlan(67, 26, M)),
         precision=Precision("fp32", world.device), log=SimpleNamespace(note=notes.append),
         evaluation=SimpleNamespace(eval_batch=2), attempts=SimpleNamespace(evaluate=lambda size: None),
-        config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine"), device=options),
+        config=SimpleNamespace(run=SimpleNamespace(seed=0), model=SimpleNamespace(model="mine"), device=options,
+                               faults=FaultOptions()),
         state=SimpleNamespace(optimizer=optimizer), world=world))
     norms = []
     strategy.module.train()
