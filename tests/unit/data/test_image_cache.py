@@ -4,8 +4,7 @@ import errno
 import io
 import os
 import signal
-import subprocess
-import sys
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,6 @@ from PIL import Image
 from data.images.augment import CentreCrop, PhotoTrain
 from data.images.cache import CHUNK, LONGEST, CacheSpec, ImageCache, make_cache, open_cache
 from data.images.decode import EncodedImage, UnreadableImage
-from tests.conftest import ROOT
 from utils.errors import Exit, UserError
 from utils.numerics.seed import seeded
 
@@ -173,16 +171,6 @@ def test_files_that_swap_their_names_are_packed_anew(files, opened):
         assert torch.equal(cache.read(path).pixels(), EncodedImage(path).pixels())
 
 
-PACK = """
-import os, signal, sys
-from pathlib import Path
-from data.images.cache import CacheSpec, make_cache
-def note(text):
-    if text.startswith(sys.argv[2]): os.kill(os.getpid(), signal.SIGKILL)
-make_cache(sys.argv[3:], CacheSpec("jpeg", 48), Path(sys.argv[1]), 2, note)
-"""
-
-
 @pytest.fixture
 def many(tmp_path) -> list[str]:
     """Files of two chunks and a half."""
@@ -193,18 +181,26 @@ def many(tmp_path) -> list[str]:
     return sorted(str(path) for path in folder.iterdir())
 
 
-def pack_and_die(many, folder, number):
-    """Pack, and be killed once `number` images are packed."""
-    words = [str(folder), f"--cache jpeg: {number} of ", *many]
-    died = subprocess.run([sys.executable, "-c", PACK, *words], cwd=ROOT, capture_output=True, text=True)
-    assert died.returncode == -signal.SIGKILL and not folder.exists(), died.stderr
+def packing(paths, folder, last="none"):
+    """A process that packs, a fork of this one; it is killed when a note begins with `last`."""
+    def note(text):
+        if text.startswith(last):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    process = get_context("fork").Process(target=make_cache, args=(paths, CacheSpec("jpeg", SMALL), folder, 2, note))
+    process.start()
+    return process
 
 
 def test_what_a_kill_leaves_is_no_cache_and_the_next_starts_pack_once(many, tmp_path):
     folder = tmp_path / "killed"
-    pack_and_die(many, folder, CHUNK)
-    starts = [subprocess.Popen([sys.executable, "-c", PACK, str(folder), "nothing", *many], cwd=ROOT) for _ in range(3)]
-    assert [start.wait() for start in starts] == [0, 0, 0]
+    killed = packing(many, folder, f"--cache jpeg: {CHUNK} of ")
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL and not folder.exists()
+    starts = [packing(many, folder) for _ in range(3)]
+    for start in starts:
+        start.join()
+    assert [start.exitcode for start in starts] == [0, 0, 0]
     make_cache(many, CacheSpec("jpeg", SMALL), tmp_path / "undisturbed", 1, print)
     assert contents(folder) == contents(tmp_path / "undisturbed")
 
