@@ -1,5 +1,6 @@
 """utils/rundir/restart.py: what a start learns of the one before: finished, no use to restart, of the same launch."""
 
+import json
 import os
 import socket
 import subprocess
@@ -129,31 +130,55 @@ def test_an_unfinished_run_continues(world):
 # --- a restart by torchrun
 
 
-RESTART = """
-import sys
+RESTARTS = """
+import json, os, sys
 from utils.settings.command_line import parse_command_line
 from utils.rundir.restart import finish_early
-finish_early(parse_command_line(sys.argv[1:], {}))
-print("goes on")
+for line in sys.stdin:
+    if (child := os.fork()) == 0:
+        folder, environment = json.loads(line)
+        os.chdir(folder)
+        os.environ.update(environment)
+        for number, name in ((1, "out"), (2, "err")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+        finish_early(parse_command_line(["--run-dir=run"], {}))
+        sys.exit(print("goes on"))
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
-def restart(world, monkeypatch, exit_code, message, restarts=1, is_same_launch=True, rank="0"):
-    """What a start by torchrun does after one that ended like this: (code, out, err), and the code for launch.sh."""
-    if is_same_launch:
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-        monkeypatch.setattr(os, "getppid", os.getpid)  # this process is the torchrun of both
-    with open_run(config_of("--run-dir=run"), world, print) as run:
-        run.keep_resolved()
-        run.status("failed", exit_code, message)
-    exit_file, torch_is_not_there = Path("exit").resolve(), Path("torch.py")
+@pytest.fixture(scope="module")
+def torchrun(tmp_path_factory):
+    """A process that starts ranks, its forks, as lines on its standard input say. It cannot import torch."""
+    torch_is_not_there = tmp_path_factory.mktemp("modules") / "torch.py"
     torch_is_not_there.write_text("raise ImportError('no torch here')")
-    done = subprocess.run(
-        [sys.executable, "-c", RESTART, "--run-dir=run"], capture_output=True, text=True, timeout=60,
-        env=os.environ | {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank,
-                          "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": str(exit_file),
-                          "PYTHONPATH": f".:{ROOT}"})
-    return done.returncode, done.stdout, done.stderr, exit_file.read_text() if exit_file.exists() else ""
+    process = subprocess.Popen([sys.executable, "-c", RESTARTS], text=True, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE,
+                               env=os.environ | {"PYTHONPATH": f"{torch_is_not_there.parent}:{ROOT}"})
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def restart(world, monkeypatch, torchrun):
+    """restart(exit_code, message): what a start by torchrun does after one that ended like this.
+
+    Its code, out, err, and the code for launch.sh.
+    """
+    def restarted(exit_code, message, restarts=1, is_same_launch=True, rank="0"):
+        if is_same_launch:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+            monkeypatch.setattr(os, "getppid", lambda: torchrun.pid)  # it is the torchrun of both
+        with open_run(config_of("--run-dir=run"), world, print) as run:
+            run.keep_resolved()
+            run.status("failed", exit_code, message)
+        environment = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank,
+                       "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": "exit"}
+        print(json.dumps([os.getcwd(), environment]), file=torchrun.stdin, flush=True)
+        code = int(torchrun.stdout.readline())
+        return code, *(Path(name).read_text() if Path(name).exists() else "" for name in ("out", "err", "exit"))
+    return restarted
 
 
 NOT_RESTARTED = "train.py: not restarted, because a restart would end in the same way:"
@@ -162,23 +187,23 @@ NOT_RESTARTED = "train.py: not restarted, because a restart would end in the sam
 @pytest.mark.parametrize("exit_code, message", [
     (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"),
     (75, "SIGUSR1"), (75, "SIGINT"), (75, "--stop-after")])
-def test_a_restart_that_cannot_help_exits_with_the_same_code(world, monkeypatch, exit_code, message):
+def test_a_restart_that_cannot_help_exits_with_the_same_code(restart, exit_code, message):
     """Before torch is imported."""
-    assert restart(world, monkeypatch, exit_code, message) == (
+    assert restart(exit_code, message) == (
         exit_code, "", f"{NOT_RESTARTED} failed, {message}\n", f"{exit_code}\n")
 
 
-def test_only_rank_0_says_that_a_restart_cannot_help(world, monkeypatch):
-    assert restart(world, monkeypatch, 80, "it diverged", rank="1") == (80, "", "", "80\n")
+def test_only_rank_0_says_that_a_restart_cannot_help(restart):
+    assert restart(80, "it diverged", rank="1") == (80, "", "", "80\n")
 
 
 @pytest.mark.parametrize("exit_code, message", [
     (None, ""), (75, "SIGTERM"), (76, "m"), (70, "m"), (74, "m"),
     (75, "stopped (SIGTERM); there was nothing to save")])
-def test_a_restart_that_may_help_continues(world, monkeypatch, exit_code, message):
-    assert restart(world, monkeypatch, exit_code, message) == (0, "goes on\n", "", "")
+def test_a_restart_that_may_help_continues(restart, exit_code, message):
+    assert restart(exit_code, message) == (0, "goes on\n", "", "")
 
 
 @pytest.mark.parametrize("restarts, is_same_launch", [(0, True), (1, False)])
-def test_a_new_launch_continues_however_the_last_one_ended(world, monkeypatch, restarts, is_same_launch):
-    assert restart(world, monkeypatch, 80, "it diverged", restarts, is_same_launch) == (0, "goes on\n", "", "")
+def test_a_new_launch_continues_however_the_last_one_ended(restart, restarts, is_same_launch):
+    assert restart(80, "it diverged", restarts, is_same_launch) == (0, "goes on\n", "", "")
