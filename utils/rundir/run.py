@@ -273,7 +273,8 @@ def _describe(config: Config, path: Path, processes: int) -> None:
     """Write config.yaml and env.txt until training begins, and a line of command.txt at each start."""
     if not (path / "auto.json").exists():
         # env.txt: versions, and the environment without secrets
-        packages = sorted({(d.name, d.version) for d in metadata.distributions()})
+        about = [found.metadata for found in metadata.distributions()]
+        packages = sorted({(each["Name"], each["Version"]) for each in about})
         names = [name for name in sorted(os.environ)
                  if re.match(f"{ENVIRONMENT}|GLOO|OMP|MKL|TORCH|PET|SLURM|LOCKSTEP|XDG|WORLD", name)]
         shown = {name: "(redacted)" if re.search("TOKEN|KEY|SECRET|PASS", name) else os.environ[name] for name in names}

@@ -49,9 +49,9 @@ def describe(world: World) -> dict[str, Any]:
 
 def versions() -> dict[str, Any]:
     """Of Python and of the packages that bits may depend on."""
-    known = {found.name.lower() for found in metadata.distributions()}
     return {"python": platform.python_version(),
-            "packages": {name: metadata.version(name) for name in PACKAGES if name in known}}
+            "packages": {name: found.version for name in PACKAGES
+                         for found in [*metadata.distributions(name=name)][:1]}}
 
 
 def read_starts(run_dir: Path) -> list[dict[str, Any]]:
