@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parents[3]
 CLASSES = ["cat", "dog, small", 'the "ü"']
 DESCRIPTION = {
-    "task": "image-classification", "architecture": "resnet18", "classes": CLASSES, "image_size": 32, "resize_size": 32,
+    "task": "image-classification", "architecture": "squeezenet1_1", "classes": CLASSES, "image_size": 32, "resize_size": 32,
     "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]}
 
 
@@ -34,9 +34,10 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "model"
     folder.mkdir()
     torch.manual_seed(0)
-    model = build_classifier("resnet18", len(CLASSES))
-    with torch.no_grad():
-        model.fc.weight *= 10
+    model = build_classifier("squeezenet1_1", len(CLASSES))
+    with torch.no_grad():  # all outputs pass the ReLU at its end, and each class is the largest for some images
+        model.classifier[1].weight *= 20
+        model.classifier[1].bias += torch.tensor([6, 9.8, 10.4])
     save_model_folder(model.state_dict(), DESCRIPTION, folder)
     return folder.parent
 
@@ -84,7 +85,7 @@ def test_probabilities_are_those_of_plain_torchvision(said, side, run, tmp_path,
     predict.main([str(folder), *paths])
     rows = rows_of(capsys.readouterr().out)
 
-    model = torchvision.models.get_model("resnet18", num_classes=len(CLASSES))
+    model = torchvision.models.get_model("squeezenet1_1", num_classes=len(CLASSES))
     model.load_state_dict(load_file(folder / "model.safetensors"))
     transform = v2.Compose([
         v2.Resize(side, antialias=True), v2.CenterCrop(32),
@@ -217,7 +218,7 @@ def test_run_without_a_model_is_66_and_says_to_train_first(tmp_path, capsys):
 @pytest.mark.parametrize(("content", "code"), [
     ("{", Exit.NO_INPUT), ("[]", Exit.NO_INPUT), ('{"model_type": "bert"}', Exit.NO_INPUT),
     ('{"architecture": "resnet18"}', Exit.NO_INPUT),
-    (json.dumps(DESCRIPTION | {"architecture": "squeezenet1_1"}), Exit.BAD_DATA),
+    (json.dumps(DESCRIPTION | {"architecture": "mobilenet_v3_small"}), Exit.BAD_DATA),
     (json.dumps(DESCRIPTION | {"classes": ["a"]}), Exit.BAD_DATA)])
 def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
