@@ -24,8 +24,8 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parents[3]
 CLASSES = ["cat", "dog, small", 'the "ü"']
 DESCRIPTION = {
-    "task": "image-classification", "architecture": "squeezenet1_1", "classes": CLASSES, "image_size": 32, "resize_size": 32,
-    "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]}
+    "task": "image-classification", "architecture": "squeezenet1_1", "classes": CLASSES, "image_size": 32,
+    "resize_size": 32, "interpolation": "bilinear", "mean": [0.5, 0.4, 0.3], "std": [0.2, 0.25, 0.3]}
 
 
 @pytest.fixture(scope="module")
