@@ -283,12 +283,12 @@ def test_pretrained_that_cannot_be_fetched_is_66_and_leaves_nothing(content, lib
 @pytest.mark.parametrize("is_published", [False, True])
 def test_code_in_a_cached_file_of_weights_is_not_run(is_published, library, world, tmp_path):
     """Planted in the cache, or published by the library itself."""
-    _, cached = library(Runs(tmp_path / "was-run") if is_published else weights_of("resnet18", 1000))
+    _, cached = library(Runs(tmp_path / "was-run") if is_published else weights_of("squeezenet1_1", 1000))
     if not is_published:
         cached.parent.mkdir(parents=True)
         torch.save(Runs(tmp_path / "was-run"), cached)
     with pytest.raises(UserError, match=f"--pretrained: {cached} ") as error:
-        built(world, model="resnet18", pretrained=True)
+        built(world, model="squeezenet1_1", pretrained=True)
     assert error.value.code == Exit.BAD_DATA and "\n" not in str(error.value) and not (tmp_path / "was-run").exists()
 
 
@@ -318,7 +318,7 @@ def test_pretrained_takes_the_librarys_files_with_their_former_names(name, forme
     assert equal_names(model, weights) == {key for key in list(weights)[:-2] if former(key)}
 
 
-@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+@pytest.mark.parametrize("name", ["googlenet", pytest.param("inception_v3", marks=pytest.mark.long)])
 def test_auxiliary_heads_are_left_out(name, world, tmp_path):
     """The library's weights still load."""
     weights = weights_of(name, 5, aux_logits=True, init_weights=False)

@@ -295,6 +295,7 @@ def test_rank_0_alone_prints(monkeypatch, capsys, words, rank):
     assert bool(output.out + output.err) == (rank == "0")
 
 
+@pytest.mark.long
 def test_nproc_per_node_starts_the_same_command_by_the_launcher(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nfrom utils.settings.command_line import parse_command_line\n"
