@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of the tests compiles the project anew
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 UNIT := tests/test_architecture.py tests/unit
