@@ -138,6 +138,7 @@ for line in sys.stdin:
     if (child := os.fork()) == 0:
         folder, environment = json.loads(line)
         os.chdir(folder)
+        os.environ.clear()
         os.environ.update(environment)
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
@@ -173,8 +174,9 @@ def restart(world, monkeypatch, torchrun):
         with open_run(config_of("--run-dir=run"), world, print) as run:
             run.keep_resolved()
             run.status("failed", exit_code, message)
-        environment = {"TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank,
-                       "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": "exit"}
+        environment = os.environ | {
+            "TORCHELASTIC_RUN_ID": "a", "TORCHELASTIC_RESTART_COUNT": str(restarts), "RANK": rank,
+            "WORLD_SIZE": "2", "LOCAL_RANK": rank, "LOCKSTEP_EXIT_FILE": "exit"}
         print(json.dumps([os.getcwd(), environment]), file=torchrun.stdin, flush=True)
         code = int(torchrun.stdout.readline())
         return code, *(Path(name).read_text() if Path(name).exists() else "" for name in ("out", "err", "exit"))
