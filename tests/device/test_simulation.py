@@ -39,7 +39,8 @@ def test_promise(simulated, promise):
 
 
 def test_the_report_tells_what_the_host_and_the_devices_did(simulated):
-    assert simulated.report.keys() == {"waits", "operations", "peak", "copies_to_device", "copies_to_host"}
+    assert simulated.report.keys() == {"waits", "operations", "flipped", "peak", "copies_to_device",
+                                            "copies_to_host"}
     kinds = {kind for kind, frames, count in simulated.report["waits"] if frames and count}
     assert {"item", "event", "synchronize", "masked index"} <= kinds
     assert simulated.report["operations"].keys() == simulated.report["peak"].keys() == {"0", "1", "2", "3"}

@@ -69,7 +69,7 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
     if name in ("empty", "empty_strided"):  # torch makes their kin of them
         is_float = result.is_floating_point() or result.is_complex()
         result.fill_(torch.nan if is_float else 2 ** (8 * result.itemsize - 2))
-    elif func.namespace == "aten" and (made := numbers(result, own)):
+    elif func.namespace == "aten" and (made := numbers(result if schema.returns else host_args, own)):
         device.flip(name, made[0])
     for tensor, host in own.values() if schema.is_mutable else ():
         sim.adopt(tensor, host)
@@ -77,7 +77,10 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def numbers(result: Any, own: dict[int, tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """The tensors of a result that were computed, or changed in place, but for views of arguments."""
+    """The tensors of a result that were computed, or changed in place, but for views of arguments.
+
+    Of an operation without a result: its arguments, of which it changes the first.
+    """
     addresses = {host.untyped_storage().data_ptr() for _, host in own.values()}
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point()
             and leaf.numel() > 0 and (id(leaf) in own or leaf.untyped_storage().data_ptr() not in addresses)]
