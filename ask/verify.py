@@ -109,12 +109,13 @@ class Again:
             raise UserError(words, Exit.DIFFERS)
 
     def differing_record(self) -> str:
-        """The first record that only one of both has, or that differs, in words; "" if there is none."""
+        """Names the first record that differs, or that only one of the two has; "" if all are the same."""
         of_run, computed = self.record.records, records_of(self.place.folder / "run")
-        last = self.parts[-1].last
-        if self.record.links[last]["awaits_evaluation"]:  # here it is done, if the step is the last of all
-            computed = [record for record in computed if record["split"] == "train" or record["step"] < last]
         then = {(record["split"], record["step"]): record for record in of_run}
+        end = self.parts[-1].last
+        if self.record.links[end]["awaits_evaluation"]:  # the run may have ended before it; here it is done
+            computed = [record for record in computed if record["split"] == "train" or record["step"] < end
+                        or (record["split"], end) in then]
         for here in computed:
             old = then.get((here["split"], here["step"]), {})
             for name in {**old, **here}:

@@ -339,6 +339,10 @@ def test_a_run_whose_last_evaluation_was_abandoned_is_verified(own_photos, run_d
     assert live.wait().returncode == Exit.STOPPED, live.wait().text
     result = run_train(run_dir, **VERIFY)
     assert result.returncode == 0 and "verified: " in result.out and "RUN/model" not in result.out, result.text
+    with (run_dir / "metrics.jsonl").open("a") as file:  # after the last link
+        file.write('{"split": "val", "step": 12, "loss": 0.001}\n')
+    result = run_train(run_dir, **VERIFY)
+    assert result.returncode == Exit.DIFFERS and "the val record of step 12 differs: loss" in result.out, result.text
 
 
 def test_a_run_that_has_only_begun_is_no_forgery(begun, run_dir, run_train):

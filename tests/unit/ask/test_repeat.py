@@ -136,7 +136,7 @@ def test_what_a_run_has_written_down_is_read_without_times(tmp_path):
     assert (record.records[1]["loss"], record.data, record.starts) == (None, "/elsewhere", [line(1, 0)])
 
 
-def test_links_that_a_kill_kept_from_the_chain_count_and_edited_ones_do_not(tmp_path):
+def test_links_that_the_chain_lost_in_a_kill_count_edited_ones_do_not(tmp_path):
     links = [{"step": step, "start": 1, "awaits_evaluation": False} for step in (2, 4, 6)]
     links = [link | {"link": digest_of(link)} for link in links]
     folder = CheckpointFolder(tmp_path / "checkpoints", 9, print)

@@ -107,7 +107,7 @@ def test_where_a_step_may_compile_every_step_has_the_time_of_the_first(is_compil
 
 
 @pytest.mark.parametrize("rank, expected", [(0, [1, 2]), (4, [0, 1])])
-def test_an_audited_step_brings_a_micro_batch_of_another_rank_that_does_not_count(rank, expected):
+def test_a_micro_batch_of_another_rank_in_an_audit_does_not_count(rank, expected):
     """Rank 4 of 5 has none of its own."""
     feed, _ = feed_of(rank=rank, world_size=5, audit_every=2)
     audited = []

@@ -32,7 +32,7 @@ def test_only_the_last_step_counts_and_before_the_first_there_is_none():
     assert (outcome.pop_nonfinite(), fresh.pop_nonfinite()) == (None, None)
 
 
-def test_the_first_step_whose_sum_changed_is_kept_and_none_is_not_finite_then():
+def test_the_first_step_whose_sum_changed_is_kept_and_comes_first():
     """Other ranks may have received the right sum: what only this one finds is not to be acted on."""
     strategy = SimpleNamespace(is_corrupted=NO)
     outcome, found = Outcome(strategy), []

@@ -28,7 +28,7 @@ def audited_step(name, world, indices):
 
 @pytest.mark.parametrize("name, indices", [
     ("ddp", [0, 1, 2]), ("exact", [0, 1, 2]), ("exact", [0]), ("exact", [2, 0])])
-def test_the_first_micro_batch_again_has_the_same_checksum_and_another_one_has_not(name, indices, world):
+def test_the_same_micro_batch_again_alone_has_the_same_checksum(name, indices, world):
     strategy, entered = audited_step(name, world, indices)
     found = [int(strategy.again(loss_of(strategy.module, batch_of(index)), SCALE)) for index in (indices[0], 3)]
     assert found[0] == entered != found[1]
