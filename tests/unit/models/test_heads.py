@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch.overrides import TorchFunctionMode
 
 from data.texts.tokenizer import train_tokenizer
 from models.tasks import load_task
@@ -34,17 +35,14 @@ def build(folder, task="text-classification", classes=CLASSES, pretrained=True):
     return model.eval(), reports
 
 
-@pytest.fixture
-def marked_memory(monkeypatch):
-    """New memory holds MARK until it is written."""
-    def marking(make):
-        def marked(*arguments, **options):
-            tensor = make(*arguments, **options)
-            return tensor.fill_(MARK) if tensor.is_floating_point() and tensor.device.type == "cpu" else tensor
-        return marked
+class MarkedMemory(TorchFunctionMode):
+    """Within it, new memory holds MARK until it is written."""
 
-    monkeypatch.setattr(torch, "empty", marking(torch.empty))
-    monkeypatch.setattr(torch, "empty_like", marking(torch.empty_like))
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function in (torch.empty, torch.empty_like) and result.is_floating_point() and result.device.type == "cpu":
+            result.fill_(MARK)
+        return result
 
 
 def named(id2label=CLASSES):
@@ -54,12 +52,13 @@ def named(id2label=CLASSES):
 @pytest.mark.parametrize("pretrained", [True, False])
 @pytest.mark.parametrize("task", HEADS)
 @pytest.mark.parametrize("name", ALL)
-def test_every_weight_of_a_new_head_is_written(name, task, pretrained, tmp_path, marked_memory):
+def test_every_weight_of_a_new_head_is_written(name, task, pretrained, tmp_path):
     """transformers leaves some as the memory was: other losses in each process, up to infinity."""
     if task == "masked-lm" and name in WITHOUT_MASKED_LM:
         pytest.skip("it has no such head")
     write_encoder(tmp_path, name, transformers.AutoModel, TOKENIZER)
-    model, reports = build(tmp_path, task, pretrained=pretrained)
+    with MarkedMemory():
+        model, reports = build(tmp_path, task, pretrained=pretrained)
     tensors = [*model.named_parameters(), *model.named_buffers()]
     assert [key for key, tensor in tensors if tensor.is_floating_point() and (tensor == MARK).any()] == []
     assert all(text.startswith("new weights in the head: ") for text, _ in reports)
