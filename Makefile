@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of th
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 UNIT := tests/test_architecture.py tests/unit
 
-.PHONY: train check pictures test faults zoo cluster image-test soak lint prove accuracy recipes bench
+.PHONY: train check pictures test faults alarms zoo cluster image-test soak lint prove accuracy recipes bench
 .PHONY: lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
@@ -25,6 +25,9 @@ faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts,
 	$(BIN)/python -m pytest $(WORKERS) tests/faults tests/contracts tests/distributed \
 		$(addprefix tests/end_to_end/test_,compare.py demo.py changing.py evaluation.py learning.py own_models.py \
 			readme.py replay.py starts.py timings.py verify.py)
+
+alarms: .venv/ready-dev             ## 1,000 audited steps of every task: no false alarm
+	$(BIN)/python -m pytest tests/alarms
 
 zoo: .venv/ready-dev                ## every architecture of text encoders trains, evaluates and predicts
 	$(BIN)/python -m pytest tests/zoo $(subst loadfile --no-loadscope-reorder,load,$(WORKERS))

@@ -336,6 +336,13 @@ def texts(session_dir) -> Path:
     return write_texts(session_dir / "texts")
 
 
+@pytest.fixture(scope="session")
+def data_of(photos, texts, photo_tables, text_tables) -> dict[str, Path]:
+    """What to train on, by task."""
+    return {"image-classification": photos, "tables": photo_tables, "text-classification": texts, "masked-lm": texts,
+            "image-regression": photo_tables, "text-regression": text_tables}
+
+
 def write_texts(root: Path) -> Path:
     """Write the texts under `root`, the same ones every time."""
     root.mkdir()

@@ -4,22 +4,18 @@ import pytest
 
 from models.tasks import TASKS
 from tests.contracts.test_exactness import COMMON, WORDS
-from tests.harness.run_directory import outcome, trained_steps
+from tests.harness.run_directory import outcome
 from tests.harness.strategies import ACROSS
 from utils.errors import Exit
 from utils.strategies import STRATEGIES, load_strategy
 
 ALL = [(task, strategy, processes) for task in sorted(WORDS) for strategy in ACROSS for processes in (2, 3)]
 SHORT = ("image-classification", "ddp", 3), ("masked-lm", "exact", 2)
-LONG = 1000
-LONG_S = 5400  # so many audited steps, beside other tests
 
 
 @pytest.fixture
-def words_of(photos, texts, photo_tables, text_tables):
-    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts,
-            "image-regression": photo_tables, "text-regression": text_tables}
-    return lambda task, *more: ["--task", task, "--data", data[task], *WORDS[task], *COMMON, "--workers", 0, *more]
+def words_of(data_of):
+    return lambda task, *more: ["--task", task, "--data", data_of[task], *WORDS[task], *COMMON, "--workers", 0, *more]
 
 
 def is_run(result):
@@ -61,13 +57,3 @@ def test_a_run_that_stops_between_audits_has_the_same_ones(words_of, run_torchru
         assert stopped.code == Exit.STOPPED, stopped.text
     is_run(run_torchrun(3, *words, "--run-dir", run_dir, "--audit-every", 3))
     assert outcome(run_dir) == outcome(plain)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(LONG_S)
-@pytest.mark.parametrize("task, strategy, processes", ALL)
-def test_a_thousand_audited_steps_are_no_alarm(task, strategy, processes, words_of, launch, run_dir):
-    words = words_of(task, "--strategy", strategy, "--epochs", LONG, "--max-steps", LONG, "--eval-every", LONG,
-                     "--save-every", LONG, "--log-every", 100, "--run-dir", run_dir, "--audit-every", 1)
-    is_run(launch(processes, *words).wait(LONG_S))
-    assert trained_steps(run_dir) == LONG

@@ -83,10 +83,8 @@ def task(request):
 
 
 @pytest.fixture(scope="module")
-def contract_of(task, session_dir, run_train, run_torchrun, photos, texts, photo_tables, text_tables):
-    data = {"image-classification": photos, "text-classification": texts, "masked-lm": texts,
-            "image-regression": photo_tables, "text-regression": text_tables}
-    return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data)
+def contract_of(task, session_dir, run_train, run_torchrun, data_of):
+    return {name: Contract(task, name, session_dir / "contracts" / f"{task}-{name}", run_train, run_torchrun, data_of)
             for name in ACROSS}
 
 

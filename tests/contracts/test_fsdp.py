@@ -16,12 +16,10 @@ STEPS = 3  # one epoch
 
 
 @pytest.fixture
-def words_of(photos, texts, photo_tables, text_tables):
+def words_of(data_of):
     """words_of(task, strategy): a run of one epoch, in fp32."""
-    data = {"image-classification": photos, "image-regression": photo_tables, "text-regression": text_tables}
-
     def words(task, strategy="fsdp"):
-        return ["--task", task, "--strategy", strategy, "--data", data.get(task, texts), *WORDS[task], *COMMON,
+        return ["--task", task, "--strategy", strategy, "--data", data_of[task], *WORDS[task], *COMMON,
                 "--epochs", "1", "--precision", "fp32", "--workers", "0"]
 
     return words

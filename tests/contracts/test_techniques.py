@@ -31,11 +31,6 @@ EARLY = "ema-early-stop"
 
 
 @pytest.fixture(scope="module")
-def data_of(photos, texts, photo_tables):
-    return {"image-classification": photos, "text-classification": texts, "tables": photo_tables}
-
-
-@pytest.fixture(scope="module")
 def launch_of(run_train, run_torchrun, data_of):
     """launch(technique, processes, run, words): its result."""
 

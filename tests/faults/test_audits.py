@@ -133,6 +133,15 @@ def test_a_gradient_that_is_not_finite_is_no_alarm(strategy, words, run_dir, sta
     assert_failed(launch, run_dir, Exit.DIVERGED, "the gradient of optimizer step 2 is not finite")
 
 
+@pytest.mark.slow
+def test_a_restart_by_torchrun_continues_from_the_save_before(words, run_dir, run_torchrun, undisturbed):
+    fault = {"rank": 1, "kind": "once", "step": 5, "index": 1, "until": str(run_dir.parent / "was-wrong")}
+    result = run_torchrun(2, *words, "--audit-every", 5, script=SCRIPT, env={"FAULT": json.dumps(fault)},
+                          torchrun=["--max-restarts", 1])
+    assert NAMED.format(1, 5) in result.text and "resumed at step 4" in result.out
+    assert_as_undisturbed(result, run_dir, undisturbed)
+
+
 def test_it_continues_on_another_number_of_processes(words, run_dir, run_torchrun):
     """Under exact: with ranks that have no work, and audit others."""
     words += ["--strategy", "exact", "--micro-batch-size", 12]
