@@ -39,7 +39,7 @@ def _read(source: TableSource) -> Found:
     # rows
     root = Path(source.root).resolve()
     root = str(root.parent if root.is_file() else root)
-    reader, groups, files = RowReader(source), Groups(), _Files()
+    reader, groups, files = RowReader(source), Groups(), TableFiles()
     paths: dict[str, list[bytes]] = {split: [] for split in source.splits}
     for split, found in paths.items():
         for row in reader.rows(split, files.problem):
@@ -69,7 +69,7 @@ def _read(source: TableSource) -> Found:
     return about, splits, groups.array if source.columns.group else None
 
 
-class _Files:
+class TableFiles:
     """Which files there are: a directory is listed once, as asking for each file is slow on network file systems."""
 
     def __init__(self) -> None:

@@ -1,0 +1,53 @@
+"""The labelled samples that a run with some settings would be trained on, as lines of a table for other runs.
+
+Legend: N samples.
+"""
+
+import json
+
+import numpy as np
+
+from data import demo
+from data.images.index import build_index
+from data.images.table import TableFiles, is_table
+from data.splits import ValSplit, sort_classes
+from data.tables.source import RowReader, TableSource
+from data.tables.table import IMAGES, TEXTS, Columns, Row
+from models.objectives import kind_of, label_columns_of
+from utils.files import cache_path
+from utils.settings.config import Config
+
+
+def read_samples(config: Config) -> tuple[list[str], tuple[str, ...], np.ndarray, np.ndarray | None]:
+    """Lines, names, labels, groups of all of train; what the data call val or test takes no part.
+
+    lines: N, JSON with what a run needs of the columns; images by absolute paths. names, labels: see
+    data.labels.LabelReader.encoded. groups: [N] integers, or None. Raises UserError (65, 66, 74).
+    """
+    data, is_image = config.data, hasattr(config, "images")
+    root = data.data if data.data != "demo" else str(demo.unpack_demo(config.run.task, cache_path()))
+
+    # folders of classes, or a table
+    if is_image and not is_table(root):
+        index = build_index(root, ValSplit(data.val_fraction, config.run.seed, only="train"), cache_path())
+        index = index.labelled(sort_classes(index.classes))  # in the order of a table's
+        columns, names, train = Columns(("image",), ("label",)), index.classes, index.splits["train"]
+        rows = [Row((train.path(number),), (names[label],), 0) for number, label in enumerate(train.labels)]
+        labels = train.labels
+    else:
+        column = config.images.image_column if is_image else config.text.text_column
+        source = TableSource(root, IMAGES if is_image else TEXTS, column, label_columns_of(config.labels),
+                             kind_of(config.labels), data.group_column, data.bad_samples == "skip")
+        reader, files = RowReader(source), TableFiles()
+        rows = [row._replace(texts=tuple(files.paths)) if is_image else row
+                for row in reader.rows("train", *([files.problem] if is_image else []))]
+        if not rows:
+            raise reader.no_samples("train")
+        columns, (names, encoded) = source.columns, reader.labels.encoded()
+        labels = encoded["train"]
+
+    # as lines
+    wanted = (*columns.texts, *columns.labels, *([columns.group] if columns.group else []))
+    lines = [json.dumps(dict(zip(wanted, (*row.texts, *row.labels, row.group), strict=False))) + "\n" for row in rows]
+    groups = np.unique([row.group for row in rows], return_inverse=True)[1] if columns.group else None
+    return lines, names, labels, groups
