@@ -23,8 +23,8 @@ test: check                         ## everything that must hold: these, then th
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
 	$(BIN)/python -m pytest $(WORKERS) tests/faults tests/contracts tests/distributed \
-		$(addprefix tests/end_to_end/test_,compare.py demo.py changing.py evaluation.py folds.py learning.py own_models.py \
-			readme.py replay.py starts.py timings.py verify.py)
+		$(addprefix tests/end_to_end/test_,compare.py demo.py changing.py evaluation.py export.py folds.py learning.py \
+			own_models.py readme.py replay.py starts.py timings.py verify.py)
 
 alarms: .venv/ready-dev             ## 1,000 audited steps of every task: no false alarm
 	$(BIN)/python -m pytest tests/alarms

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from engine.records.card import write_card
 from engine.records.evaluation_files import write_evaluation
 from engine.training import Training
 
@@ -21,7 +23,11 @@ def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: 
     def beside(weights: dict[str, Tensor]) -> None:
         t.log.flush()
         if best:
-            t.run.replace_folder("model", lambda folder: t.task.save_model(weights, folder))
+            def write(folder: Path) -> None:
+                t.task.save_model(weights, folder)
+                write_card(t, step, best, folder)
+
+            t.run.replace_folder("model", write)
         if best and "rows" in best:
             t.run.replace_folder("eval", partial(write_evaluation, t.task, step, best))
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from utils.errors import Exit, Parser, UserError, explain, some
+from utils.errors import Exit, Parser, explain
 from utils.output_files import csv_writer, open_output
 
 # torch is imported inside the functions that need it, so that --help and wrong arguments are answered at once.
@@ -67,7 +67,7 @@ def predict(given: argparse.Namespace) -> Exit:
     Raises UserError: 64 if there is no such device, 66 if the model or an input is missing, 73 if the output cannot be
     written.
     """
-    from models.tasks import load_task
+    from models.tasks import find_model, load_task
     from utils.hardware.devices import find_device
     from utils.hardware.vendor import set_tf32
 
@@ -92,31 +92,6 @@ def predict(given: argparse.Namespace) -> Exit:
     if num_bad:
         print(f"predict: {num_bad} of {num_inputs} inputs could not be read and have no row", file=sys.stderr)
     return Exit.BAD_DATA if num_bad else Exit.DONE
-
-
-def find_model(run: Path) -> tuple[Path, str]:
-    """The model folder of a run, or `run` if it is one, and its task. Raises UserError (66)."""
-    from models.tasks import TASKS
-
-    # folder
-    if not run.is_dir():
-        raise UserError(f"there is no run directory {run}", Exit.NO_INPUT)
-    folder = next((folder for folder in (run / "model", run) if (folder / "config.json").exists()), None)
-    if folder is None:
-        raise UserError(
-            f"{run} holds no model: train first (a run writes its model after its first evaluation), or name"
-            f" another run; {run} has {some(sorted(os.listdir(run)))}", Exit.NO_INPUT)
-
-    # task
-    try:
-        task = json.loads((folder / "config.json").read_text())["task"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{folder / 'config.json'} was not written by a run ({type(error).__name__}: {error}); name a"
-                        " run directory of train.py, or its model folder", Exit.NO_INPUT) from None
-    if not isinstance(task, str) or task not in TASKS:
-        raise UserError(f"{folder / 'config.json'}: unknown task {task}; the tasks are {', '.join(TASKS)}",
-                        Exit.NO_INPUT)
-    return folder, task
 
 
 def _csv_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:

@@ -148,6 +148,28 @@ def make_folder(folder: Path, write: Callable[[Path], None], is_whole: Callable[
             shutil.rmtree(partial, ignore_errors=True)
 
 
+def replace_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Make `folder` with write(partial), in place of one that is there. It stays as it is if `write` raises."""
+    # write it
+    partial, old = (folder.with_name(f"{prefix}{folder.name}") for prefix in (".tmp-", ".tmp-old-"))
+    for leftover in (partial, old):
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        partial.mkdir()
+        write(partial)
+        for path in (*partial.rglob("*"), partial):
+            sync(path)
+
+        # put it in place of the old one
+        if folder.exists():
+            os.rename(folder, old)
+        os.rename(partial, folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
     """For work whose result `path` others can use: one process works, the others wait here and then look for `path`.

@@ -1,6 +1,11 @@
 """The tasks, as import paths: an image run never imports what only text needs."""
 
+import json
+import os
 from importlib import import_module
+from pathlib import Path
+
+from utils.errors import Exit, UserError, some
 
 TASKS = {
     "image-classification": "models.tasks.image_classification:ImageTask",
@@ -18,3 +23,26 @@ def load_task(name: str) -> type:
     require_own()
     module, cls = TASKS[name].split(":")
     return getattr(import_module(module), cls)
+
+
+def find_model(run: Path) -> tuple[Path, str]:
+    """The model folder of a run, or `run` if it is one, and its task. Raises UserError (66)."""
+    # folder
+    if not run.is_dir():
+        raise UserError(f"there is no run directory {run}", Exit.NO_INPUT)
+    folder = next((folder for folder in (run / "model", run) if (folder / "config.json").exists()), None)
+    if folder is None:
+        raise UserError(
+            f"{run} holds no model: train first (a run writes its model after its first evaluation), or name"
+            f" another run; {run} has {some(sorted(os.listdir(run)))}", Exit.NO_INPUT)
+
+    # task
+    try:
+        task = json.loads((folder / "config.json").read_text())["task"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder / 'config.json'} was not written by a run ({type(error).__name__}: {error}); name a"
+                        " run directory of train.py, or its model folder", Exit.NO_INPUT) from None
+    if not isinstance(task, str) or task not in TASKS:
+        raise UserError(f"{folder / 'config.json'}: unknown task {task}; the tasks are {', '.join(TASKS)}",
+                        Exit.NO_INPUT)
+    return folder, task

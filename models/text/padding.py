@@ -19,18 +19,25 @@ TRIED = (4, 24)  # tokens of two texts that are read side by side
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}  # some models compute a part, or all, in float32
 
 
-@torch.inference_mode()
-def outputs_for_texts(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int, side: str | None,
-    texts: Sequence[Sequence[str]]
-) -> Tensor:
-    """What the model gives, [B, C]. side: of the padding. texts: B tuples of a text, or of the two texts of a pair."""
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, side: str | None, texts: Sequence[Sequence[str]]
+) -> dict[str, Tensor]:
+    """What a model takes, see padded(). side: of the padding. texts: B tuples of a text, or of the two of a pair."""
     columns = without_ends(tokenizer, [list(column) for column in zip(*texts, strict=True)], max_length)
     encoded = tokenizer(*columns, truncation=True, max_length=max_length).encodings
     has_types = "token_type_ids" in tokenizer.model_input_names
     samples = [TextSample(np.array(one.ids), np.array(one.type_ids if has_types else [], np.uint8), 0)
                for one in encoded]
-    inputs, device = padded(samples, tokenizer.pad_token_id, max_length, 1, side), next(model.parameters()).device
+    return padded(samples, tokenizer.pad_token_id, max_length, 1, side)
+
+
+@torch.inference_mode()
+def outputs_for_texts(
+    model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_length: int, side: str | None,
+    texts: Sequence[Sequence[str]]
+) -> Tensor:
+    """What the model gives of B texts, [B, C]: see encode_texts."""
+    inputs, device = encode_texts(tokenizer, max_length, side, texts), next(model.parameters()).device
     return model(**{name: tensor.to(device) for name, tensor in inputs.items()}).logits
 
 

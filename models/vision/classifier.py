@@ -229,30 +229,32 @@ def load_model_folder(folder: Path) -> tuple[nn.Module, dict[str, Any]]:
     return model.to(memory_format=torch.channels_last).eval(), description
 
 
+def image_set(description: dict[str, Any], paths: Sequence[str]) -> ImageFolder:
+    """Images as the model sees them, of an image each, or of several with commas between them."""
+    num_images = description.get("num_images", 1)
+    encoded = [os.fsencode(path.replace(",", "\0") if num_images > 1 else path) for path in paths]
+    index = ImageIndex.of("", encoded, np.zeros(len(paths), np.int32), num_images)
+    transform = CentreCrop(description["image_size"], description["interpolation"], description["resize_size"])
+    return ImageFolder(index, transform, 0, partial(EncodedImage, white=description["white_value"]))
+
+
 def classify_images(
     model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int
 ) -> Iterator[list[Prediction]]:
-    """Batches of predictions, in the order of `paths`: of an image each, or of several with commas between them."""
-    # preprocessing
-    model.to(device)
-    num_images = description.get("num_images", 1)
-    mean, std = (255 * torch.tensor(description[name] * num_images, device=device).view(1, -1, 1, 1)
-                 for name in ("mean", "std"))
-    transform = CentreCrop(description["image_size"], description["interpolation"], description["resize_size"])
-
+    """Batches of predictions, in the order of `paths`: see image_set."""
     # loading
-    encoded = [os.fsencode(path.replace(",", "\0") if num_images > 1 else path) for path in paths]
-    index = ImageIndex.of("", encoded, np.zeros(len(paths), np.int32), num_images)
+    model.to(device)
     workers = min(MAX_WORKERS, available_cores(), len(paths) // batch_size)
-    read = partial(EncodedImage, white=description["white_value"])
     loader = DataLoader(
-        ImageFolder(index, transform, 0, read), batch_size, sampler=[(0, i) for i in range(len(paths))],
+        image_set(description, paths), batch_size, sampler=[(0, i) for i in range(len(paths))],
         num_workers=workers,
         collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]),
                                     [sample.bad for sample in samples]),
         multiprocessing_context="fork" if workers else None)
 
     # forward
+    mean, std = (description[name] * description.get("num_images", 1) for name in ("mean", "std"))
+    mean, std = (255 * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
     with torch.inference_mode():
         for index, (images, bad) in enumerate(loader):                            # uint8 [B, H, W, 3 * I]
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]

@@ -13,7 +13,7 @@ truth: what a kill kept from the file is taken from there. A link says
     content             the sha256 of its meaning, see content_hash
     metrics             {"bytes", "sha256"}: of RUN/metrics.jsonl then; it has begun with these bytes ever since
     starts              the sha256 of RUN/starts.jsonl up to that start
-    model               {file: sha256} of RUN/model, if it is this checkpoint's
+    model               {file: sha256} of RUN/model but its README.md, if it is this checkpoint's
     previous, link      the sha256 of the link before it, and of this one
 
 A line {"resumed": step} says that the links after that step are of a part that is trained again: abandoned.
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 FILE = "chain.jsonl"
+CARD = "README.md"  # of RUN/model: its owner may edit it
 
 
 class Chain:
@@ -137,9 +138,9 @@ def begins_with(path: Path, size: int) -> dict[str, Any]:
 
 
 def files_in(folder: Path) -> dict[str, str]:
-    """{file: sha256} of all files in a folder, by their paths in it."""
+    """{file: sha256} of all files in a folder but its CARD, by their paths in it."""
     found = {}
-    for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CARD):
         with path.open("rb") as file:  # which may be larger than the memory
             found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

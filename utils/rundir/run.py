@@ -28,7 +28,7 @@ import yaml
 import utils
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, explain
-from utils.files import read_json, sync, wait_to_see, write_atomically
+from utils.files import read_json, replace_folder, wait_to_see, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, kept_settings, run_path
 from utils.rundir.lock import RunLock
@@ -112,25 +112,8 @@ class Run:
                 write_atomically(self.path / name, json.dumps(values, indent=1))
 
     def replace_folder(self, name: str, write: Callable[[Path], None]) -> None:
-        """Write RUN/name again under a temporary name, then rename it."""
-        # write it
-        folder, partial, old = (self.path / part for part in (name, f".tmp-{name}", f".tmp-old-{name}"))
-        for leftover in (partial, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        try:
-            partial.mkdir()
-            write(partial)
-            for path in (*partial.rglob("*"), partial):
-                sync(path)
-
-            # put it in place of the old one
-            if folder.exists():
-                os.rename(folder, old)
-            os.rename(partial, folder)
-            sync(self.path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        """Write RUN/name again, see utils.files.replace_folder."""
+        replace_folder(self.path / name, write)
 
     def status(self, state: str, code: int | None = None, message: str = "") -> None:
         """Write RUN/status.json. state: running, finished, stopped or failed."""

@@ -69,7 +69,7 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
     # all settings; the later one counts
     values = _defaults(task, given, demo_settings.get(task, {}))
     kinds = types(CONFIGS[task]())
-    of_file = [_as_words(name, value, kinds[name]) for name, value in file_settings.items()]
+    of_file = [as_words(name, value, kinds[name]) for name, value in file_settings.items()]
     values |= read_settings(of_file, task, f"{file}: " if file else "")
     if not _HELP.keys().isdisjoint(argv):
         if prints:
@@ -87,7 +87,7 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
 def config_of(values: Mapping[str, Any]) -> Config:
     """The config with these settings, as config.yaml has them; the others are at their defaults. Raises UserError."""
     config = CONFIGS[values["task"]]()
-    words = [_as_words(name, value, types(config)[name]) for name, value in values.items() if name in types(config)]
+    words = [as_words(name, value, types(config)[name]) for name, value in values.items() if name in types(config)]
     return with_values(config, read_settings(words, values["task"]))
 
 
@@ -149,7 +149,7 @@ def _check_keys(file: str, names: Iterable[str], task: str) -> None:
             raise UserError(f"{file}: {name} is for one launch, not for a run: give {flag(name)} on the command line")
 
 
-def _as_words(name: str, value: Any, kind: Any = None) -> list[str]:
+def as_words(name: str, value: Any, kind: Any = None) -> list[str]:
     """A setting of a file as it is typed, so that both are read alike."""
     if kind is bool and str(value).lower() in _SWITCH:
         return [flag(name if _SWITCH[str(value).lower()] else f"no_{name}")]
@@ -169,7 +169,7 @@ def _check_values(config: Config) -> None:
             way_out = "; copy it first" + (f", for example: {copy}" if copy else "")
             raise UserError(f"{flag(name)} {value}: must be on this machine{'' if name == 'run_dir' else way_out}")
         if rule := known[name].broken_rule(value):
-            raise UserError(f"{' '.join(_as_words(name, value))}: must be {rule}")
+            raise UserError(f"{' '.join(as_words(name, value))}: must be {rule}")
 
 
 def _origin(is_demo: bool, file: str) -> str:

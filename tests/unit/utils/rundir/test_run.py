@@ -345,8 +345,8 @@ def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world,
         (folder / "vocabulary" / "words").write_text("a b c")
         (folder / "weights").write_text("1 2 3")
 
-    events, sync, rename = [], run_module.sync, os.rename
-    monkeypatch.setattr(run_module, "sync", lambda path: (events.append(f"sync {path}"), sync(path)))
+    events, sync, rename = [], files.sync, os.rename
+    monkeypatch.setattr(files, "sync", lambda path: (events.append(f"sync {path}"), sync(path)))
     monkeypatch.setattr(os, "rename", lambda old, new: (events.append(f"rename {old} {new}"), rename(old, new)))
     with open_run(config_of("--run-dir=run"), world, print) as run:
         run.replace_folder("model", write)

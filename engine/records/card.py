@@ -1,0 +1,70 @@
+"""RUN/model/README.md: a model card, whose metadata the Hugging Face hub reads; `hf upload` takes the folder as it is.
+
+card.md is its text. It depends on the run alone: it has no path, time or machine. Its owner may edit it, so the run's
+chain leaves it out.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import utils
+from engine.start import Start
+from utils.errors import rounded
+from utils.rundir.chain import CARD
+from utils.rundir.identity import identity
+from utils.settings.command_line import as_words
+from utils.settings.config import facts, types
+from utils.settings.option import own_names
+
+TEXT = Path(__file__).with_name("card.md")
+# what the hub calls tasks and figures
+TASKS = {"image-classification": "image-classification", "text-classification": "text-classification",
+         "text-regression": "text-classification", "masked-lm": "fill-mask"}
+METRICS = {"top1": "accuracy", "macro_f1": "f1", "micro_f1": "f1", "auroc": "roc_auc", "r2": "r_squared",
+           "pearson": "pearsonr", "spearman": "spearmanr"}
+# of tasks whose outputs transformers gives as they are meant: a regression's would be in standard deviations
+PIPELINES = {"masked-lm": "", "text-classification": ", truncation=True, max_length={max_tokens}, top_k=None"}
+
+
+def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path) -> None:
+    """Write the card of the model in `folder`. values: of its evaluation, at `step`."""
+    # settings; of a path its last part
+    config, task, described = start.config, start.task, json.loads((folder / "config.json").read_text())
+    known, kinds, defaults = facts(config), types(config), identity(type(config)())
+    given = {name: Path(value).name if known[name].path and str(value).startswith("/") else value
+             for name, value in identity(config).items() if name != "device"}
+    command = shlex.join(["python", "train.py", *(
+        word for name, value in given.items() if value != defaults[name] or name == "task"
+        for word in as_words(name, value, kinds[name]))])
+
+    # metadata
+    model, tag, is_new = given["model"], TASKS.get(given["task"]), task.origin == "from scratch"
+    is_here_alone = model.startswith("timm/") or described.get("architecture") in own_names()
+    library = "lockstep" if is_here_alone else "transformers" if "model_type" in described else "torchvision"
+    is_hubs = model in (start.run.resolved.as_dict().get("hub") or {}) or re.match(r"timm/.*\.", model)
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{model}-{given['data']}")
+    figures = {name: value for name, value in values.items() if isinstance(value, float)}
+    metrics = [{"type": METRICS.get(name, name), "name": name, "value": value} for name, value in figures.items()]
+    metadata = {"library_name": library, "pipeline_tag": tag, "base_model": model if is_hubs and not is_new else None,
+                "metrics": [*dict.fromkeys(each["type"] for each in metrics)],
+                "model-index": [{"name": name, "results": [{
+                    "task": {"type": tag or given["task"]}, "metrics": metrics,
+                    "dataset": {"name": given["data"], "type": "unknown", "split": "val"}}]}]}
+
+    # the text
+    pipeline = f'    predict = transformers.pipeline("{tag}", FOLDER{PIPELINES.get(given["task"], "")})\n'
+    is_alone = library == "transformers" and given["task"] in PIPELINES
+    origin = "from scratch" if is_new else "from other weights"
+    (folder / CARD).write_text(TEXT.read_text().format(
+        metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
+        name=name, version=utils.__version__, task=given["task"], step=step,
+        num_train=len(task.train_set), num_val=len(task.eval_set), origin=origin,
+        figures="\n".join(f"| {name} | {rounded(value)} |" for name, value in figures.items()),
+        pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",
+        command=command.replace("\n", "\n    ")), encoding="utf-8", errors="backslashreplace")

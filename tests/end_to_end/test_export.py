@@ -1,0 +1,305 @@
+"""models.export: each file predicts what models.predict does, and one that does not is never written."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from data.texts.tokenizer import train_tokenizer
+from models import export, exported, predict
+from tests.conftest import ROOT
+from tests.harness.encoders import write_encoder
+from utils.errors import Exit, UserError
+
+SHORT = ["--max-steps", "2", "--global-batch-size", "24", "--micro-batch-size", "8", "--threads", "1", "--workers", "0",
+         "--precision", "fp32", "--device", "cpu"]
+IMAGES = ["--model", "small-cnn", "--image-size", "16"]
+TEXTS = ["--task", "text-classification", "--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"]
+KINDS = {  # by name: data, words
+    "images": ("photos", IMAGES),
+    "several images": ("photo_tables", ["--model", "mobilenet_v3_small", "--image-size", "32", "--image-column",
+                                        "image,mask"]),
+    "labels of images": ("photo_tables", [*IMAGES, "--image-column", "image", "--label-column", "labels",
+                                          "--multi-label"]),
+    "numbers of images": ("photo_tables", ["--task", "image-regression", *IMAGES, "--image-column", "image",
+                                           "--label-column", "brightness,number"]),
+    "texts": ("texts", [*TEXTS, "--text-column", "text"]),
+    "pairs": ("texts", [*TEXTS, "--text-column", "text,more"]),
+    "numbers of texts": ("text_tables", ["--task", "text-regression", *TEXTS[2:], "--text-column", "text",
+                                         "--label-column", "length"]),
+    "own texts": ("texts", ["--task", "text-classification", "--model", "bag-of-words", *TEXTS[4:], "--text-column",
+                            "text"])}
+
+
+@pytest.fixture(scope="module")
+def runs(session_dir, run_train, request):
+    """A run of each of KINDS by its name, trained when it is first asked for."""
+    class Runs(dict):
+        def __missing__(self, kind):
+            name, words = KINDS[kind]
+            self[kind] = session_dir / f"export-{kind.replace(' ', '-')}"
+            result = run_train(*words, *SHORT, "--data", request.getfixturevalue(name), "--run-dir", self[kind])
+            assert result.returncode == 0, result.text
+            sharpen(self[kind])
+            return self[kind]
+
+    return Runs()
+
+
+def sharpen(run: Path, factor: float = 20) -> None:
+    """After so few steps all probabilities are alike: multiply the outputs of the head."""
+    file = run / "model" / "model.safetensors"
+    about, weights = described(run), load_file(file)
+    num_outputs = len(about.get("classes", about.get("id2label")))
+    heads = [name for name, param in weights.items() if param.ndim == 2 and len(param) == num_outputs]
+    save_file(weights | {name: factor * weights[name] for name in heads}, file, metadata={"format": "pt"})
+    assert heads
+
+
+def described(run: Path) -> dict:
+    return json.loads((run / "model" / "config.json").read_text())
+
+
+def exports(run, *words) -> int:
+    return export.main(export.PARSER.parse_args([str(run), *map(str, words)]))
+
+
+def refused(capsys, run, *words) -> tuple[Exit, str]:
+    """The code and the message; nothing new lies beside the output."""
+    before = sorted(Path(run).rglob("*"))
+    with pytest.raises(UserError) as caught:
+        exports(run, *words)
+    assert sorted(path for path in Path(run).rglob("*") if path.name != "export") == [
+        path for path in before if path.name != "export"]
+    return caught.value.code, str(caught.value)
+
+
+QUICK = {"images": "onnx", "several images": "torch", "labels of images": "onnx", "numbers of images": "onnx",
+         "texts": "torch", "pairs": "onnx", "numbers of texts": "onnx", "own texts": "torch"}
+
+
+@pytest.mark.parametrize(("kind", "format"), [
+    pytest.param(kind, name, marks=[] if QUICK[kind] == name else [pytest.mark.slow])
+    for kind in KINDS for name in export.NEEDS])
+def test_each_kind_of_input_passes_the_gate(kind, format, runs, tmp_path, capsys):
+    assert exports(runs[kind], "--format", format, "--output", tmp_path / "out") == Exit.DONE
+    said, found = capsys.readouterr().out, json.loads((tmp_path / "out" / exported.ABOUT).read_text())
+    assert "and 0 predictions differ" in said and 64 <= found["samples_compared"] <= 96
+    assert found["largest_difference"] <= exported.TOLERANCE
+    assert (tmp_path / "out" / exported.FILES[format]).stat().st_size > 10_000
+    assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+def test_a_program_that_knows_onnx_alone_predicts_from_the_folder(runs, photos, tmp_path, capsys):
+    """By export.json, or by what stands in the file; any number of images at once."""
+    import onnxruntime
+
+    exports(runs["images"], "--format", "onnx", "--output", tmp_path / "out")
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx", providers=["CPUExecutionProvider"])
+    told = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
+    beside = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert told == {name: value for name, value in beside.items() if name in told} and told["image_size"] == 16
+    assert {"classes", "resize_size", "interpolation", "mean", "std"} <= set(told)
+
+    paths = sorted((photos / "val").rglob("*.png"))[:7]
+    pixels = np.stack([np.asarray(Image.open(path)) for path in paths]).transpose(0, 3, 1, 2)  # they are 16 x 16
+    capsys.readouterr()
+    predict.main([str(runs["images"]), *map(str, paths)])
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    theirs = np.array([[float(row[name]) for name in told["classes"]] for row in rows])
+    for part in (slice(0, 1), slice(0, 7)):
+        [ours] = session.run(None, {"images": pixels[part]})
+        assert np.abs(ours - theirs[part]).max() < 1e-4
+
+
+def test_a_program_that_knows_torch_alone_predicts_texts(runs, tmp_path):
+    """The tokenizer's files lie beside the model."""
+    exports(runs["texts"], "--format", "torch", "--output", tmp_path / "out")
+    program = ("import json, sys, torch, transformers\n"
+               "tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])\n"
+               "inputs = tokenizer(['aaaa bbbb', 'cccc'], padding=True, return_tensors='pt')\n"
+               "extra = {'export.json': ''}\n"
+               "module = torch.export.load(sys.argv[1] + '/model.pt2', extra_files=extra).module()\n"
+               "names = json.loads(extra['export.json'])['inputs']\n"
+               "print(json.dumps(module(*(inputs[name] for name in names)).tolist()))")
+    words = [sys.executable, "-c", program, tmp_path / "out"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ours = np.array(json.loads(done.stdout))
+    pipeline = transformers.pipeline("text-classification", str(runs["texts"] / "model"), top_k=None)
+    theirs = [{one["label"]: one["score"] for one in scores} for scores in pipeline(["aaaa bbbb", "cccc"])]
+    names = [each for _, each in sorted(described(runs["texts"])["id2label"].items())]
+    assert np.abs(ours - [[scores[name] for name in names] for scores in theirs]).max() < 1e-5
+
+
+def plant_logits(network, change):
+    logits = network.logits
+    network.logits = lambda images: logits(change(images))
+    return network
+
+
+def by_batch(network):
+    """Each BatchNorm normalises by the statistics of its batch, as in training."""
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = module.running_var = None
+    return network
+
+
+PLANTED = {
+    "batch norm in training mode": by_batch,
+    "another mean": lambda network: plant_logits(network, lambda images: images.float() + 4),
+    "another order of channels": lambda network: plant_logits(network, lambda images: images.flip(1))}
+
+
+@pytest.mark.parametrize("format", export.NEEDS)
+@pytest.mark.parametrize("fault", PLANTED)
+def test_an_export_that_predicts_something_else_is_not_written(fault, format, runs, monkeypatch, capsys):
+    kind = exported.Exportable
+    monkeypatch.setattr(exported, "Exportable", lambda *arguments: PLANTED[fault](kind(*arguments)))
+    code, message = refused(capsys, runs["images"], "--format", format)
+    assert code == Exit.BAD_DATA and "does not predict what the model of the run does" in message, message
+
+
+def test_a_refused_export_leaves_the_one_before_it(runs, monkeypatch, tmp_path):
+    words = [runs["images"], "--format", "torch", "--output", tmp_path / "out"]
+    exports(*words)
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    monkeypatch.setattr(exported, "TOLERANCE", -1)
+    with pytest.raises(UserError):
+        exports(*words)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    assert [*tmp_path.iterdir()] == [tmp_path / "out"]
+
+
+def test_batch_norm_in_training_mode_is_caught_or_put_right(runs, monkeypatch, capsys, tmp_path):
+    """A .pt2 would compute as in training; torch.onnx exports it as in evaluation."""
+    kind = exported.Exportable
+    monkeypatch.setattr(exported, "Exportable", lambda *arguments: kind(*arguments).train())
+    code, message = refused(capsys, runs["images"], "--format", "torch")
+    assert code == Exit.BAD_DATA and "does not predict what the model of the run does" in message, message
+    assert exports(runs["images"], "--format", "onnx", "--output", tmp_path / "out") == Exit.DONE
+
+
+@pytest.mark.parametrize(("found", "is_fine"), [
+    ([0.5, 0.5], True), ([0.5 - 1e-7, 0.5 + 1e-7], True),  # who is right about equal ones?
+    ([0.5 - 1e-5, 0.5 + 1e-5], False), ([0.50005, 0.49995], True), ([0.502, 0.498], False), ([np.nan, 0.5], False)])
+def test_the_verdict_counts_far_values_and_other_predictions(found, is_fine):
+    description, known = {"classes": ["a", "b"]}, {"x": np.array([0.5, 0.5])}
+    if is_fine:
+        exported.compare(lambda names: np.array([found] * len(names)), known, description)
+    else:
+        with pytest.raises(UserError):
+            exported.compare(lambda names: np.array([found] * len(names)), known, description)
+
+
+def test_int8_is_smaller_and_says_both_accuracies(runs, tmp_path, capsys):
+    for name, words in (("plain", []), ("small", ["--int8", "--max-loss", "100"])):
+        exports(runs["texts"], "--format", "onnx", "--output", tmp_path / name, *words)
+    found = json.loads((tmp_path / "small" / "export.json").read_text())
+    assert f"with --int8 {found['accuracy_int8']:.2%}" in capsys.readouterr().out
+    sizes = [(tmp_path / name / "model.onnx").stat().st_size for name in ("plain", "small")]
+    assert sizes[1] < 0.6 * sizes[0] and 0 < found["accuracy_int8"] <= 1
+    assert not (tmp_path / "small" / "int8.onnx").exists()
+
+
+def test_int8_that_loses_too_much_is_not_written(runs, capsys):
+    code, message = refused(capsys, runs["texts"], "--format", "onnx", "--int8", "--max-loss", "-101")
+    assert code == Exit.BAD_DATA and "loses more than --max-loss -101 points" in message
+
+
+@pytest.mark.parametrize(("kind", "words", "code", "part"), [
+    ("images", ["--format", "onnx", "--int8"], Exit.USAGE, "it is for classes of texts"),
+    ("numbers of texts", ["--format", "onnx", "--int8"], Exit.USAGE, "it is for classes of texts"),
+    ("texts", ["--format", "torch", "--int8"], Exit.USAGE, "use --format onnx"),
+    ("images", ["--format", "torch", "--output", ROOT / "docs"], Exit.CANNOT_CREATE, "it exists and is not an export")])
+def test_what_cannot_be_is_refused_in_words(kind, words, code, part, runs, capsys):
+    found = refused(capsys, runs[kind], *words)
+    assert found[0] == code and part in found[1], found
+
+
+def test_a_missing_package_is_named_with_the_command(runs, monkeypatch, capsys):
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
+    code, message = refused(capsys, runs["images"], "--format", "onnx")
+    assert code == Exit.USAGE and f"{sys.executable} -m pip install onnxscript;" in message
+
+
+def test_images_that_moved_are_found_and_missing_ones_named(runs, photo_tables, photos, tmp_path, capsys):
+    """The rows of the validation have absolute paths; of texts they have the texts."""
+    for kind, data, moved in (("images", photos, tmp_path / "moved"),
+                              ("several images", photo_tables, tmp_path / "tables")):
+        run = shutil.copytree(runs[kind], tmp_path / kind)
+        rows = (run / "eval" / "samples.csv").read_text()
+        shutil.copytree(photos, tmp_path / "photos", dirs_exist_ok=True)
+        shutil.copytree(data, moved)
+        gone = "/gone/photos"
+        (run / "eval" / "samples.csv").write_text(rows.replace(str(photos), gone))
+        config = run / "config.yaml"
+        config.write_text(config.read_text().replace(f"data: {data}", f"data: {gone.replace('photos', data.name)}"))
+        code, message = refused(capsys, run, "--format", "torch")
+        assert code == Exit.NO_INPUT and gone in message and "--data PATH" in message
+        assert exports(run, "--format", "torch", "--data", moved) == Exit.DONE
+    run = shutil.copytree(runs["texts"], tmp_path / "texts")
+    assert exports(run, "--format", "torch", "--data", "/gone") == Exit.DONE
+
+
+def test_without_validation_rows_it_is_66(runs, tmp_path, capsys):
+    run = shutil.copytree(runs["images"], tmp_path / "run")
+    shutil.rmtree(run / "eval")
+    for place in (run, run / "model"):
+        code, message = refused(capsys, place, "--format", "torch")
+        assert code == Exit.NO_INPUT and "name the directory of a run" in message
+
+
+def test_masked_lm_is_refused_with_what_to_do_instead(run_dir, run_train, texts, capsys):
+    result = run_train("--task", "masked-lm", *TEXTS[2:], *SHORT, "--data", texts, "--text-column", "text", "--run-dir",
+                       run_dir)
+    assert result.returncode == 0, result.text
+    code, message = refused(capsys, run_dir, "--format", "onnx")
+    assert code == Exit.USAGE and "fine-tune it" in message
+
+
+def test_help_answers_without_torch():
+    program = "import sys, models.export; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+# --- architectures
+
+VISION = {"resnet18": 64, "convnext_tiny": 64, "vit_b_16": 64, "swin_t": 64, "efficientnet_b0": 64,
+          "mobilenet_v3_small": 64, "timm/efficientnet_lite0": 64, "small-cnn": 64}
+ENCODERS = ("bert", "roberta", "distilbert", "deberta-v2", "modernbert")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", export.NEEDS)
+@pytest.mark.parametrize("name", [*VISION, *ENCODERS])
+def test_an_architecture_passes_the_gate(name, format, photos, texts, run_dir, run_train, capsys):
+    """docs/evaluation.md has the table."""
+    if name in VISION:
+        words = ["--model", name, "--image-size", VISION[name], "--data", photos]
+    else:
+        with (texts / "train.csv").open() as file:
+            tokenizer = train_tokenizer([row["text"] for row in csv.DictReader(file)], 200)
+        write_encoder(run_dir.parent / "encoder", name, transformers.AutoModel, tokenizer)
+        words = [*TEXTS[:2], "--model", run_dir.parent / "encoder", "--max-length", "32", "--data", texts,
+                 "--text-column", "text"]
+    result = run_train(*words, *SHORT, "--run-dir", run_dir)
+    assert result.returncode == 0, result.text
+    predict.main([str(run_dir), str(texts / "val.csv" if name in ENCODERS else photos / "val")])
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    odds = np.log([[float(value) for value in list(row.values())[3:]] for row in rows])      # [N, C]
+    sharpen(run_dir, 1 / (odds[:, 0] - odds[:, 1]).std())  # neither alike nor all 0 and 1
+    assert exports(run_dir, "--format", format) == Exit.DONE
+    with capsys.disabled():
+        print(f"\n{name} {format}: {capsys.readouterr().out}")
