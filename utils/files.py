@@ -82,6 +82,15 @@ def read_json(path: Path) -> dict[str, Any]:
                         Exit.IO) from None
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a file with one in each line, but for a line that a kill cut off; none if there is no file."""
+    found = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict)]
+
+
 def sync(path: Path) -> None:
     """fsync a file or folder: it must reach the disk before it is renamed into place."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -94,7 +103,7 @@ def sync(path: Path) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part of it."""
     partial = path.with_name(f".tmp-{path.name}")
-    with partial.open("w") as file:
+    with partial.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -29,6 +29,7 @@ from engine.records.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
+from utils.files import json_lines
 from utils.rundir.clock import SHARES
 from utils.rundir.identity import identity
 from utils.rundir.run import Run
@@ -69,11 +70,7 @@ def figure(task: Task, name: str, value: float | None) -> str:
 
 def records(run_dir: Path, *splits: str) -> list[dict[str, Any]]:
     """The records of these splits in RUN/metrics.jsonl, "train", "val", "epoch", but for a line that a kill cut off."""
-    path, found = run_dir / "metrics.jsonl", []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [record for record in found if record["split"] in splits]
+    return [record for record in json_lines(run_dir / "metrics.jsonl") if record["split"] in splits]
 
 
 class SilentLog:

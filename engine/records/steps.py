@@ -9,6 +9,7 @@ import torch
 from data.batch import GlobalBatch
 from engine.corruption import end_if_corrupted
 from engine.records.log import figure, records
+from engine.records.report import write_report
 from engine.training import Training
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World, write_flight_record
@@ -97,6 +98,8 @@ def close_run(t: Training) -> None:
     run = shlex.quote(str(t.run.path))
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {run}",
              **t.task.next_steps(run, command("python"))}
+    if t.config.record.report == "on":
+        steps["its report"] = write_report(t.run.path)
     t.log.note("\n".join((
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
             f" {best['step']}{', by the average of the weights' if 'weights' in best else ''});",

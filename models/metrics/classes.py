@@ -58,7 +58,7 @@ def classification_metrics(num_classes: int, labels: np.ndarray, losses: Classif
 
     metrics = [
         LOSS,
-        Metric(class_sums, _class_values, is_count=True, percentages=("top1",),
+        Metric(class_sums, class_values, is_count=True, percentages=("top1",),
                names=dict.fromkeys(("top1", "macro_f1", *_AVERAGES), HIGHER),
                quiet=(*_AVERAGES, "never_predicted")),
     ]
@@ -80,7 +80,8 @@ def by_class(right: Tensor, true: Tensor, predicted: Tensor) -> dict[str, Tensor
             "f1": 2 * right / (true + predicted).clamp(min=1)}
 
 
-def _class_values(sums: Tensor) -> dict[str, Any]:
+def class_values(sums: Tensor) -> dict[str, Any]:
+    """The values of sums [3, C]: how often each class was right, true, predicted. See classification_metrics."""
     right, true, predicted = sums.double()                                                  # [C] each
     seen, share, figures = (true + predicted) > 0, true / true.sum(), by_class(right, true, predicted)
     macro = {name: ratio(each[seen].sum(), seen.sum()) for name, each in figures.items()}

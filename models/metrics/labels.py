@@ -26,7 +26,7 @@ def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...
     COLUMNS; class_average_precision: [C] float64, the last; rows: see output_rows. These two and map are left out where
     samples x labels are more than MAX_SCORES.
     """
-    sums = Metric(_label_sums, _label_values, is_count=True, names=dict.fromkeys(("micro_f1", "macro_f1"), HIGHER))
+    sums = Metric(_label_sums, label_values, is_count=True, names=dict.fromkeys(("micro_f1", "macro_f1"), HIGHER))
     if labels.size > MAX_SCORES:
         return LOSS, sums
     values = partial(_sample_values, labels=labels)
@@ -56,7 +56,8 @@ def _label_sums(output: Output, batch: Batch) -> Tensor:
     return torch.stack([(predicted & true).sum(0), true.sum(0), predicted.sum(0)])          # [3, C]
 
 
-def _label_values(sums: Tensor) -> dict[str, Any]:
+def label_values(sums: Tensor) -> dict[str, Any]:
+    """The values of sums [3, C]: how often each label was right, true, predicted. See multi_label_metrics."""
     right, true, predicted = sums.double()                                                  # [C] each
     figures, whole = by_class(right, true, predicted), [each.sum()[None] for each in (right, true, predicted)]
     return {"micro_f1": float(by_class(*whole)["f1"]), "macro_f1": float(figures["f1"].mean()),

@@ -24,13 +24,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from utils.files import json_lines
 
 FILE = "chain.jsonl"
 CARD = "README.md"  # of RUN/model: its owner may edit it
@@ -84,13 +85,7 @@ class Chain:
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of RUN/chain.jsonl, without what is not one, such as a line that a kill has cut off."""
-    path, lines = run_dir / FILE, []
-    for written in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            line = json.loads(written)
-            if isinstance(line, dict) and ("resumed" in line or {"step", "link"} <= line.keys()):
-                lines.append(line)
-    return lines
+    return [line for line in json_lines(run_dir / FILE) if "resumed" in line or {"step", "link"} <= line.keys()]
 
 
 def missing_links(lines: Iterable[dict[str, Any]], of_checkpoints: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -178,6 +178,7 @@ class RecordOptions:
                                     OPERATIONAL, at_least=0, rare=True)
     profile: int = option(0, "record this many optimizer steps of this start with torch.profiler, in RUN/profile; 0 ="
                           " off", OPERATIONAL, at_least=0, kept=False, rare=True)
+    report: Literal["on", "off"] = option("on", "RUN/report.html at the end of the run", OPERATIONAL, rare=True)
     best: str = option("auto", "metric of the evaluation that decides which model is best, such as macro_f1; auto ="
                        " top1, map (several labels) or loss", TOLERATED, changes_bits=False)
 

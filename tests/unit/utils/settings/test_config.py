@@ -172,7 +172,7 @@ def test_the_kinds_are_those_of_the_contract(task):
     assert by_kind[OPERATIONAL] == {
         "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
         "find_unused_parameters", "save_every", "keep", "eval_every", "log_every", "stop_after",
-        "bad_samples", "keep_every", "profile", "output", "step_timeout", "max_nonfinite", "audit_every"}
+        "bad_samples", "keep_every", "profile", "output", "step_timeout", "max_nonfinite", "audit_every", "report"}
 
 
 def test_a_file_may_have_a_setting_that_is_gone_if_it_stands_as_it_is_now():

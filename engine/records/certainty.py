@@ -1,0 +1,75 @@
+"""How sure the figures of an evaluation are, by its samples: 95 % intervals, calibration. Every draw has one seed.
+
+Legend: N samples.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+LEVELS, NORMAL = (0.025, 0.975), 1.959964  # of a 95 % interval
+FEWEST, MOST, MOST_DRAWS = 100, 1000, 10**7  # resamples; samples drawn in all: it stays below a second or so
+FOLDS, BINS, FEWEST_IN_BIN = 5, 15, 5  # of the calibration; a bin with fewer samples is not drawn
+SHARPEST = 20.0  # 1 / temperature, at most
+
+
+def num_resamples(count: int) -> int:
+    """How many resamples of `count` samples an interval takes."""
+    return min(MOST, max(FEWEST, MOST_DRAWS // count))
+
+
+def intervals(count: int, figures: Callable[[np.ndarray], Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
+    """Those of the bootstrap, by name. figures: of how often each sample is drawn, [N] int64, N = `count`."""
+    rng = np.random.default_rng(0)
+    found = [figures(np.bincount(rng.integers(count, size=count), minlength=count))
+             for _ in range(num_resamples(count))]
+    return {name: tuple(np.nanquantile([each.get(name, np.nan) for each in found], LEVELS).tolist())
+            for name, value in found[0].items() if isinstance(value, float) and math.isfinite(value)}
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's, of a share of `count` samples: also where all or none belong to it, and a bootstrap draws no other."""
+    square = NORMAL**2 / count
+    middle, reach = share + square / 2, math.sqrt(square * (share * (1 - share) + square / 4))
+    return (middle - reach) / (1 + square), (middle + reach) / (1 + square)
+
+
+def calibration(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:
+    """The expected calibration error of predictions, as they are and with a cross-fitted temperature; bins of both.
+
+    The temperature divides the log-odds of the predicted class. It is fitted on four fifths of the samples and used on
+    the fifth. probabilities: [N], of the predicted class. is_right: [N] bool.
+    """
+    clipped = probabilities.clip(1e-6, 1 - 1e-6)
+    odds, cooled = np.log(clipped / (1 - clipped)), np.empty(len(clipped))                  # [N] each
+    folds = np.random.default_rng(0).permutation(len(odds)) % FOLDS
+    for fold in range(FOLDS):
+        is_in = folds == fold
+        cooled[is_in] = _sigmoid(_sharpness(odds[~is_in], is_right[~is_in]) * odds[is_in])
+    return {"as_is": _bins(probabilities, is_right), "cooled": _bins(cooled, is_right),
+            "temperature": 1 / _sharpness(odds, is_right)}
+
+
+def _sharpness(odds: np.ndarray, is_right: np.ndarray) -> float:
+    """1 / the temperature with the highest likelihood, which is concave in it: by bisection."""
+    low, high = 1 / SHARPEST, SHARPEST
+    for _ in range(30):
+        middle = math.sqrt(low * high)
+        is_too_sharp = ((_sigmoid(middle * odds) - is_right) * odds).sum() > 0
+        low, high = (low, middle) if is_too_sharp else (middle, high)
+    return middle
+
+
+def _sigmoid(values: np.ndarray) -> np.ndarray:
+    return 0.5 + 0.5 * np.tanh(values / 2)
+
+
+def _bins(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:
+    """The expected calibration error; (mean probability, share that is right) of each bin with enough samples."""
+    places = (probabilities * BINS).astype(int).clip(0, BINS - 1)
+    counts, sums, right = (np.bincount(places, each, BINS) for each in (None, probabilities, is_right))
+    points = np.stack([sums, right], axis=1) / counts.clip(1)[:, None]                      # [BINS, 2]
+    error = float(np.abs(sums - right).sum()) / len(places)
+    return {"error": error, "points": points[counts >= FEWEST_IN_BIN].tolist()}
