@@ -12,10 +12,7 @@ import io
 import json
 import os
 import shutil
-import socket
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -37,10 +34,10 @@ from engine.warm_up import warm_up
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, leave
-from utils.files import wait_to_see
 from utils.hardware.devices import Arriving
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.identity import kept_settings
+from utils.rundir.scratch import scratch_folder
 from utils.rundir.starts import describe
 from utils.settings.command_line import config_of
 from utils.settings.config import Config, with_values
@@ -147,30 +144,6 @@ def computing(runs: Sequence[str], device: str | None, watchdog: Watchdog) -> It
     with (World.from_env(config.device.device, config.faults, watchdog, devices) as world,
           scratch_folder(world) as folder):  # Collective.
         yield Place(config.device.device, world, watchdog, folder)
-
-
-@contextmanager
-def scratch_folder(world: World) -> Iterator[Path]:
-    """A temporary folder for all ranks, which goes whatever ends this process. Collective. Raises UserError (73)."""
-    folder = Path(world.on_rank_zero(lambda: tempfile.mkdtemp(prefix="lockstep-ask-")))  # Collective.
-    remover = None
-    if world.is_main:  # it waits for the end of its input: this process's own end, even by a SIGKILL
-        remover = subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE,
-                                   start_new_session=True)
-    try:
-        world.everywhere(lambda: require_shared(folder, "TMPDIR"))  # Collective.
-        yield folder
-    finally:
-        if remover:
-            shutil.rmtree(folder, ignore_errors=True)
-            remover.stdin.close()
-
-
-def require_shared(folder: Path, named_by: str) -> None:
-    """Raise UserError (73) if this node does not see a folder that rank 0 has made."""
-    if not wait_to_see(folder.is_dir, folder):
-        raise UserError(f"{socket.gethostname()} does not see {folder} of rank 0's node: on several nodes, {named_by}"
-                        " must name a folder that all of them share", Exit.CANNOT_CREATE)
 
 
 def batches(t: Training, last: int) -> Iterator[GlobalBatch]:

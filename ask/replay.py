@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from ask.record import Part, Record, part_of, parts_of, read_run, starts_of
-from ask.repeat import computing, differences, figures_of, require_shared
+from ask.repeat import computing, differences, figures_of
 from ask.rounding import apart
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch
@@ -50,6 +50,7 @@ from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
+from utils.rundir.scratch import require_seen
 from utils.strategies import load_strategy
 
 
@@ -75,7 +76,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last, world)  # Collective.
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
-            world.everywhere(lambda: require_shared(output, "--output"))  # Collective.
+            world.everywhere(lambda: require_seen(output, "--output"))  # Collective.
 
         # the answer
         if is_idle:

@@ -239,13 +239,13 @@ def test_a_stop_leaves_neither_a_folder_nor_a_change(of_digits, run_dir, start_t
     live = start_torchrun(None, of_digits, "--steps", "1:36", "--grad-norms", "--output", output, **REPLAY, real=True,
                           env={"TMPDIR": str(temporary)})
     live.wait_for(lambda: any(output.glob("*.png")), "the first step")
-    assert any(temporary.glob("lockstep-ask-*"))
+    assert any(temporary.glob("lockstep-*"))
     live.process.send_signal(number)
     result = live.wait()
     if number == signal.SIGINT:
         assert result.returncode == Exit.STOPPED and result.err.count("replay: stopped at step") == 1, result.text
     assert_no_process(live)
-    assert not any(temporary.glob("lockstep-ask-*")), [*temporary.iterdir()]
+    assert not any(temporary.glob("lockstep-*")), [*temporary.iterdir()]
     assert written(of_digits) == before and result.out == "" and not (output / "samples.csv").exists()
 
 

@@ -358,13 +358,13 @@ def test_a_run_that_has_only_begun_is_no_forgery(begun, run_dir, run_train):
 def test_a_verification_that_ends_early_leaves_nothing(honest, tmp_path, start_torchrun, name, code):
     launch = start_torchrun(None, honest, **VERIFY, env={"TMPDIR": str(tmp_path)})
     launch.wait_for(lambda: "step 3: " in (launch.folder / "out").read_text(), "step 3")
-    assert len([*tmp_path.glob("lockstep-ask-*")]) == 1
+    assert len([*tmp_path.glob("lockstep-*")]) == 1
     launch.process.send_signal(getattr(signal, name))
     result = launch.wait()
     assert (result.returncode, "verified: " in result.out) == (code, False), result.text
     assert name == "SIGKILL" or "verify: stopped at step " in result.err, result.text
     deadline = time.monotonic() + 20
-    while [*tmp_path.glob("lockstep-ask-*")]:
+    while [*tmp_path.glob("lockstep-*")]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
