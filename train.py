@@ -28,6 +28,7 @@ from data.batch import GlobalBatch
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
 from engine.audit import end_if_audit_differs
 from engine.build import open_start, open_training
+from engine.check import check
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_smaller_size
 from engine.nonfinite import end_if_diverged
@@ -48,7 +49,7 @@ from utils.strategies import devices_per_process
 
 
 def main(config: Config, watchdog: Watchdog) -> Exit:
-    """Train, or evaluate, as `config` says. Collective."""
+    """Train, evaluate or check, as `config` says. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     devices = devices_per_process(config.device)
     with World.from_env(device_of_run(config), config.faults, watchdog, devices) as world:  # Collective.
@@ -57,6 +58,8 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
         if words := world.on_rank_zero(partial(words_if_finished, config)):  # Collective.
             note(words)
             return Exit.DONE
+        if config.run.check:
+            return check(config, world, watchdog, train_one_epoch)  # Collective.
         with open_start(config, world, watchdog, note) as start:  # Collective.
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.

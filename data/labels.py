@@ -106,11 +106,18 @@ def require_several(kind: str, names: Collection[str], root: str, columns: Colle
         raise UserError(f"--data {root}: {some(columns)} is empty in all rows of train: add labels", Exit.BAD_DATA)
 
 
+def counts_of(names: Sequence[str], labels: np.ndarray) -> dict[str, int]:
+    """{class or label: its samples}; {} of numbers. labels: see LabelReader.encoded."""
+    if labels.dtype.kind == "f" or not names:
+        return {}
+    counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else np.count_nonzero(labels, axis=0)
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
 def lacking(names: Sequence[str], labels: np.ndarray, split: str) -> list[str]:
     """For the user: classes or labels without a sample in a split. labels: see LabelReader.encoded."""
-    counts = np.bincount(labels, minlength=len(names)) if labels.ndim == 1 else np.count_nonzero(labels, axis=0)
-    found = [name for name, count in zip(names, counts, strict=True) if not count]
-    if not found or labels.dtype.kind == "f":
+    found = [name for name, count in counts_of(names, labels).items() if not count]
+    if not found:
         return []
     many = counted(len(found), "class" if labels.ndim == 1 else "label")
     return [f"{split} has no sample of {some(found)}, so its figures say nothing about {many}"]

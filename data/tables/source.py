@@ -181,7 +181,8 @@ class Groups:
         if not self._shared:
             return []
         return [f"{len(self._shared)} of the {len(self._numbers)} groups of train ({column}) occur in another split,"
-                f" too, for example {min(self._shared)}: what is measured there is partly known from training"]
+                f" too, for example {min(self._shared)}: what is measured there is partly known from training;"
+                " give each group to one split"]
 
 
 def _split_of(path: Path, row: Row) -> str:

@@ -7,7 +7,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -96,15 +96,18 @@ def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray
     # texts are numbered over all splits, those of train first
     split = source.split if source.split in source.splits else "train"  # it is held out of train
     first = 0 if split == "train" else int(numbers.min())
-    labels = LabelReader(source.label_kind, source.label_columns, classes, source.as_written)
-    rows = (row for _, row in source.rows(split) if not source.problem(row, labels, is_train=False))
-
-    # those that are wanted
-    wanted = set(numbers.tolist())
-    found = {number: "\t".join(row.texts) for number, row in enumerate(rows, first) if number in wanted}
+    wanted, every = set(numbers.tolist()), enumerate(texts_of(source, classes, [split]), first)
+    found = {number: text for number, text in every if number in wanted}
     if len(found) < len(wanted):
         raise UserError(f"--data {source.root}: its texts changed since the start; start again", Exit.BAD_DATA)
     return found
+
+
+def texts_of(source: TextSource, classes: Sequence[str], splits: Iterable[str]) -> Iterator[str]:
+    """The texts of these splits that are samples, read again; a pair as A<tab>B. classes: of train."""
+    labels = LabelReader(source.label_kind, source.label_columns, classes, source.as_written)
+    return ("\t".join(row.texts) for split in splits for _, row in source.rows(split)
+            if not source.problem(row, labels, is_train=False))
 
 
 class _Writer:

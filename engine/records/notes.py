@@ -71,14 +71,7 @@ class Notes:
         wait = sum(each["data_wait"] for each in self._timings) / NUM_TIMINGS
         if len(self._timings) < NUM_TIMINGS or wait <= WAIT:
             return ""
-        workers, cores = self._about.workers, self._about.cores
-        need = workers_needed(wait, workers)
-        share = f"{100 * wait:.0f} % of the training time is spent waiting for data"
-        if (most := max(1, cores - 1)) <= workers:
-            return f"{share}, and no core is free for more --workers: smaller images or faster decoding would help"
-        if need > most:
-            return f"{share}: --workers {most} would shorten it, and {need}, on as many more cores, would end it"
-        return f"{share}: --workers {need} would end it"
+        return waiting(wait, self._about.workers, self._about.cores)
 
     def _slow_rank(self) -> str:
         ranks = {each.get("slowest_rank") for each in self._timings}
@@ -135,6 +128,17 @@ class Notes:
         return (f"over the last {WINDOW} evaluations the training loss fell from {rounded(before['train_loss'])} to"
                 f" {rounded(since[-1]['train_loss'])}, but validation did not improve: the model memorises its training"
                 " data; more data, stronger augmentation or more --weight-decay counter it, fewer --epochs save time")
+
+
+def waiting(wait: float, workers: int, cores: int) -> str:
+    """A share of the time, 0 to 1, is spent waiting for data: what would end it. workers, cores: of each process."""
+    need = workers_needed(wait, workers)
+    share = f"{100 * wait:.0f} % of the training time is spent waiting for data"
+    if (most := max(1, cores - 1)) <= workers:
+        return f"{share}, and no core is free for more --workers: smaller images or faster decoding would help"
+    if need > most:
+        return f"{share}: --workers {most} would shorten it, and {need}, on as many more cores, would end it"
+    return f"{share}: --workers {need} would end it"
 
 
 def workers_needed(wait: float, workers: int) -> int:

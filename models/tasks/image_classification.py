@@ -22,9 +22,11 @@ from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
 from data.images.index import FolderIndex, build_index
 from data.images.mixing import Mixed, build_mixing
+from data.images.survey import survey_images
 from data.images.table import build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
 from data.splits import ValSplit, require_split
+from data.survey import Survey
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
 from models.objectives import build_objective, kind_of, label_columns_of
@@ -170,6 +172,10 @@ class ImageTask(Task):
                 label = self.objective.encode([label_at(index.labels, number)])[0]
                 paths = (os.path.relpath(path, index.root) for path in index.paths(number))
                 yield ",".join(paths), self.objective.label_words(label)
+
+    def survey(self) -> Survey:
+        """Of the files, whatever --cache keeps of them. Collective."""
+        return survey_images(self.train_set.index, self.eval_set.index, self._prepared.white_value, self._world)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""

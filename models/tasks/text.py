@@ -14,8 +14,10 @@ from data import demo
 from data.batch import Batch
 from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
+from data.survey import Survey
 from data.tables.table import TEXTS
 from data.texts.index import TextIndex, TextSource, open_texts, read_texts, tokenize
+from data.texts.survey import survey_texts
 from data.texts.text_set import TextSample, TokenTable, padded
 from models.tasks.base import Task
 from models.text.bert import EncoderSpec, build_encoder, config_of, save_model_folder
@@ -119,6 +121,11 @@ class TextTask(Task):
         for split in ("train", "val"):
             for _, row in self._source.rows(split) if split in self._source.splits else ():
                 yield "\t".join(row.texts), ",".join(row.labels)
+
+    def survey(self) -> Survey:
+        """Of whole texts. Collective."""
+        return self._world.everywhere(  # Collective.
+            lambda: survey_texts(self._source, self.classes, self._train, self._eval), takes_long=True)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Loads into transformers: AutoModel..., pipeline."""

@@ -65,9 +65,9 @@ class Signals:
         if self.reason is None or received.is_from_torchrun or not self._torchrun:
             self.reason = received.reason
 
-    def stop_after(self, seconds: float) -> None:
-        """Want to stop this long after the process began."""
-        self._stop_after_s = seconds
+    def stop_after(self, seconds: float, from_now: bool = False) -> None:
+        """Want to stop this long after the process began, or from now on."""
+        self._stop_after_s = seconds + (time.monotonic() - self._began if from_now else 0)
 
     def wants_to_stop(self) -> bool:
         """Whether this process wants to stop: a signal came, or its time is over."""

@@ -149,7 +149,8 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     created.
     """
     if config.run.output and not config.run.eval_only:
-        raise UserError(f"--output {config.run.output}: a training writes RUN/eval; --output is for --eval-only")
+        raise UserError(f"--output {config.run.output}: a training writes RUN/eval; --output is for --eval-only"
+                        " and --check")
     if config.run.split != "val" and not config.run.eval_only:
         raise UserError(f"--split {config.run.split}: a training evaluates val; --split is for --eval-only")
     path, lock = run_path(config), RunLock()

@@ -14,15 +14,18 @@ from utils.files import wait_to_see
 
 
 @contextmanager
-def scratch_folder(world: World) -> Iterator[Path]:
-    """A temporary folder for all ranks, which goes whatever ends this process. Collective. Raises UserError (73)."""
-    folder = Path(world.on_rank_zero(lambda: tempfile.mkdtemp(prefix="lockstep-")))  # Collective.
+def scratch_folder(world: World, parent: Path | None = None) -> Iterator[Path]:
+    """A temporary folder for all ranks, which goes whatever ends this process. Collective. Raises UserError (73).
+
+    parent: where it is made, a place that --run-dir names; None: TMPDIR.
+    """
+    folder = Path(world.on_rank_zero(lambda: tempfile.mkdtemp(prefix="lockstep-", dir=parent)))  # Collective.
     remover = None
     if world.is_main:  # it waits for the end of its input: this process's own end, even by a SIGKILL
         remover = subprocess.Popen(["sh", "-c", 'cat; rm -rf "$0"', folder], stdin=subprocess.PIPE,
                                    start_new_session=True)
     try:
-        world.everywhere(lambda: require_seen(folder, "TMPDIR"))  # Collective.
+        world.everywhere(lambda: require_seen(folder, "--run-dir" if parent else "TMPDIR"))  # Collective.
         yield folder
     finally:
         if remover:

@@ -32,9 +32,11 @@ class RunOptions:
                                          " (30s, 5min, 2h)", OPERATIONAL, kept=False, rare=True)
     eval_only: bool = option(
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
+    check: bool = option(False, "look at data and machine, say what stands in the way, and end", OPERATIONAL,
+                         kept=False, in_file=False)
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
     output: str | None = option(None, "file for --eval-only: .csv = a row for each sample; .json = the figures of each"
-                                " class", OPERATIONAL, kept=False, in_file=False)
+                                " class; for --check: .json", OPERATIONAL, kept=False, in_file=False)
     nproc_per_node: int | None = option(
         None, "processes per node; starts them through launch.sh", OPERATIONAL, at_least=1, kept=False, per_node=True)
     early_stop_patience: int = option(0, "end the run after this many evaluations without a gain in the metric that"

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
 def test_config_yaml_holds_every_setting_but_those_of_one_start(world):
     start(world, "--run-dir=run", "--keep=7", "--fresh")
     kept = yaml.safe_load(Path("run/config.yaml").read_text())
-    of_one_start = {"run_dir", "config", "fresh", "eval_only", "split", "output", "nproc_per_node"}
+    of_one_start = {"run_dir", "config", "fresh", "eval_only", "check", "split", "output", "nproc_per_node"}
     assert (kept["keep"], of_one_start & set(kept)) == (7, set())
 
 
