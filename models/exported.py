@@ -64,18 +64,17 @@ class Exportable(nn.Module):
 
 def load_texts(folder: Path, description: Mapping[str, Any]) -> tuple[Exportable, Prepare]:
     """The network of ids, mask and perhaps types, [B, T] int64 each."""
-    from data.texts.tokenizer import load_tokenizer  # these import transformers
-    from models.text.bert import load_classifier
-    from models.text.padding import encode_texts, find_padding_side
+    from models.text import bert, hub, padding  # they import transformers
 
-    (encoder, _), tokenizer, length = load_classifier(folder), load_tokenizer(str(folder)), description["max_tokens"]
-    side = find_padding_side(encoder, tokenizer, length)
+    encoder, _ = bert.load_classifier(folder)
+    tokenizer, length = hub.load_tokenizer(str(folder)), description["max_tokens"]
+    side = padding.find_padding_side(encoder, tokenizer, length)
 
     def logits(*inputs: Tensor) -> Tensor:
         return encoder(**dict(zip(TEXT_INPUTS, inputs, strict=False))).logits
 
     def prepare(texts: Sequence[str]) -> Inputs:
-        found = encode_texts(tokenizer, length, side, [parts_of(text, description) for text in texts])
+        found = padding.encode_texts(tokenizer, length, side, [parts_of(text, description) for text in texts])
         return {"input_ids": found["input_ids"], "attention_mask": torch.ones_like(found["input_ids"])} | found
 
     return Exportable(encoder, logits, description), prepare
