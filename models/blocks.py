@@ -37,10 +37,15 @@ def in_head(model: nn.Module) -> Callable[[str], bool]:
     """
     if prefix := getattr(model, "base_model_prefix", ""):
         return lambda name: not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler")
-    # torchvision's classifiers end in it
-    last = [[name for name, _ in model.named_parameters()][-1].rpartition(".")[0]]
-    heads = tuple(f"{name}." for name in classifiers_of(getattr(model, "pretrained_cfg", {})) or last)
+    heads = tuple(f"{name}." for name in _last_layers(model))
     return lambda name: name.startswith(heads)
+
+
+def watch_features(model: nn.Module) -> list[Tensor]:
+    """A list to which each forward appends what goes into the last layer: [B, D], or a map [B, D, H, W]."""
+    seen: list[Tensor] = []
+    model.get_submodule(_last_layers(model)[0]).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    return seen
 
 
 def blocks_of(model: nn.Module) -> list[Block]:
@@ -153,6 +158,12 @@ def undecayed(model: nn.Module, is_new: bool = True) -> set[str]:
     """
     patterns = [*getattr(model, "no_weight_decay", list)(), *_UNDECAYED]
     return {name for name, _ in model.named_parameters() if is_new and any(fnmatch(name, each) for each in patterns)}
+
+
+def _last_layers(model: nn.Module) -> list[str]:
+    """Names of the layers whose outputs are the classes; some of timm's models have several."""
+    last = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
+    return classifiers_of(getattr(model, "pretrained_cfg", {})) or [last]
 
 
 def _blocks_of_groups(model: nn.Module, group_of: dict[str, int]) -> list[Block]:

@@ -130,7 +130,7 @@ def export(given: argparse.Namespace) -> None:
     # the model
     run = Path(given.run)
     folder, name = find_model(run)
-    description, _ = load_task(name).predict(folder, [], CPU, 1)
+    description = load_task(name).predict(folder, [], CPU, 1).description
     if given.int8 and ("max_tokens" not in description or "target_mean" in description):
         raise UserError(f"--int8: it is for classes of texts, and this model is of {name}; leave it out")
     output = Path(given.output or run / "export" / f"{given.format}{'-int8' * given.int8}")
@@ -201,7 +201,7 @@ def predictions(folder: Path, names: Sequence[str], description: Mapping[str, An
                 inputs = [os.path.join(scratch, "texts.jsonl")]
                 rows = (dict(zip(columns, parts_of(text, description), strict=True)) for text in chosen)
                 Path(inputs[0]).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-            _, batches = load_task(description["task"]).predict(folder, inputs, CPU, BATCHES[-1])
+            batches = load_task(description["task"]).predict(folder, inputs, CPU, BATCHES[-1]).batches
             found = zip(chosen, [one.values for batch in batches for one in batch], strict=True)
         if known := {name: values for name, values in found if values is not None}:
             return known

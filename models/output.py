@@ -5,11 +5,11 @@ Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -39,5 +39,10 @@ class Prediction:
     bad: str = ""  # the reason
 
 
-# what a task's predict() returns: a description of the model, and batches of predictions
-Predictions = tuple[dict[str, Any], Iterator[list[Prediction]]]
+class Predictions(NamedTuple):
+    """What a task's predict() returns."""
+
+    description: dict[str, Any]  # of the model
+    batches: Iterator[list[Prediction]]  # in the order of the inputs; those that nobody wants are empty
+    model: nn.Module
+    num_batches: int | None  # None: of standard input, which can be read only once

@@ -2,6 +2,7 @@
 
     python -m models.predict RUN INPUT... [--output FILE] [--format csv|jsonl] [--batch-size N] [--device DEVICE]
     python -m models.predict runs/flowers photos cat.jpg --output predictions.csv
+    torchrun --nproc-per-node=8 -m models.predict runs/flowers photos --output predictions.csv
 
 Columns: input, prediction, probability, then the probability of every class under its name, with six decimals. With
 several labels: input, prediction (A|B), the probability of every label. Of a regression: input, then each target. Rows
@@ -10,35 +11,42 @@ Images: a file, A,B for several images of a sample, a folder (its images sorted 
 columns of training. Texts: a table with the text columns of training, a text file, or - for standard input, one text
 per line, a pair as A<tab>B. An input that cannot be read is named on standard error and has no row; the exit code is 65
 then.
+
+Several processes share the inputs out, and FILE has the same bytes on any number of them: on the CPU, each computes
+with one thread. What is done is kept beside FILE, in FILE.parts-*, so the same command continues after a kill. (Several
+nodes must share that folder.) Standard input and standard output take one process, which begins anew.
+
+--embeddings: float32 [rows of FILE, D], the features of each row: what goes into the last layer of the model. That is
+the pooled output of a network for images or of a text encoder; of a map, the mean over its positions.
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
 
-from utils.errors import Exit, Parser, explain
-from utils.output_files import csv_writer, open_output
+from tqdm import tqdm
+
+from utils.errors import Exit, Parser, UserError, exit_after, explain, is_shown_here
 
 # torch is imported inside the functions that need it, so that --help and wrong arguments are answered at once.
 
 
 def main(arguments: list[str]) -> int:
-    """Predict as the command line says; returns the exit code."""
+    """Predict as the command line says; returns the exit code. Collective."""
     # arguments
     parser = Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
     parser.add_argument("inputs", metavar="INPUT", nargs="+",
                         help="images: files, folders, .csv, .tsv, .jsonl; texts: .csv, .tsv, .jsonl, .txt or -")
-    parser.add_argument("--format", choices=sorted(FORMATS), help="default: by the ending of FILE, else csv")
+    parser.add_argument("--format", choices=("csv", "jsonl"), help="default: by the ending of FILE, else csv")
     parser.add_argument("--output", metavar="FILE",
                         help="write to FILE, which appears when it is complete (default: standard output)")
+    parser.add_argument("--embeddings", metavar="FILE.npy", help="write the features of each row to FILE.npy, too")
     parser.add_argument("--batch-size", metavar="N", type=_count, default=64,
                         help="inputs classified at once (default: 64)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
@@ -51,76 +59,60 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # | head: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush would fail
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except Exception as error:
         message, code = explain(error, out_of_memory="use a smaller --batch-size",
                                 killed="run it again, with a smaller --batch-size")
         if code == Exit.INTERNAL:
             traceback.print_exc()
-        else:
+        elif is_shown_here(error):
             print(f"predict: {message}", file=sys.stderr)
         return code
 
 
 def predict(given: argparse.Namespace) -> Exit:
-    """Write one row per readable input. given: the arguments of the command line.
+    """Write one row per readable input. given: the arguments of the command line. Collective.
 
-    Raises UserError: 64 if there is no such device, 66 if the model or an input is missing, 73 if the output cannot be
-    written.
+    Raises UserError: 64 if there is no such device, or for what only one process can do, 65 if an input is damaged, 66
+    if the model or an input is missing, 73 if the output cannot be written.
     """
+    import torch
+
+    from models.prediction_files import compute_parts, folder_of_parts, write_files
     from models.tasks import find_model, load_task
-    from utils.hardware.devices import find_device
+    from utils.distributed.world import World
     from utils.hardware.vendor import set_tf32
 
     # model
     set_tf32(False)
+    torch.set_num_threads(1)  # the last bits of what several threads compute depend on how many there are
     folder, task = find_model(Path(given.run))
-    description, batches = load_task(task).predict(folder, given.inputs, find_device(given.device), given.batch_size)
+    with World.from_env(given.device) as world:  # Collective.
+        parts: Path | None = None
 
-    # rows
-    num_inputs = num_bad = 0
-    with open_output(given.output) as file:
-        write_row = FORMATS[given.format](file, description)
-        for batch in batches:
-            for one in batch:
-                num_inputs += 1
-                if one.values is None:
-                    num_bad += 1
-                    print(f"predict: cannot read {one.bad}", file=sys.stderr)
-                else:
-                    write_row(one.input, one.values.tolist())
-            file.flush()
-    if num_bad:
+        def is_wanted(number: int) -> bool:
+            is_mine = number % world.world_size == world.rank
+            return parts is None or (is_mine and not (parts / str(number)).exists())
+
+        found = world.everywhere(lambda: load_task(task).predict(  # Collective.
+            folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
+        is_hidden = not world.is_main or (given.output is None and sys.stdout.isatty())
+        found = found._replace(batches=tqdm(  # None: hidden where there is no terminal
+            found.batches, "predict", found.num_batches, unit="batch", disable=is_hidden or None))
+
+        # rows
+        if given.output is not None and found.num_batches is not None:
+            parts = folder_of_parts(given, folder, world)  # Collective.
+            compute_parts(given, found, parts)
+            world.everywhere(lambda: None, takes_long=True)  # Collective: all parts are there.
+        elif given.embeddings or world.world_size > 1:
+            raise UserError("several processes, and --embeddings, need --output FILE, and inputs other than -")
+        write = partial(write_files, given, found, parts)
+        num_inputs, num_bad = write() if parts is None else world.on_rank_zero(write, takes_long=True)  # Collective.
+    if num_bad and world.is_main:
         print(f"predict: {num_bad} of {num_inputs} inputs could not be read and have no row", file=sys.stderr)
-    return Exit.BAD_DATA if num_bad else Exit.DONE
-
-
-def _csv_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:
-    from models.objectives import answer
-
-    names, write_row = description["classes"], csv_writer(file)
-    write_row(["input", *answer(description, names, [0.0] * len(names))[0], *names])
-
-    def write(name: str, values: list[float]) -> None:
-        said, by_name = answer(description, names, values)
-        write_row([name, *said.values(), *by_name.values()])
-
-    return write
-
-
-def _jsonl_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:
-    from models.objectives import answer
-
-    def write(name: str, values: list[float]) -> None:
-        said, by_name = answer(description, description["classes"], values)
-        row = {"input": name, **said} | ({"probability": float(said["probability"])} if "probability" in said else {})
-        row["probabilities" if said else "predictions"] = {name: float(value) for name, value in by_name.items()}
-        is_text = name.encode("utf-8", "ignore").decode() == name  # a file's name may be in any encoding
-        file.write(json.dumps(row, ensure_ascii=not is_text) + "\n")
-
-    return write
-
-
-FORMATS = {"csv": _csv_rows, "jsonl": _jsonl_rows}
+    return Exit.BAD_DATA if num_bad and world.is_main else Exit.DONE  # torchrun ends all processes when one fails
 
 
 def _count(text: str) -> int:
@@ -130,4 +122,4 @@ def _count(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_after(partial(main, sys.argv[1:]))

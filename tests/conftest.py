@@ -206,7 +206,7 @@ def launch(session_dir) -> Iterator[Callable[..., Launch]]:
     """
     launches: list[Launch] = []
     inherited = {name: value for name, value in os.environ.items()
-                 if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_"))
+                 if not name.startswith(("LOCKSTEP", "TORCHELASTIC", "PET_", "GLOO_SOCKET"))
                  and "RANK" not in name and "WORLD_SIZE" not in name}
     inherited |= {"LOCKSTEP_CACHE": str(session_dir / "cache"), "LOCKSTEP_PYTHON": sys.executable,
                   "OMP_NUM_THREADS": "1",

@@ -14,8 +14,8 @@ TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be i
 
 
 @contextmanager
-def open_output(name: str | None) -> Iterator[TextIO]:
-    """Standard output, or a file that gets its name when it is complete. Raises UserError (73)."""
+def open_output(name: str | None, flag: str = "--output") -> Iterator[TextIO]:
+    """Standard output, or a file that gets its name when it is complete. Raises UserError (73), which names `flag`."""
     # standard output
     if name is None:
         sys.stdout.reconfigure(**TEXT)
@@ -24,7 +24,7 @@ def open_output(name: str | None) -> Iterator[TextIO]:
         return
 
     # a file
-    path, partial, file = _begin(name)
+    path, partial, file = _begin(name, flag)
     try:
         with file:
             yield file
@@ -33,9 +33,9 @@ def open_output(name: str | None) -> Iterator[TextIO]:
         partial.unlink(missing_ok=True)
 
 
-def require_output(name: str) -> None:
+def require_output(name: str, flag: str = "--output") -> None:
     """Raise UserError (73) if open_output would, before there is anything to write."""
-    _, partial, file = _begin(name)
+    _, partial, file = _begin(name, flag)
     file.close()
     partial.unlink()
 
@@ -52,7 +52,7 @@ def csv_writer(file: TextIO) -> Callable[[Sequence[Any]], None]:
     return write
 
 
-def _begin(name: str) -> tuple[Path, Path, TextIO]:
+def _begin(name: str, flag: str) -> tuple[Path, Path, TextIO]:
     """The path, that of the file until it is complete, and this file."""
     path = Path(name).resolve()  # a link stays a link
     partial = path.with_name(f".tmp-{path.name}-{os.getpid()}")
@@ -61,5 +61,5 @@ def _begin(name: str) -> tuple[Path, Path, TextIO]:
             raise FileExistsError(0, "it exists and is not a file")
         return path, partial, partial.open("w", newline="", **TEXT)
     except OSError as error:
-        raise UserError(f"--output {name}: cannot write it ({error.strerror}); name another file",
+        raise UserError(f"{flag} {name}: cannot write it ({error.strerror}); name another file",
                         Exit.CANNOT_CREATE) from None

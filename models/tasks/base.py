@@ -4,7 +4,7 @@ It never wraps, moves, saves or reduces, and knows no strategy.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,10 +112,12 @@ class Task(ABC):
         return {}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
-        """A description of the model in `folder`, and batches of predictions, in the order of `inputs`.
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int,
+                is_wanted: Callable[[int], bool] = lambda number: True) -> Predictions:
+        """Predictions of the model in `folder` for `inputs`, computed on `device`.
 
-        The description has `classes`, the names of the outputs, and what models.objectives.answer needs. At most
-        `batch_size` inputs are classified at a time, on `device`. Raises UserError (64, 65, 66).
+        The description has `classes`, the names of the outputs, and what models.objectives.answer needs. A batch has
+        `batch_size` inputs, the last one what is left; what is computed of it depends on these alone. is_wanted: asked
+        about the number of each batch, once the first one is computed. Raises UserError (64, 65, 66).
         """
         raise UserError(f"{folder}: models.predict is not written for the task of this model")

@@ -5,7 +5,7 @@ Legend: B samples, C outputs, I images of a sample, H, W height and width in pix
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -192,14 +192,16 @@ class ImageTask(Task):
                                             " and DIR/val/CLASS/*, or just DIR/CLASS/*"} if self._is_demo else {})
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int,
+                is_wanted: Callable[[int], bool] = lambda number: True) -> Predictions:
         """inputs: image files; folders, whose images, those below included, are sorted by path; tables.
 
         Of a model that takes several images: A,B, and tables.
         """
         model, description = load_model_folder(folder)
         paths = list_images(inputs, description.get("num_images", 1), description.get("image_columns", ["image"]))
-        return description, classify_images(model, description, paths, device, batch_size)
+        batches = classify_images(model, description, paths, device, batch_size, is_wanted)
+        return Predictions(description, batches, model, -(-len(paths) // batch_size))
 
 
 def _index_of(

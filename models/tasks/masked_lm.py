@@ -7,7 +7,7 @@ Legend: B samples, R rows of them, T tokens of a row, P predicted tokens, V voca
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -129,7 +129,8 @@ class MaskedLM(TextTask):
                 "your own data": f"{train} masked-lm --data FILE.txt    with one text per line"}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int,
+                is_wanted: Callable[[int], bool] = lambda number: True) -> Predictions:
         """There are no classes to predict. Raises UserError (64)."""
         raise UserError(f"{folder} has no classes: fine-tune it (train.py --task text-classification --model {folder}),"
                         f" or fill masks: transformers.pipeline('fill-mask', model='{folder}')")

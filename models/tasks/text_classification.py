@@ -92,7 +92,8 @@ class LabelledTextTask(TextTask):
         return {"predict": f"printf '{texts}\\n' | {python} -m models.predict {run} -", "your own data": own}
 
     @staticmethod
-    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int) -> Predictions:
+    def predict(folder: Path, inputs: Sequence[str], device: torch.device, batch_size: int,
+                is_wanted: Callable[[int], bool] = lambda number: True) -> Predictions:
         """inputs: tables with the columns of training; text files, and - for standard input, with one text per line.
 
         A pair is A<tab>B.
@@ -110,15 +111,23 @@ class LabelledTextTask(TextTask):
         (model, config), tokenizer = load_classifier(folder), load_tokenizer(str(folder))
         side = find_padding_side(model, tokenizer, described["max_tokens"])
         described["classes"] = [config.id2label[index] for index in range(config.num_labels)]
-        rows = ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
+        def rows() -> Iterator[tuple[Path, Row]]:
+            return ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
+
+        num_batches = None if "-" in inputs else -(-sum(1 for _ in rows()) // batch_size)
         outputs = partial(outputs_for_texts, model.to(device), tokenizer, described["max_tokens"], side)
-        return described, _predictions(lambda texts: values_of(described, outputs(texts)), rows, batch_size)
+        batches = _predictions(lambda texts: values_of(described, outputs(texts)), rows(), batch_size, is_wanted)
+        return Predictions(described, batches, model, num_batches)
 
 
 def _predictions(
-    predict: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int
+    predict: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int,
+    is_wanted: Callable[[int], bool]
 ) -> Iterator[list[Prediction]]:
-    while batch := list(islice(rows, batch_size)):
+    for number, batch in enumerate(iter(lambda: list(islice(rows, batch_size)), [])):
+        if not is_wanted(number):
+            yield []
+            continue
         is_good = [all(map(str.strip, row.texts)) for _, row in batch]
         good = [row.texts for (_, row), good in zip(batch, is_good, strict=True) if good]
         values = iter(predict(good) if good else ())  # of the good ones

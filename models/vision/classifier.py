@@ -8,7 +8,7 @@ Legend: B samples, C outputs, I images of a sample, O channels of a convolution,
 import difflib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -239,15 +239,22 @@ def image_set(description: dict[str, Any], paths: Sequence[str]) -> ImageFolder:
 
 
 def classify_images(
-    model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int
+    model: nn.Module, description: dict[str, Any], paths: Sequence[str], device: torch.device, batch_size: int,
+    is_wanted: Callable[[int], bool] = lambda number: True
 ) -> Iterator[list[Prediction]]:
-    """Batches of predictions, in the order of `paths`: see image_set."""
+    """Batches of predictions, in the order of `paths`: see image_set.
+
+    is_wanted: asked about the number of each batch; the others are empty.
+    """
     # loading
     model.to(device)
-    workers = min(MAX_WORKERS, available_cores(), len(paths) // batch_size)
+    batches = [range(first, min(first + batch_size, len(paths))) for first in range(0, len(paths), batch_size)]
+    batches = [places if is_wanted(number) else () for number, places in enumerate(batches)]
+    wanted = [[(0, place) for place in places] for places in batches if places]
+    cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # the processes of a node share them
+    workers = max(0, min(MAX_WORKERS, cores, len(wanted) - 1))
     loader = DataLoader(
-        image_set(description, paths), batch_size, sampler=[(0, i) for i in range(len(paths))],
-        num_workers=workers,
+        image_set(description, paths), batch_sampler=wanted, num_workers=workers,
         collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]),
                                     [sample.bad for sample in samples]),
         multiprocessing_context="fork" if workers else None)
@@ -255,9 +262,13 @@ def classify_images(
     # forward
     mean, std = (description[name] * description.get("num_images", 1) for name in ("mean", "std"))
     mean, std = (255 * torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (mean, std))
-    with torch.inference_mode():
-        for index, (images, bad) in enumerate(loader):                            # uint8 [B, H, W, 3 * I]
+    loaded = iter(loader)
+    for places in batches:
+        if not places:
+            yield []
+            continue
+        images, bad = next(loaded)                                                # uint8 [B, H, W, 3 * I]
+        with torch.inference_mode():
             logits = model((images.to(device).permute(0, 3, 1, 2) - mean) / std)  # [B, C]
-            batch = paths[batch_size * index:batch_size * (index + 1)]
-            yield [Prediction(path, None if reason else values, reason or "")
-                   for path, values, reason in zip(batch, values_of(description, logits), bad, strict=True)]
+        yield [Prediction(paths[place], None if reason else values, reason or "")
+               for place, values, reason in zip(places, values_of(description, logits), bad, strict=True)]

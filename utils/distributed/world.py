@@ -102,7 +102,7 @@ class World:
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # After an error the peers may be gone, and destroying the group would wait for them; the process ends anyway.
-        if error is None:
+        if error is None or self.world_size == 1:
             dist.destroy_process_group()
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def resolve_device(name: str, find: Callable[[], torch.device], store: dist.Stor
     found = [json.loads(text) for text in store.multi_get([f"device/{other}" for other in range(world_size)])]
     for host, _, problem in found:
         if problem:
-            raise UserError(problem if host in problem else f"{host}: {problem}")
+            raise UserError(problem if host in problem or world_size == 1 else f"{host}: {problem}")
     best = max((other for _, other, _ in found), key=lambda other: other != "cpu")
     if without := sorted({host for host, other, _ in found if other != best}):
         raise UserError(
