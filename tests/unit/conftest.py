@@ -28,9 +28,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def world():
     """A real World of one process on the CPU. One per session, because a process has one process group at a time."""
+    import torch.distributed as dist
+
     from utils.distributed.world import World
 
-    with World.from_env("cpu") as world:
+    from_env = World.from_env
+
+    def of_a_fork() -> None:  # which has no threads of the group, and makes its own
+        World.from_env, dist.group.WORLD = from_env, None
+
+    with from_env("cpu") as world:
         os.environ.pop("GLOO_SOCKET_IFNAME", None)  # which it sets; launches of other tests inherit what is here
         World.from_env = lambda device: nullcontext(world)  # models.predict, in tests that call it in this process
+        os.register_at_fork(after_in_child=of_a_fork)
         yield world
