@@ -10,23 +10,31 @@ from typing import Any
 import numpy as np
 
 LEVELS, NORMAL = (0.025, 0.975), 1.959964  # of a 95 % interval
-FEWEST, MOST, MOST_DRAWS = 100, 1000, 10**7  # resamples; samples drawn in all: it stays below a second or so
+FEWEST, MOST, MOST_DRAWS = 30, 1000, 10**7  # resamples; samples drawn in all: it takes a second, seldom a few
+FEWEST_OF_QUANTILES = 200  # resamples: below, there are so many samples that the figures are normal
 FOLDS, BINS, FEWEST_IN_BIN = 5, 15, 5  # of the calibration; a bin with fewer samples is not drawn
 SHARPEST = 20.0  # 1 / temperature, at most
 
 
-def num_resamples(count: int) -> int:
-    """How many resamples of `count` samples an interval takes."""
-    return min(MOST, max(FEWEST, MOST_DRAWS // count))
+def num_resamples(count: int, cost: int = 1) -> int:
+    """How many resamples of `count` samples an interval takes. cost: the work of a sample, 1 in a classification."""
+    return min(MOST, max(FEWEST, MOST_DRAWS // (count * cost)))
 
 
-def intervals(count: int, figures: Callable[[np.ndarray], Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Those of the bootstrap, by name. figures: of how often each sample is drawn, [N] int64, N = `count`."""
+def intervals(count: int, figures: Callable[[np.ndarray], Mapping[str, Any]], cost: int = 1) -> dict[str, Any]:
+    """Of the bootstrap: (low, high) by name. figures: of how often each sample is drawn, [N] int64, N = `count`."""
     rng = np.random.default_rng(0)
     found = [figures(np.bincount(rng.integers(count, size=count), minlength=count))
-             for _ in range(num_resamples(count))]
-    return {name: tuple(np.nanquantile([each.get(name, np.nan) for each in found], LEVELS).tolist())
+             for _ in range(num_resamples(count, cost))]
+    return {name: _ends(np.array([each.get(name, np.nan) for each in found]))
             for name, value in found[0].items() if isinstance(value, float) and math.isfinite(value)}
+
+
+def _ends(values: np.ndarray) -> tuple[float, float]:
+    if len(values) >= FEWEST_OF_QUANTILES:
+        return tuple(np.nanquantile(values, LEVELS).tolist())
+    middle, reach = float(np.nanmean(values)), NORMAL * float(np.nanstd(values, ddof=1))
+    return middle - reach, middle + reach
 
 
 def share_interval(share: float, count: int) -> tuple[float, float]:
@@ -39,8 +47,8 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
 def calibration(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:
     """The expected calibration error of predictions, as they are and with a cross-fitted temperature; bins of both.
 
-    The temperature divides the log-odds of the predicted class. It is fitted on four fifths of the samples and used on
-    the fifth. probabilities: [N], of the predicted class. is_right: [N] bool.
+    The temperature divides the log-odds of the predicted class, which is right of two classes alone. It is fitted on
+    four fifths of the samples and used on the fifth. probabilities: [N], of the predicted class. is_right: [N] bool.
     """
     clipped = probabilities.clip(1e-6, 1 - 1e-6)
     odds, cooled = np.log(clipped / (1 - clipped)), np.empty(len(clipped))                  # [N] each

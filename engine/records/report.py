@@ -38,6 +38,9 @@ from utils.settings.config import CONFIGS, flag
 
 MOST_BYTES = 10 * 2**20  # of samples.csv, up to 200,000 rows: above, the page has nothing that is by sample
 FEWEST = 50  # samples of a calibration
+FEWEST_OF_CLASS = 30  # and twice as many as there are classes: below, the bootstrap of averages over them is biased
+AVERAGES = ("macro_", "weighted_")
+SORTS = 4  # the work of a sample and target beside that of a sample and class
 NUM_MISTAKES, MOST_CLASSES, SIDE = 12, 20, 160  # shown; SIDE: pixels of a picture
 PERCENTAGES = ("top1", "top5")
 NO_FIGURES = ("split", "step", "epoch", "samples", "evaluated", "time")  # of a record
@@ -58,11 +61,11 @@ def page(runs: Sequence[Path]) -> str:
     import jinja2  # the end of a run alone needs it
 
     abouts = []
-    for run in runs:
+    for run, name in zip(runs, _names(runs), strict=True):
         if not (run / "config.yaml").is_file():
             raise UserError(f"{run} is not a run directory of train.py: it has no config.yaml", Exit.NO_INPUT)
         try:
-            abouts.append(_about(run))
+            abouts.append(_about(run) | {"name": name})
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error,
                 yaml.YAMLError) as error:
             raise UserError(f"{run} is damaged ({type(error).__name__}: {error})", Exit.IO) from None
@@ -72,6 +75,14 @@ def page(runs: Sequence[Path]) -> str:
     html = environment.get_template("report.html.jinja").render(
         runs=abouts, charts=_curves(abouts), most_classes=MOST_CLASSES, shares=SHARES)
     return html.encode("utf-8", "replace").decode()  # names of files may be in any encoding
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """The end of each run's path that no other run has, as short as it can be."""
+    paths = [run.resolve().parts for run in runs]
+    sizes = [next((size for size in range(1, len(path)) if sum(each[-size:] == path[-size:] for each in paths) == 1), 1)
+             for path in paths]
+    return [str(Path(*path[-size:])) for path, size in zip(paths, sizes, strict=True)]
 
 
 def _about(run: Path) -> dict[str, Any]:
@@ -89,9 +100,10 @@ def _about(run: Path) -> dict[str, Any]:
     # figures of the best evaluation, which may be that of the average of the weights, and of the last one
     by_sample, prefix = _by_sample(run, config, evaluation), EMA if "weights" in best else ""
     of_best = evaluation or next((each for each in val if each["step"] == best.get("step")), {})
+    of_best = {name: of_best.get(prefix + name, value) for name, value in of_best.items()}
     ends = by_sample.get("intervals", {}) | {name: share_interval(of_best[name], of_best["evaluated"])
                                              for name in PERCENTAGES if name in of_best}
-    figures = {name: {"best": _shown(name, of_best.get(prefix + name, of_best.get(name))),
+    figures = {name: {"best": _shown(name, of_best.get(name)),
                       "last": _shown(name, last[name]),
                       "interval": " to ".join(_shown(name, end) for end in ends.get(name, ())).replace(" % to", " to")}
                for name in last if name not in NO_FIGURES and not name.startswith(EMA)}
@@ -99,7 +111,7 @@ def _about(run: Path) -> dict[str, Any]:
     # settings and the rest
     usual = kept_settings(CONFIGS[config["task"]]())
     about = by_sample | {
-        "name": run.resolve().name, "config": config, "auto": auto, "best": best, "last": last, "figures": figures,
+        "config": config, "auto": auto, "best": best, "last": last, "figures": figures,
         "train": train, "val": val, "epoch": epochs[-1] if epochs else {}, "starts": read_starts(run),
         "state": "finished" if summary and summary["step"] == last.get("step") else status.get("state", "not begun"),
         "chosen": [(flag(name), value, usual.get(name)) for name, value in config.items() if value != usual.get(name)],
@@ -120,8 +132,8 @@ def _curves(abouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     last, best, is_one = abouts[0]["last"], abouts[0]["best"], len(abouts) == 1
     usual = (best.get("metric"), "top1", "map", "micro_f1", "mae", "perplexity")
     metric = next((name for name in usual if name in last and name != "loss"), "loss")
-    parts = {"loss": [("validation", "val", "loss"), ("training", "train", "loss"), ("average", "val", "ema_loss")],
-             metric: [("validation", "val", metric), ("average", "val", EMA + metric)],
+    parts = {metric: [("validation", "val", metric), ("average", "val", EMA + metric)],  # "loss" is replaced
+             "loss": [("validation", "val", "loss"), ("training", "train", "loss"), ("average", "val", "ema_loss")],
              "learning rate": [("", "train", "lr")], "norm of the gradient": [("", "train", "grad_norm")],
              "samples per second": [("", "train", "samples_per_s")],
              "share of the time waiting for data": [("", "train", "data_wait")]}
@@ -147,7 +159,8 @@ def _by_sample(run: Path, config: Mapping[str, Any], evaluation: Mapping[str, An
     wrong = [index for index, row in enumerate(rows) if targets or row["label"] != row["prediction"]]
     worst = sorted(wrong, key=lambda index: -losses[index])[:NUM_MISTAKES]
     return found | {
-        "num_rows": len(rows), "num_resamples": num_resamples(len(rows)), "targets": targets, "is_image": is_image,
+        "num_rows": len(rows), "num_resamples": num_resamples(len(rows), SORTS * len(targets) or 1), "targets": targets,
+        "is_image": is_image,
         "mistakes": [(rows[index], _thumbnails(rows[index]["input"]) if is_image else []) for index in worst]}
 
 
@@ -160,7 +173,7 @@ def _of_targets(rows: Rows, names: list[str], losses: np.ndarray) -> dict[str, A
         means = figures_of(true[drawn], predicted[drawn]).mean(axis=0)
         return dict(zip(COLUMNS, means.tolist(), strict=True)) | {"loss": float(losses[drawn].mean())}
 
-    return {"intervals": intervals(len(rows), figures)}
+    return {"intervals": intervals(len(rows), figures, SORTS * len(names))}
 
 
 def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label: bool) -> dict[str, Any]:
@@ -178,6 +191,10 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label
         return values(torch.tensor(np.stack(sums))) | {"loss": float((times * losses).mean())}
 
     found: dict[str, Any] = {"intervals": intervals(len(rows), figures)}
+    rarest, needed = int(np.bincount(kinds[1][1], minlength=len(names)).min()), max(FEWEST_OF_CLASS, 2 * len(names))
+    if rarest < needed:
+        kept = {name: ends for name, ends in found["intervals"].items() if not name.startswith(AVERAGES)}
+        found |= {"intervals": kept, "rarest": rarest, "needed": needed}
     if is_multi_label:
         return found
 
@@ -190,7 +207,8 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label
     if len(rows) >= FEWEST:
         is_right = np.array([row["label"] == row["prediction"] for row in rows])
         made = calibration(np.array([float(row["probability"]) for row in rows]), is_right)
-        lines = [("as it is", made["as_is"]["points"]), ("with temperature", made["cooled"]["points"]),
+        lines = [("as it is", made["as_is"]["points"]),
+                 ("with temperature", made["cooled"]["points"] if len(names) == 2 else ()),
                  ("perfect", [(0, 0), (1, 1)])]
         found |= {"calibration": made, "diagram": chart("share that is right", "probability of the prediction", lines)}
     return found
@@ -199,13 +217,13 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label
 def _thumbnails(name: str) -> list[str]:
     """The pictures of a sample as small JPEGs in base64; none if a file is gone, or cannot be read."""
     found = []
-    for path in [name] if Path(name).exists() else name.split(","):
-        try:
+    try:
+        for path in [name] if Path(name).exists() else name.split(","):
             image = EncodedImage(path)
             shown = Image.fromarray(image.pixels(min(1, SIDE / min(image.height, image.width))).numpy())
-        except UnreadableImage:
-            return []
-        shown.thumbnail((SIDE, SIDE))
-        shown.save(file := io.BytesIO(), "JPEG", quality=80)
-        found.append(b64encode(file.getvalue()).decode())
+            shown.thumbnail((SIDE, SIDE))
+            shown.save(file := io.BytesIO(), "JPEG", quality=80)
+            found.append(b64encode(file.getvalue()).decode())
+    except (OSError, ValueError, UnreadableImage):  # a name may be too long for a path, or hold a zero
+        return []
     return found

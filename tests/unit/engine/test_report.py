@@ -1,4 +1,4 @@
-"""RUN/report.html: its figures are those of the run, what comes from the data stays text, intervals hold the truth."""
+"""RUN/report.html: its figures are those of the run, what comes from the data stays text."""
 
 import csv
 import json
@@ -11,8 +11,6 @@ import pytest
 import yaml
 from PIL import Image
 
-from engine.records import certainty
-from engine.records.certainty import calibration, intervals, share_interval
 from engine.records.chart import HEIGHT, WIDTH, chart
 from engine.records.report import page, write_report
 from utils.errors import Exit, UserError, rounded
@@ -113,6 +111,48 @@ def test_what_comes_from_the_data_stays_text(build):
         "data:image/jpeg;base64,"}
 
 
+def test_runs_with_the_same_folder_name_are_told_apart(build, tmp_path):
+    run = build()
+    runs = [shutil.copytree(run, tmp_path / name / "seed0" / "x") for name in ("one", "two")]
+    text = Page(page([*runs, run])).text
+    assert text.startswith("one/seed0/x, two/seed0/x, run ") and Page(page(runs[:1])).text.startswith("x ")
+
+
+def test_settings_that_differ_are_those_of_every_run(build, tmp_path):
+    image = shutil.copytree(build("image-classification"), tmp_path / "image")
+    html = page([build("text-classification"), image])
+    differ = html[html.index("Settings that differ"):html.index("</table>", html.index("Settings that differ"))]
+    assert {"max_length", "image_size"} <= set(re.findall(r"<tr><td>(\w+)</td>", differ))
+
+
+@pytest.mark.parametrize("has_evaluation", [True, False])
+def test_the_training_loss_is_on_the_chart_of_every_run(build, has_evaluation):
+    run = build("masked-lm", best="loss")
+    lines = (run / "metrics.jsonl").read_text().replace('"mae"', '"other"').splitlines()
+    (run / "metrics.jsonl").write_text("\n".join(line for line in lines if has_evaluation or "train" in line))
+    if not has_evaluation:
+        (run / "summary.json").unlink()
+    html = page([run])
+    assert html.count('<span class="key a">training</span>' if not has_evaluation else ">training</span>") == 1
+    assert html.count('aria-label="loss by optimizer step"') == 1
+
+
+def test_the_average_of_the_weights_has_its_own_interval(build):
+    run = build()
+    lines = [json.loads(line) | {"ema_top1": 0.5} for line in (run / "metrics.jsonl").read_text().splitlines()[:-1]]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line | {'evaluated': 400})}\n" for line in lines))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"best": summary["best"] | {"weights": "ema"}}))
+    assert table_row(page([run]), "top1")[:2] == ["50.00 %", "45.12 to 54.88 %"]
+
+
+def test_a_temperature_is_on_the_page_of_two_classes_alone(build):
+    pages = [page([build(rows=[*samples_of(names, 100, np.random.default_rng(0))], names=names)])
+             for names in ("ab", "abc")]
+    assert [("with a temperature of" in html, "with temperature<" in html) for html in pages] == [
+        (True, True), (False, False)]
+
+
 def test_the_same_run_gives_the_same_bytes(build):
     run = build(rows=[*samples_of("ab", 100, np.random.default_rng(0))])
     assert page([run]) == page([run])
@@ -158,6 +198,12 @@ def test_pictures_are_on_the_page_while_their_files_are_there(build, tmp_path):
     assert "The pictures are not where they were." in page([run])
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+def test_names_that_are_no_paths_have_a_page(build, name):
+    rows = [{"input": name, "label": "a", "prediction": "b", "probability": "0.9", "loss": "1"}]
+    assert "The pictures are not where they were." in page([build("image-classification", rows)])
+
+
 def test_names_that_are_no_text_have_a_page(build):
     rows = [{"input": "caf\udce9.png", "label": "a", "prediction": "b", "probability": "0.9", "loss": "1"}]
     page([build(rows=rows)]).encode()
@@ -182,66 +228,20 @@ def test_a_report_that_fails_is_a_line_and_no_error(build):
     assert write_report(run) == str(run / "report.html") and (run / "report.html").read_text() == page([run])
 
 
-# --- how sure
+@pytest.mark.parametrize("num_classes", [3, 20])
+def test_averages_over_rare_classes_have_no_interval(build, num_classes):
+    names = [f"class {number}" for number in range(num_classes)]
 
+    def html_of(count):
+        rows = [*samples_of(names, count, np.random.default_rng(0))]
+        for index, row in enumerate(rows):
+            row["label"] = names[index % num_classes]
+        return page([build(rows=rows, names=names)])
 
-def coverage(draw, truth, sets=1000):
-    """The share of simulated sets whose interval holds the truth. draw(rng): the interval of one set."""
-    rng = np.random.default_rng(1)
-    found = [draw(rng) for _ in range(sets)]
-    return np.mean([low <= truth <= high for low, high in found])
-
-
-def test_intervals_of_a_loss_cover_the_truth(monkeypatch):
-    monkeypatch.setattr(certainty, "MOST", 200)
-
-    def draw(rng):
-        losses = rng.gamma(2, 0.3, size=300)
-        return intervals(300, lambda times: {"loss": float(times @ losses) / 300})["loss"]
-
-    assert 0.93 <= coverage(draw, truth=0.6) <= 0.97
-
-
-def test_intervals_of_macro_f1_cover_the_truth(monkeypatch):
-    """Of three classes, one of which is rare; the truth is macro_f1 of the distribution itself."""
-    monkeypatch.setattr(certainty, "MOST", 200)
-    chances = np.array([[0.40, 0.05, 0.05], [0.06, 0.22, 0.02], [0.04, 0.03, 0.13]])  # true class, predicted class
-
-    def macro_f1(counts):
-        counts = counts.reshape(3, 3)
-        return float((2 * counts.diagonal() / (counts.sum(1) + counts.sum(0))).mean())
-
-    def draw(rng):
-        cells = rng.choice(9, size=300, p=chances.ravel())
-        return intervals(300, lambda times: {"macro_f1": macro_f1(np.bincount(cells, times, 9))})["macro_f1"]
-
-    assert 0.93 <= coverage(draw, macro_f1(chances * 300)) <= 0.97
-
-
-@pytest.mark.parametrize("truth", [0.6, 0.9, 0.98])
-def test_intervals_of_a_share_cover_the_truth(truth):
-    assert 0.93 <= coverage(lambda rng: share_interval(rng.binomial(500, truth) / 500, 500), truth) <= 0.97
-
-
-def test_a_share_of_all_has_an_interval_below_it():
-    low, high = share_interval(1.0, 100)
-    assert 0.96 < low < 0.97 and high == pytest.approx(1)
-
-
-def test_a_temperature_mends_probabilities_that_are_too_sure():
-    rng = np.random.default_rng(0)
-    odds = rng.normal(1, 1.5, size=4000)
-    is_right = rng.random(4000) < 1 / (1 + np.exp(-odds))
-    sure, true = (calibration(1 / (1 + np.exp(-factor * odds)), is_right) for factor in (2, 1))
-    assert sure["temperature"] == pytest.approx(2, rel=0.1) and true["temperature"] == pytest.approx(1, rel=0.1)
-    assert sure["as_is"]["error"] > 0.08 > 0.03 > sure["cooled"]["error"] and true["as_is"]["error"] < 0.03
-
-
-def test_the_calibration_error_is_that_of_its_definition():
-    probabilities = np.array([0.95] * 50 + [0.65] * 50)
-    found = calibration(probabilities, np.arange(100) % 50 < 40)  # four of five are right in both bins
-    assert found["as_is"]["error"] == pytest.approx((0.15 + 0.15) / 2)
-    assert [[pytest.approx(each) for each in point] for point in ([0.65, 0.8], [0.95, 0.8])] == found["as_is"]["points"]
+    few, enough = html_of(num_classes * 29), html_of(num_classes * max(30, 2 * num_classes))
+    assert table_row(few, "macro_f1")[1] == "" and table_row(few, "loss")[1] and table_row(enough, "macro_f1")[1]
+    assert "one class has 29 samples, and an honest interval needs" in Page(few).text
+    assert "an honest interval" not in Page(enough).text
 
 
 @pytest.mark.parametrize("values", [[0.0], [1e-9, 2e-9], [-5, 1e7], [3, 3, 3], [float(n) for n in range(5000)]])
