@@ -74,7 +74,7 @@ wheels/site/ready: $(wildcard wheels/*.whl)
 
 # requirements.txt without what such a machine has (the first four, and what they need), and what the rest needs. Its
 # tensorboard may be too old; what tensorboard needs it has.
-HAS := torch|torchvision|transformers|pytest|safetensors|pillow|numpy|pyyaml|packaging|tqdm
+HAS := torch|torchvision|transformers|pytest|jinja2|safetensors|pillow|numpy|pyyaml|packaging|tqdm
 LACKS = $(shell sed -E 's/ *\#.*//; s/.+/"&"/; /^"($(HAS))[<>=]/d' requirements.txt) pytest-timeout \
 	pytest-xdist execnet $(shell sed -nE 's/^((timm|accelerate)==[^ ]+).*/\1/p' requirements-bench.txt) psutil
 TAGS := manylinux_2_28 manylinux_2_17 manylinux2014 manylinux2010 manylinux1  # pip takes each by its name only

@@ -82,13 +82,13 @@ def read_json(path: Path) -> dict[str, Any]:
                         Exit.IO) from None
 
 
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file with one in each line, but for a line that a kill cut off; none if there is no file."""
+def json_lines(path: Path) -> list[Any]:
+    """The values of a file with one in each line, but for a line that a kill cut off; none if there is no file."""
     found = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
             found.append(json.loads(line))
-    return [each for each in found if isinstance(each, dict)]
+    return found
 
 
 def sync(path: Path) -> None:

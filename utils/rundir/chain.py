@@ -85,7 +85,8 @@ class Chain:
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of RUN/chain.jsonl, without what is not one, such as a line that a kill has cut off."""
-    return [line for line in json_lines(run_dir / FILE) if "resumed" in line or {"step", "link"} <= line.keys()]
+    return [line for line in json_lines(run_dir / FILE)
+            if isinstance(line, dict) and ("resumed" in line or {"step", "link"} <= line.keys())]
 
 
 def missing_links(lines: Iterable[dict[str, Any]], of_checkpoints: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
