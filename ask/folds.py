@@ -32,7 +32,8 @@ PARSER = Parser("python -m ask.folds", description=__doc__, allow_abbrev=False,
                 formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("--folds", type=int, default=5, metavar="N", help="how many (default: 5)")
 PARSER.add_argument("--seeds", type=int, default=1, metavar="N",
-                    help="how often, with other folds and the next --seed each time (default: 1)")
+                    help="how often, each time with the next --seed, which shuffles samples, or groups of about one"
+                         " size (default: 1)")
 PARSER.add_argument("--inner", action="store_true", help="the fold after the reported one decides which epoch is best")
 PARSER.add_argument("--part", type=int, nargs=2, default=(1, 1), metavar=("K", "N"),
                     help="train only the K-th of N shares of the runs; then the same command without it reports all")
@@ -43,14 +44,14 @@ PARSER.add_argument("--output", default="runs", metavar="FOLDER",
 def begin(argv: Sequence[str]) -> tuple[argparse.Namespace, list[list[str]]]:
     """The arguments, and the words of each list of settings. Exits: 0 after --help, 64 on invalid arguments."""
     own, words = _cut(argv, "--")
-    words, others = _cut(words, "--against")
+    first, second = _cut(words, "--against")
     given = PARSER.parse_args(own)
     least, (part, parts) = 3 if given.inner else 2, given.part
     if given.folds < least or given.seeds < 1 or not 1 <= part <= parts:
         PARSER.error(f"give at least {least} --folds, at least 1 of --seeds, and --part K N with K from 1 to N")
     if "LOCAL_RANK" in os.environ:
         PARSER.error("start it once, without torchrun; -- --nproc-per-node 4 gives each run four processes")
-    return given, [words, *([words + others] if others else [])]
+    return given, [first, *([first + second] if "--against" in words else [])]
 
 
 def _cut(words: Sequence[str], word: str) -> tuple[list[str], list[str]]:
@@ -80,6 +81,8 @@ OWN = dict.fromkeys(("run_dir", "fresh", "eval_only", "check"), "each run has a 
 CHOOSING = dict.fromkeys(("early_stop_patience", "ema_decay"),
                          "the fold that is reported would choose the model; with --inner another fold chooses it")
 NEVER = 10**9  # steps: the only evaluation is the one at the end of the run, so none chooses the model
+RUNNING: list[subprocess.Popen] = []  # the run, which may have ended
+SIGNALLED: list[int] = []  # signals that asked to stop
 NO_FIGURES = ("step", "epoch", "samples", "evaluated")  # numbers in a record of an evaluation
 
 
@@ -149,43 +152,72 @@ class Fold:
 def run_command(*words: object, stdout: int | None = None) -> tuple[int, str]:
     """The exit code of train.py with these words, as a shell has it; and its standard output, if that is a pipe.
 
-    A signal that asks to stop goes to it, and it does not outlive this process.
+    It does not outlive this process. After a signal that asks to stop nothing is started: 75.
     """
+    if SIGNALLED:
+        return Exit.STOPPED, ""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # in the run, too: they wait until it fetches them
     process = subprocess.Popen(  # in a group of its own: it would get the Ctrl-C of a terminal twice
         [sys.executable, TRAIN, *map(str, words)], stdout=stdout, text=True, process_group=0,
         preexec_fn=partial(end_with_parent, signal.SIGTERM))
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, lambda number, _: process.send_signal(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    RUNNING[:] = [process]
+    if SIGNALLED:  # one came while it started
+        process.send_signal(SIGNALLED[-1])
     output, _ = process.communicate()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode, output
+
+
+def stop(number: int, _: object) -> None:
+    """Pass a signal that asks to stop on to the run, and start no other."""
+    SIGNALLED.append(number)
+    for process in RUNNING:
+        process.send_signal(number)
 
 
 def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequence[Config]) -> int:
     """Train what is not trained yet; then say what all runs found. Returns the exit code."""
     # the runs
     folds = [[*folds_of(given, *each)] for each in zip(words, configs, strict=True)]
+    if len(folds) > 1 and folds[0][0].run == folds[1][0].run:
+        raise UserError("--against: the settings after it change no run, so there is nothing to compare; give one that"
+                        " does, such as --lr")
     if any(not np.array_equal(one.indices, two.indices) for one, two in zip(folds[0], folds[-1], strict=True)):
         raise UserError("--against: these settings have other samples, labels, groups or seeds, so the folds cannot be"
                         " compared; leave out what changes them")
     runs, (part, num_parts) = [fold for pair in zip(*folds, strict=True) for fold in pair], given.part
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
     for number, fold in [*enumerate(runs, 1)][part - 1::num_parts]:
         say(f"folds: run {number} of {len(runs)}, {fold.run}", sys.stdout)
         if code := fold.train():
-            say(f"folds: {fold.run} ended with exit code {code}; the same command continues")
+            say(f"folds: ended at {fold.run} with exit code {code}; the same command continues")
             return code
     if num_parts > 1:
         return Exit.DONE
 
     # what they found
+    if SIGNALLED:
+        say("folds: stopped before the report; the same command continues")
+        return Exit.STOPPED
     figures = [[fold.figures() for fold in each] for each in folds]
     for each, found in zip(folds, figures, strict=True):
         folder = each[0].run.parent
         report(folder, "runs", [{"run": fold.run.name, **one} for fold, one in zip(each, found, strict=True)])
         predictions = [row for fold in each for row in fold.predictions()]
         report(folder, "predictions", predictions, shown=3)
-        if "probability" in predictions[0] and not settings(each[0].config)["multi_label"]:
-            report(folder, "mislabelled", mislabelled(predictions), shown=5)
+        values = settings(each[0].config)
+        if values["loss"] == "bce":
+            say("\nno label is examined: with --loss bce a row does not say how probable its label is", sys.stdout)
+        elif "probability" in predictions[0] and not values["multi_label"]:
+            doubted = mislabelled(predictions)
+            report(folder, "mislabelled", doubted, shown=5)
+            if not doubted:
+                say("\nno label is doubted", sys.stdout)
+            elif 5 * len(doubted) * given.seeds > len(predictions):
+                say("more than a fifth of the labels are doubted: the model has learnt too little for the list to mean"
+                    " much", sys.stdout)
         report(folder, "figures", estimates(found, each[0], Estimate._fields[:-1]))
     if len(folds) > 1:
         differences = [{name: two[name] - one[name] for name in one if name in two}
@@ -231,10 +263,13 @@ def folds_of(given: argparse.Namespace, words: list[str], config: Config) -> Ite
 
 
 def report(folder: Path, name: str, rows: Rows, shown: int = 20) -> None:
-    """Write the rows into FOLDER/NAME.csv and NAME.json, and say the first ones."""
+    """Write the rows into FOLDER/NAME.csv and NAME.json, and say the first ones; without rows, remove the files."""
     if rows:
         write_rows(rows, str(folder / name))
         say("\n".join([f"\n{folder / name}.csv", *table(rows, shown)]), sys.stdout)
+    else:
+        for ending in ("csv", "json"):
+            (folder / f"{name}.{ending}").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

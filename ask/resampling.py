@@ -23,7 +23,8 @@ def partition(labels: np.ndarray, num_folds: int, seed: int, groups: np.ndarray 
     """The fold of each sample, [N] int64: as many of each class as scikit-learn's StratifiedKFold puts there.
 
     Strata are classes, sets of labels, or tenths of the first target. Whole groups are dealt out instead of samples,
-    the largest first, each in the stratum of its first sample; so a stratum's part in two folds differs by one group.
+    the largest first, each to the fold that has the smallest part of the group's strata so far, as in scikit-learn's
+    StratifiedGroupKFold. The seed shuffles samples, and groups of about the same size.
     labels: see data.labels.LabelReader.encoded. groups: [N] integers.
     """
     if labels.dtype.kind == "f":
@@ -34,8 +35,16 @@ def partition(labels: np.ndarray, num_folds: int, seed: int, groups: np.ndarray 
                                        return_inverse=True, return_counts=True)
     generator = torch.Generator().manual_seed(derive_seed(seed, "folds"))
     random = torch.randperm(len(first), generator=generator).numpy()
-    order = np.lexsort((random, -sizes, strata[first]))
-    return (np.arange(len(first)) % num_folds)[order.argsort()][units]
+    members = np.split(units.argsort(kind="stable"), sizes.cumsum()[:-1])
+    folds, parts, totals = np.zeros_like(units), np.zeros((num_folds, strata.max() + 1)), np.zeros(num_folds)
+    weights = 1.0 / np.bincount(strata) ** 2  # a class's parts count in shares, by the sum of their squares
+    for unit in np.lexsort((random, strata[first], -np.log2(sizes).round())):
+        own = strata[members[unit]]
+        fold = np.lexsort((totals, (parts[:, own] * weights[own]).sum(axis=1)))[0]  # not BLAS: ties are exact
+        np.add.at(parts[fold], own, 1)
+        totals[fold] += len(own)
+        folds[members[unit]] = fold
+    return folds
 
 
 class Estimate(NamedTuple):
@@ -75,9 +84,9 @@ def mislabelled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The samples whose label is probably wrong, the least probable label first.
 
     The threshold of a class is its mean probability over the samples that are labelled so. A label is doubted if
-    another class is predicted with a probability that reaches the threshold of that class: the confident joint, off its
-    diagonal. With several rows of a sample, most must doubt it. Source: C. Northcutt, L. Jiang and I. Chuang, Confident
-    Learning, Journal of Artificial Intelligence Research 70, 2021; ranked by self-confidence.
+    another class is predicted with at least the threshold of that class. With several rows of a sample, most must doubt
+    it. Source: C. Northcutt, L. Jiang and I. Chuang, Confident Learning, Journal of Artificial Intelligence Research
+    70, 2021; ranked by self-confidence, so the loss must be the cross-entropy.
     rows: of RUN/eval/samples.csv, by models that have not seen the sample, with its number as `sample`; without a
     prediction if it could not be read.
     """

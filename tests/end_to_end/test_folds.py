@@ -94,7 +94,7 @@ def test_ctrl_c_stops_the_run_and_the_same_command_continues(done, start_torchru
     held.give()
     result = live.wait()
     assert (result.returncode, result.code) == (Exit.STOPPED, Exit.STOPPED), result.text
-    assert "ended with exit code 75; the same command continues" in result.err
+    assert "with exit code 75; the same command continues" in result.err
     [run] = tmp_path.glob("folds-*/seed0-fold1")
     assert (status(run)["state"], status(run)["message"]) == ("stopped", "SIGINT")
     folder = folder_of(start_torchrun(None, *words, **FOLDS).wait())
@@ -177,6 +177,13 @@ def test_what_cannot_be_folded_is_said_before_anything_starts(run_train, tmp_pat
 def test_other_folds_cannot_be_compared(run_train, photos, tmp_path):
     result = run_train("--output", tmp_path / "runs", "--", "--data", photos, "--against", "--seed", "1", **FOLDS)
     assert result.returncode == Exit.USAGE and "the folds cannot be compared" in result.err, result.text
+
+
+@pytest.mark.parametrize("against", [[], ["--workers", "1"]])
+def test_settings_that_change_no_run_are_not_compared(run_train, photos, tmp_path, against):
+    result = run_train("--output", tmp_path / "runs", "--", "--data", photos, "--against", *against, **FOLDS)
+    assert (result.returncode, (tmp_path / "runs").exists()) == (Exit.USAGE, False), result.text
+    assert "the settings after it change no run" in result.err, result.text
 
 
 def test_it_is_started_without_torchrun(run_train, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from sklearn.model_selection import StratifiedKFold
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
 from ask.resampling import estimate, mislabelled, partition, within
 
@@ -48,6 +48,38 @@ def test_groups_are_whole_and_folds_differ_by_a_group_at_most():
     table = np.array(sizes_of(folds, labels, 5))
     for label in range(3):
         assert np.ptp(table[:, label]) <= np.bincount(groups[labels == label]).max()
+
+
+def imbalance(folds, labels, num_folds):
+    """The standard deviation over the folds of each class's share, averaged over the classes."""
+    return (np.array(sizes_of(folds, labels, num_folds)) / np.bincount(labels)).std(axis=0).mean()
+
+
+@pytest.mark.parametrize("is_mixed", [False, True], ids=["one class a group", "several classes a group"])
+def test_groups_are_balanced_as_by_scikit_learn(is_mixed):
+    ours, theirs = [], []
+    for seed in range(30):
+        generator = np.random.default_rng(seed)
+        sizes = generator.lognormal(1.5, 1, 60)
+        groups = np.unique(generator.choice(60, 600, p=sizes / sizes.sum()), return_inverse=True)[1]
+        labels = np.unique((groups + is_mixed * generator.integers(0, 2, 600)) % 3, return_inverse=True)[1]
+        folds = np.zeros(600, int)
+        splits = StratifiedGroupKFold(5, shuffle=True, random_state=seed).split(labels, labels, groups)
+        for number, (_, held) in enumerate(splits):
+            folds[held] = number
+        ours.append(imbalance(partition(labels, 5, seed, groups), labels, 5))
+        theirs.append(imbalance(folds, labels, 5))
+    assert np.mean(ours) < 1.1 * np.mean(theirs)
+
+
+def test_seeds_give_other_folds_where_all_groups_differ_in_size():
+    groups = np.repeat(np.arange(40), np.arange(20, 60))
+    labels = groups % 2
+    found = [partition(labels, 5, seed, groups) for seed in range(3)]
+    together = {tuple(map(tuple, np.equal.outer(folds, folds)[::7, ::7])) for folds in found}
+    assert len(together) == 3
+    for folds in found:
+        assert np.ptp(np.bincount(folds)) <= 60
 
 
 def test_numbers_and_sets_of_labels_are_spread_evenly():

@@ -1,0 +1,86 @@
+"""What ask.folds does between its runs and after them; a script that trains nothing stands in for train.py."""
+
+import signal
+
+import pytest
+
+from ask import folds
+from utils.errors import SIGNALS, Exit
+from utils.settings.config import CONFIGS, with_values
+
+RUN = """
+import os, signal, sys
+signal.signal({number}, signal.SIG_IGN)  # it has finished its work
+with open({log!r}, "a") as file:
+    file.write("run\\n")
+if len(open({log!r}).readlines()) == {last}:
+    os.kill(os.getppid(), {number})
+"""
+
+
+@pytest.fixture
+def handlers(monkeypatch):
+    """Those of this process, as they were before; and no signal has come."""
+    monkeypatch.setattr(folds, "SIGNALLED", [])
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Two classes of twelve texts."""
+    (tmp_path / "t.csv").write_text("text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(12)))
+    return lambda **values: with_values(CONFIGS["text-classification"](), {"data": str(tmp_path / "t.csv"), **values})
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("last", [1, 3])
+def test_a_signal_as_a_run_ends_starts_no_other_and_reports_nothing(
+        handlers, config, tmp_path, monkeypatch, capsys, number, last):
+    script, log = tmp_path / "run.py", tmp_path / "log"
+    script.write_text(RUN.format(number=int(number), log=str(log), last=last))
+    monkeypatch.setattr(folds, "TRAIN", script)
+    given, words = folds.begin(["--folds", "3", "--output", str(tmp_path), "--"])
+    assert folds.main(given, words, [config()]) == Exit.STOPPED
+    assert log.read_text() == "run\n" * last and "the same command continues" in capsys.readouterr().err
+
+
+def rows(doubted, number=12):
+    """The predictions of all samples. doubted: how many of them have another label."""
+    return [{"sample": i, "seed": 0, "fold": 1, "input": f"text {i}", "label": "ab"[i % 2],
+             "prediction": "ab"[(i + (i < doubted)) % 2], "probability": "0.995000",
+             "loss": "4.600000" if i < doubted else "0.010000"} for i in range(number)]
+
+
+@pytest.fixture
+def found(config, tmp_path, monkeypatch, capsys):
+    """found(rows, **settings): what main says of runs that are trained already, and the path of the list."""
+    def found(predictions, **values):
+        monkeypatch.setattr(folds.Fold, "train", lambda fold: fold.run.mkdir(parents=True, exist_ok=True) or 0)
+        monkeypatch.setattr(folds.Fold, "figures", lambda fold: {"top1": 0.5})
+        monkeypatch.setattr(folds.Fold, "predictions", lambda fold: predictions[fold.number - 1::2])
+        given, words = folds.begin(["--folds", "2", "--output", str(tmp_path), "--"])
+        assert folds.main(given, words, [config(**values)]) == 0
+        [folder] = tmp_path.glob("folds-*")
+        return capsys.readouterr().out, folder / "mislabelled.csv"
+    return found
+
+
+@pytest.mark.parametrize("doubted, too_many", [(1, False), (2, False), (3, True)])
+def test_a_list_of_more_than_a_fifth_of_the_labels_is_called_meaningless(handlers, found, doubted, too_many):
+    said, path = found(rows(doubted))
+    assert len(path.read_text().splitlines()) == 1 + doubted
+    assert ("learnt too little" in said, "no label is doubted" in said) == (too_many, False)
+
+
+def test_a_list_goes_when_no_label_is_doubted_any_more(handlers, found):
+    assert found(rows(1))[1].exists()
+    said, path = found(rows(0))
+    assert "no label is doubted" in said and not path.exists() and not path.with_suffix(".json").exists()
+
+
+def test_no_label_is_doubted_by_a_loss_that_gives_no_probability(handlers, found):
+    said, path = found(rows(1), loss="bce")
+    assert "with --loss bce" in said and not path.exists()
