@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.records.card import write_card
 from engine.records.evaluation_files import write_evaluation
 from engine.training import Training
+from utils.errors import first_line
 
 
 def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:
@@ -25,7 +26,10 @@ def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: 
         if best:
             def write(folder: Path) -> None:
                 t.task.save_model(weights, folder)
-                write_card(t, step, best, folder)
+                try:
+                    write_card(t, step, best, folder)
+                except Exception as error:  # whatever it is: the model is whole without it
+                    t.log.note(f"the model card could not be written ({type(error).__name__}: {first_line(error)})")
 
             t.run.replace_folder("model", write)
         if best and "rows" in best:

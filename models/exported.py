@@ -10,7 +10,9 @@ import os
 import random
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import BytesIO
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,9 +29,10 @@ from models.losses import loss_of, probabilities
 from models.objectives import answer
 from models.tasks import find_model, load_task
 from models.vision.classifier import image_set, load_model_folder
-from utils.errors import Exit, UserError, counted, first_line, say
-from utils.files import replace_folder
+from utils.errors import Exit, UserError, counted, explain, first_line, say
+from utils.files import read_json, replace_folder
 from utils.output_files import TEXT
+from utils.rundir.chain import files_in
 
 CPU, ABOUT, FILES = torch.device("cpu"), "export.json", {"onnx": "model.onnx", "torch": "model.pt2"}
 BATCHES = (1, 2, 5, 24, 64)  # samples in each batch that is compared
@@ -104,7 +107,10 @@ def write_file(model: Exportable, inputs: Inputs, about: Mapping[str, Any], file
     shapes = tuple({0: batch, 1: length} if tensor.ndim == 2 else {0: batch} for tensor in inputs.values())
     program = torch.export.export(model, tuple(inputs.values()), dynamic_shapes=(shapes,))
     if file.suffix == ".pt2":
-        return torch.export.save(program, file, extra_files={ABOUT: json.dumps(about)})
+        content = BytesIO()  # given a path, torch hides the system's error of a full disk
+        torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
+        file.write_bytes(content.getbuffer())
+        return
     written = torch.onnx.export(program, input_names=[*inputs], output_names=[about["output"]], verbose=False)
     written.model.metadata_props.update({name: json.dumps(value) for name, value in about.items()})
     written.save(file)
@@ -119,6 +125,18 @@ def read_file(file: Path, prepare: Prepare) -> Predict:
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     return lambda names: session.run(None, {name: each.numpy() for name, each in prepare(names).items()})[0]
+
+
+@contextmanager
+def refusing(what: str, code: Exit) -> Iterator[None]:
+    """Turn whatever the libraries cannot do into a UserError; a full disk or lack of memory stays what it is."""
+    try:
+        yield
+    except Exception as error:
+        if explain(error)[1] != Exit.INTERNAL:
+            raise
+        raise UserError(f"{what} ({type(error).__name__}: {first_line(error)}). Nothing was written; try the other"
+                        " --format", code) from error
 
 
 def export(given: argparse.Namespace) -> None:
@@ -142,18 +160,17 @@ def export(given: argparse.Namespace) -> None:
     known = predictions(folder, [row["input"] for row in rows], description)
     network, prepare = (load_texts if "max_tokens" in description else load_images)(folder, description)
     example = prepare([*islice(cycle(known), 2)])
+    evaluated = next((read_json(path) for path in (run / "eval").glob("*.json")), {})
     about = description | {"inputs": {name: str(tensor.dtype) for name, tensor in example.items()},
-                           "output": "numbers" if "target_mean" in description else "probabilities"}
+                           "output": "numbers" if "target_mean" in description else "probabilities",
+                           "step": evaluated.get("step"), "model_sha256": files_in(folder).get("model.safetensors")}
 
     # the file
     def write(unnamed: Path) -> None:
         file = unnamed / FILES[given.format]
-        try:
+        with refusing(f"--format {given.format}: this model cannot be exported", Exit.USAGE):
             write_file(network, example, about, file)
             predict = read_file(file, prepare)
-        except Exception as error:  # whatever the libraries cannot do
-            raise UserError(f"--format {given.format}: this model cannot be exported ({type(error).__name__}:"
-                            f" {first_line(error)}); try the other format") from error
         found = compare(predict, known, description)
         if given.int8:
             found |= quantize(file, prepare, rows, description, given.max_loss)
@@ -162,7 +179,11 @@ def export(given: argparse.Namespace) -> None:
         (unnamed / ABOUT).write_text(json.dumps(about | found, indent=1))
 
     output.parent.mkdir(parents=True, exist_ok=True)
-    replace_folder(output, write)
+    try:
+        replace_folder(output, write)
+    finally:
+        with suppress(OSError):  # it is there, and not empty
+            (run / "export").rmdir()
     say(f"{output}: {', '.join(sorted(os.listdir(output)))}", sys.stdout)
 
 
@@ -181,8 +202,10 @@ def samples_of(run: Path, data: str | None, description: Mapping[str, Any]) -> l
                         ) from None
     if data and "text_columns" not in description:  # the rows have the paths of images, and the texts themselves
         old, new = (os.path.dirname(root) if root.endswith(TABLES) else root for root in (old, os.path.abspath(data)))
+        comma = "," if description.get("num_images", 1) > 1 else "\0"  # no path has this one
         for row in rows:
-            row["input"] = ",".join(os.path.join(new, os.path.relpath(path, old)) for path in row["input"].split(","))
+            paths = row["input"].split(comma)
+            row["input"] = comma.join(os.path.join(new, os.path.relpath(path, old)) for path in paths)
     columns = description.get("text_columns", ())
     return [row for row in rows if len(columns) < 2 or row["input"].count("\t") == 1]  # else it is not clear which pair
 
@@ -220,12 +243,14 @@ def compare(predict: Predict, known: Mapping[str, np.ndarray], description: Mapp
     """For export.json: how far `predict` is from what is known. Raises UserError (65) if that is too far."""
     largest, num_others, names = 0.0, 0, cycle(known)
     for chosen in [[*islice(names, size)] for size in BATCHES]:
-        for name, found in zip(chosen, predict(chosen), strict=True):
-            far = np.max(np.abs(found - known[name]) / description.get("target_std", 1.0))
-            largest = np.maximum(largest, far)  # NaN if one of them is
-            num_others += said_of(found, description) != said_of(known[name], description) and not far <= TIE
+        with refusing(f"the export cannot predict {counted(len(chosen), 'sample')} at once", Exit.BAD_DATA):
+            for name, found in zip(chosen, predict(chosen), strict=True):
+                far = np.max(np.abs(found - known[name]) / description.get("target_std", 1.0))
+                largest = np.maximum(largest, far)  # NaN if one of them is
+                num_others += said_of(found, description) != said_of(known[name], description) and not far <= TIE
     what = "number, in standard deviations of its target," if "target_std" in description else "probability"
-    words = (f"{counted(len(known), 'validation sample')} in batches of {BATCHES[0]} to {BATCHES[-1]}: the largest"
+    few = ", which repeat them (a weaker check)" * (len(known) < BATCHES[-1])
+    words = (f"{counted(len(known), 'validation sample')} in batches of {BATCHES[0]} to {BATCHES[-1]}{few}: the largest"
              f" difference of a {what} is {largest:.1e}, and {counted(num_others, 'prediction')} differ")
     if num_others or not largest <= TOLERANCE:
         raise UserError(f"the export does not predict what the model of the run does: {words} (allowed: {TOLERANCE:g},"

@@ -4,7 +4,6 @@ card.md is its text. It depends on the run alone: it has no path, time or machin
 chain leaves it out.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import yaml
 import utils
 from engine.start import Start
 from utils.errors import rounded
+from utils.files import read_json
 from utils.rundir.chain import CARD
 from utils.rundir.identity import identity
 from utils.settings.command_line import as_words
@@ -35,7 +35,7 @@ PIPELINES = {"masked-lm": "", "text-classification": ", truncation=True, max_len
 def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path) -> None:
     """Write the card of the model in `folder`. values: of its evaluation, at `step`."""
     # settings; of a path its last part
-    config, task, described = start.config, start.task, json.loads((folder / "config.json").read_text())
+    config, task, described = start.config, start.task, read_json(folder / "config.json")
     known, kinds, defaults = facts(config), types(config), identity(type(config)())
     given = {name: Path(value).name if known[name].path and str(value).startswith("/") else value
              for name, value in identity(config).items() if name != "device"}
@@ -45,7 +45,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
 
     # metadata
     model, tag, is_new = given["model"], TASKS.get(given["task"]), task.origin == "from scratch"
-    is_here_alone = model.startswith("timm/") or described.get("architecture") in own_names()
+    is_here_alone = not described or model.startswith("timm/") or described.get("architecture") in own_names()
     library = "lockstep" if is_here_alone else "transformers" if "model_type" in described else "torchvision"
     is_hubs = model in (start.run.resolved.as_dict().get("hub") or {}) or re.match(r"timm/.*\.", model)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{model}-{given['data']}")
@@ -64,7 +64,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     (folder / CARD).write_text(TEXT.read_text().format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
-        num_train=len(task.train_set), num_val=len(task.eval_set), origin=origin,
+        num_train=len(task.train_set), num_val=values.get("evaluated", len(task.eval_set)), origin=origin,
         figures="\n".join(f"| {name} | {rounded(value)} |" for name, value in figures.items()),
         pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",
-        command=command.replace("\n", "\n    ")), encoding="utf-8", errors="backslashreplace")
+        command=re.sub(r"\r\n?|\n", "\n    ", command)), encoding="utf-8", errors="backslashreplace")

@@ -123,15 +123,28 @@ def test_best_by_the_metric_keeps_the_model_with_the_lowest_error(train):
     assert max(errors) == min(12, lowest + 6)  # three evaluations after the last gain
 
 
-@pytest.mark.slow
-def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_dir):
-    generator, table = np.random.default_rng(0), run_dir.parent / "table"
-    table.mkdir()
-    for split, rows in (("train", 1000), ("val", 200)):
+def table_in(folder, num_train=1000):
+    """A product of two columns to learn."""
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    for split, rows in (("train", num_train), ("val", 200)):
         features = generator.normal(size=(rows, 4))
         target = features[:, :1] * features[:, 1:2] + 3
-        np.savetxt(table / f"{split}.csv", np.hstack([features, target]), delimiter=",", header="a,b,c,d,target")
-    words = f"--data {table} --lr 0.01 --device cpu --workers 0"
+        np.savetxt(folder / f"{split}.csv", np.hstack([features, target]), delimiter=",", header="a,b,c,d,target")
+    return folder
+
+
+def test_a_model_without_a_config_has_a_card(train, run_dir):
+    """Task.save_model promises no config.json."""
+    words = f"--data {table_in(run_dir.parent / 'table', 64)} --device cpu --workers 0"
+    run = train("Add a task", words, "card", "python train.py --task table-regression --data TABLE --epochs 1")
+    assert not (run / "model" / "config.json").exists()
+    assert "library_name: lockstep" in (run / "model" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_dir):
+    words = f"--data {table_in(run_dir.parent / 'table')} --lr 0.01 --device cpu --workers 0"
     command = "--task table-regression --data TABLE --epochs 5 --strategy exact"
     runs = [train("Add a task", words), train("Add a task", words, "alone", f"python train.py {command}")]
     assert values(runs[0], "val")[-1]["loss"] < 0.5  # 1: always the mean

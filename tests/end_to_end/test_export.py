@@ -1,7 +1,10 @@
 """models.export: each file predicts what models.predict does, and one that does not is never written."""
 
 import csv
+import errno
+import hashlib
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -78,8 +81,7 @@ def refused(capsys, run, *words) -> tuple[Exit, str]:
     before = sorted(Path(run).rglob("*"))
     with pytest.raises(UserError) as caught:
         exports(run, *words)
-    assert sorted(path for path in Path(run).rglob("*") if path.name != "export") == [
-        path for path in before if path.name != "export"]
+    assert sorted(Path(run).rglob("*")) == before
     return caught.value.code, str(caught.value)
 
 
@@ -109,6 +111,9 @@ def test_a_program_that_knows_onnx_alone_predicts_from_the_folder(runs, photos, 
     beside = json.loads((tmp_path / "out" / "export.json").read_text())
     assert told == {name: value for name, value in beside.items() if name in told} and told["image_size"] == 16
     assert {"classes", "resize_size", "interpolation", "mean", "std"} <= set(told)
+    weights = (runs["images"] / "model" / "model.safetensors").read_bytes()
+    best = json.loads((runs["images"] / "summary.json").read_text())["best"]
+    assert (told["step"], told["model_sha256"]) == (best["step"], hashlib.sha256(weights).hexdigest())
 
     paths = sorted((photos / "val").rglob("*.png"))[:7]
     pixels = np.stack([np.asarray(Image.open(path)) for path in paths]).transpose(0, 3, 1, 2)  # they are 16 x 16
@@ -202,6 +207,60 @@ def test_the_verdict_counts_far_values_and_other_predictions(found, is_fine):
             exported.compare(lambda names: np.array([found] * len(names)), known, description)
 
 
+def only_one_at_once(names):
+    if len(names) > 1:
+        raise RuntimeError("a shape is fixed")
+    return np.array([[0.5, 0.5]])
+
+
+@pytest.mark.parametrize("predict", [only_one_at_once, lambda names: np.array([[0.5, 0.5]])])
+def test_an_export_of_one_batch_size_alone_is_refused_in_words(predict):
+    with pytest.raises(UserError, match="the export cannot predict 2 samples at once") as caught:
+        exported.compare(predict, {"x": np.array([0.5, 0.5])}, {"classes": ["a", "b"]})
+    assert caught.value.code == Exit.BAD_DATA and "try the other --format" in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [63, 64])
+def test_few_samples_are_called_a_weaker_check(number, capsys):
+    known = {str(index): np.array([0.5, 0.5]) for index in range(number)}
+    exported.compare(lambda names: np.array([[0.5, 0.5]] * len(names)), known, {"classes": ["a", "b"]})
+    assert ("which repeat them (a weaker check)" in capsys.readouterr().out) == (number < 64)
+
+
+@pytest.mark.parametrize("format", export.NEEDS)
+def test_a_full_disk_is_called_that(format, runs, monkeypatch, tmp_path):
+    limits, write_file = resource.getrlimit(resource.RLIMIT_FSIZE), exported.write_file
+
+    def write_little(*given):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            write_file(*given)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    monkeypatch.setattr(exported, "write_file", write_little)
+    with pytest.raises(OSError) as caught:
+        exports(runs["images"], "--format", format, "--output", tmp_path / "out")
+    assert caught.value.errno == errno.EFBIG and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+                                   KeyError("an operator that the exporter does not know")])
+@pytest.mark.parametrize("place", ["write_file", "read_file"])
+def test_lack_of_memory_is_not_the_models_fault(place, error, runs, monkeypatch, capsys):
+    def fail(*given):
+        raise error
+
+    monkeypatch.setattr(exported, "write_file", lambda *given: None)
+    monkeypatch.setattr(exported, place, fail)
+    if isinstance(error, KeyError):
+        code, message = refused(capsys, runs["images"], "--format", "torch")
+        assert code == Exit.USAGE and "this model cannot be exported (KeyError: " in message
+    else:
+        with pytest.raises(type(error)):
+            exports(runs["images"], "--format", "torch")
+
+
 def test_int8_is_smaller_and_says_both_accuracies(runs, tmp_path, capsys):
     for name, words in (("plain", []), ("small", ["--int8", "--max-loss", "100"])):
         exports(runs["texts"], "--format", "onnx", "--output", tmp_path / name, *words)
@@ -250,6 +309,15 @@ def test_images_that_moved_are_found_and_missing_ones_named(runs, photo_tables, 
         assert exports(run, "--format", "torch", "--data", moved) == Exit.DONE
     run = shutil.copytree(runs["texts"], tmp_path / "texts")
     assert exports(run, "--format", "torch", "--data", "/gone") == Exit.DONE
+
+
+@pytest.mark.parametrize(("num_images", "given", "found"), [
+    (1, "/old/a, b/1.png", "/new/a, b/1.png"), (2, "/old/a/1.png,/old/b/1.png", "/new/a/1.png,/new/b/1.png")])
+def test_a_comma_divides_paths_of_several_images_alone(num_images, given, found, tmp_path):
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "eval" / "samples.csv").write_text(f'input,loss\n"{given}",1\n')
+    (tmp_path / "config.yaml").write_text("data: /old\n")
+    assert exported.samples_of(tmp_path, "/new", {"num_images": num_images})[0]["input"] == found
 
 
 def test_without_validation_rows_it_is_66(runs, tmp_path, capsys):

@@ -147,11 +147,19 @@ def test_its_owner_may_edit_the_card(runs, run_dir):
 
 
 def test_strange_names_of_data_do_no_harm(run_dir, run_train, photos):
-    data = run_dir.parent / "<script>alert(1)<script> `x`\n# not a heading: é"
+    data = run_dir.parent / "<script>alert(1)<script> `x`\n# not a heading: é\r# not one\r\n# not a heading"
     data.symlink_to(photos)
     result = run_train(*KINDS["own images"][1], *SHORT, "--data", data, "--run-dir", run_dir)
     assert result.returncode == 0, result.text
     text, card = (run_dir / "model" / "README.md").read_text(), card_of(run_dir)
     assert card.data.eval_results[0].dataset_name.startswith("<script>")
     outside = re.sub("(?m)^    .*\n", "", text.partition("\n---\n")[2])
-    assert "<script>" not in outside and "# not a heading" not in outside
+    assert "<script>" not in outside and "# not" not in outside
+
+
+def test_the_card_counts_the_samples_that_could_be_read(run_dir, run_train, photos):
+    data = shutil.copytree(photos, run_dir.parent / "photos")
+    next((data / "val").rglob("*.png")).write_bytes(b"")
+    result = run_train(*KINDS["own images"][1], *SHORT, "--data", data, "--run-dir", run_dir, "--bad-samples", "skip")
+    assert result.returncode == 0, result.text
+    assert "\n146 validation samples:" in (run_dir / "model" / "README.md").read_text()
