@@ -99,6 +99,7 @@ def close_run(t: Training) -> None:
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {run}",
              **t.task.next_steps(run, command("python"))}
     if t.config.record.report == "on":
+        t.profile.close()  # else the many operations of a report are in it
         steps["its report"] = write_report(t.run.path)
     t.log.note("\n".join((
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"

@@ -118,7 +118,8 @@ def test_a_device_that_one_node_lacks_is_refused_by_name_on_all(told, processes)
     host, nothing = socket.gethostname(), ["no error", "cpu", None]
     mixed = ["UserError", f"--device auto: {host} has no xpu device, but other nodes have one; all nodes"
              f" need the same kind: leave {host} out, or use --device cpu", Exit.USAGE]
-    expected = [mixed if processes > 1 else nothing, nothing, ["UserError", f"{host}: too few devices", Exit.USAGE]]
+    few = f"{host}: too few devices" if processes > 1 else "too few devices"
+    expected = [mixed if processes > 1 else nothing, nothing, ["UserError", few, Exit.USAGE]]
     assert by_rank(told, processes, "a_device_that_one_rank_lacks") == [expected] * processes
 
 
