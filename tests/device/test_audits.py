@@ -1,15 +1,16 @@
-"""--audit-every on a simulated device whose results have flipped bits: found and named where it can be.
+"""--audit-every, and the sums of exact, on a simulated device: flipped bits are found, and named where they can be.
 
 Operations are those of tests/harness/accelerator. Micro-batches have four images; a rank has two of six or three.
 """
 
+import json
 import socket
 
 import pytest
 
 from tests.device.runs import STEPS
 from tests.harness.launches import assert_failed
-from tests.harness.run_directory import outcome, status, trained_steps
+from tests.harness.run_directory import newest_checkpoint, outcome, status, trained_steps
 from utils.errors import Exit
 
 KEY = ("image-classification", "ddp")
@@ -62,3 +63,14 @@ def test_a_device_that_works_is_no_alarm(strategy, accelerator, runs, words, run
 def test_on_a_device_it_needs_deterministic_algorithms(accelerator, live, runs, run_dir):
     words = [*runs.words(*KEY), "--run-dir", run_dir, "--audit-every", 2]
     assert_failed(live(accelerator, 2, *words), run_dir, Exit.USAGE, "sim repeats them with --deterministic alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on, wrong", [(1, [1]), (None, [0, 1])])
+def test_a_sum_that_changes_on_its_way_between_devices_is_found(on, wrong, accelerator, live, runs, run_dir):
+    words = [*runs.words("image-classification", "exact"), "--save-every", 1, "--workers", 0, "--run-dir", run_dir]
+    fault = {"CHANGED": json.dumps({"step": 5, "on": on, "at": 1000, "bit": 40})}
+    launch = live(accelerator, 2, *words, script="tests/faults/train_with_changed_sums.py", env=fault)
+    hosts = ", ".join(f"rank {rank} on {socket.gethostname()}" for rank in wrong)
+    assert_failed(launch, run_dir, Exit.HARDWARE, "of optimizer step 5 is not the sum of what the ranks sent", hosts)
+    assert (newest_checkpoint(run_dir).name, trained_steps(run_dir)) == ("step-0000000004-g1", 3)  # records: 1, 3, 6
