@@ -6,7 +6,8 @@
 One bit is flipped in the output of a layer, or in the gradient that comes back to it; the layer, value and bit are
 random. unit: one rank does so in every micro-batch of the steps up to an audit, in the same way. once: in one
 micro-batch of each step. audit: in one that is computed again. weights: a bit of one rank's weights, before an audit.
-With --lr 0 the weights stay. It prints how many were planted, found, named right, and how many were in what is audited.
+With --lr 0 the weights stay. Each rank prints how many were planted, found, named right, and in what is audited; and
+"without effect": its own flips there that changed no bit of the loss or the gradient, as in what a ReLU makes zero.
 """
 
 import json
@@ -26,7 +27,7 @@ from utils.errors import UserError, exit_after
 from utils.settings.command_line import parse_command_line
 
 KIND, RANK, WORLD = os.environ["PLANTED"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-counts = Counter(planted=0, audited=0, found=0, named=0)
+counts = Counter({"planted": 0, "audited": 0, "found": 0, "named": 0, "without effect": 0})
 computed = set()  # (step, micro-batch) that this rank has computed again
 
 
@@ -70,13 +71,28 @@ def forward(compute, is_audit, t, model, micro_batch, step):
         "unit": True, "once": not is_audit and micro_batch.index == index, "audit": is_first}.get(KIND, False)
     if not is_struck:
         return compute(t, model, micro_batch, step)
+    expected = loss_and_grads(compute, t, micro_batch, step)
     layers = [each for each in t.strategy.module.modules() if not list(each.children())]
     hook = layers[int(place * len(layers))].register_forward_hook(
         lambda layer, args, output: Flip.apply(output, place, bit, is_backward))
+    if t.feed.sampler.is_audited(step) and micro_batch.index == index < WORLD:
+        wrong = loss_and_grads(compute, t, micro_batch, step)
+        counts["without effect"] += all(map(torch.equal, wrong, expected))
     try:
         return compute(t, model, micro_batch, step)
     finally:
         hook.remove()
+
+
+def loss_and_grads(compute, t, micro_batch, step):
+    """What an audit compares; buffers stay as they are."""
+    module = t.strategy.module
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    loss = compute(t, module, micro_batch, step)
+    grads = torch.autograd.grad(loss, [param for param in module.parameters() if param.requires_grad])
+    for buffer, value in zip(module.buffers(), buffers, strict=True):
+        buffer.data.copy_(value)
+    return [loss.detach(), *grads]
 
 
 def end_if_audit_differs(compare, t, batch, losses):
@@ -105,8 +121,7 @@ def end_if_audit_differs(compare, t, batch, losses):
 
 def main(config, watchdog):
     code = train.main(config, watchdog)
-    if RANK == 0:
-        print(json.dumps({"kind": KIND, "processes": WORLD} | counts), flush=True)
+    print(json.dumps({"kind": KIND, "processes": WORLD, "rank": RANK} | counts), flush=True)
     return code
 
 

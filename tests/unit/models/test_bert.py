@@ -252,7 +252,7 @@ def test_a_config_with_impossible_values_is_66(values, pretrained, own):
 
 
 @pytest.mark.parametrize("values", [
-    {"return_dict": False}, {"id2label": {"0": 0, "7": None}}, {"id2label": {}}, {"label2id": None}, {"num_labels": 7},
+    {"return_dict": False}, {"id2label": {"0": "a", "7": "b"}}, {"id2label": {}}, {"label2id": None}, {"num_labels": 7},
     {"problem_type": None}, {"architectures": None}, {"pad_token_id": None}])
 def test_a_config_with_odd_values_gives_logits_for_the_classes(values, own):
     edit(own, **values)
