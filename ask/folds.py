@@ -24,7 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from data import demo
-from utils.errors import SIGNALS, Exit, Parser, UserError, exit_after, say
+from utils.errors import SIGNALS, Exit, Parser, UserError, exit_after, leave, say
 from utils.settings.command_line import parse_command_line
 
 PARSER = Parser("python -m ask.folds", description=__doc__, allow_abbrev=False,
@@ -39,6 +39,8 @@ PARSER.add_argument("--part", type=int, nargs=2, default=(1, 1), metavar=("K", "
                     help="train only the K-th of N shares of the runs; then the same command without it reports all")
 PARSER.add_argument("--output", default="runs", metavar="FOLDER",
                     help="the results get a folder of their own in it, folds-... (default: runs)")
+RUNNING: list[subprocess.Popen] = []  # the newest run, which may have ended
+SIGNALLED: list[int] = []  # signals that asked to stop
 
 
 def begin(argv: Sequence[str]) -> tuple[argparse.Namespace, list[list[str]]]:
@@ -59,7 +61,23 @@ def _cut(words: Sequence[str], word: str) -> tuple[list[str], list[str]]:
     return [*words[:place]], [*words[place + 1:]]
 
 
+def listen() -> None:
+    """From here on `stop` answers the signals that ask to stop."""
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
+
+
+def stop(number: int, _: object) -> None:
+    """Pass a signal that asks to stop on to the run, and start no other. Before the first run, end here: 75."""
+    SIGNALLED.append(number)
+    if not RUNNING:
+        leave("folds: stopped before its first run; the same command starts it", Exit.STOPPED)
+    RUNNING[0].send_signal(number)
+
+
 if __name__ == "__main__":  # before torch is imported; one process: it is the runs that --nproc-per-node is for
+    listen()
     GIVEN, WORDS = begin(sys.argv[1:])
     CONFIGS = [parse_command_line([*words, "--nproc-per-node", "1"], demo.SETTINGS) for words in WORDS]
 
@@ -70,6 +88,7 @@ from ask.resampling import Estimate, estimate, mislabelled, partition
 from ask.samples import Rows, table, write_rows
 from data.labels import lacking
 from engine.records.log import records
+from models.metrics.metric import MAX_SCORES
 from utils.distributed.signals import end_with_parent
 from utils.files import read_json, write_atomically
 from utils.output_files import TEXT
@@ -81,8 +100,6 @@ OWN = dict.fromkeys(("run_dir", "fresh", "eval_only", "check"), "each run has a 
 CHOOSING = dict.fromkeys(("early_stop_patience", "ema_decay"),
                          "the fold that is reported would choose the model; with --inner another fold chooses it")
 NEVER = 10**9  # steps: the only evaluation is the one at the end of the run, so none chooses the model
-RUNNING: list[subprocess.Popen] = []  # the run, which may have ended
-SIGNALLED: list[int] = []  # signals that asked to stop
 NO_FIGURES = ("step", "epoch", "samples", "evaluated")  # numbers in a record of an evaluation
 
 
@@ -160,19 +177,12 @@ def run_command(*words: object, stdout: int | None = None) -> tuple[int, str]:
     process = subprocess.Popen(  # in a group of its own: it would get the Ctrl-C of a terminal twice
         [sys.executable, TRAIN, *map(str, words)], stdout=stdout, text=True, process_group=0,
         preexec_fn=partial(end_with_parent, signal.SIGTERM))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     RUNNING[:] = [process]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     if SIGNALLED:  # one came while it started
         process.send_signal(SIGNALLED[-1])
     output, _ = process.communicate()
     return process.returncode if process.returncode >= 0 else 128 - process.returncode, output
-
-
-def stop(number: int, _: object) -> None:
-    """Pass a signal that asks to stop on to the run, and start no other."""
-    SIGNALLED.append(number)
-    for process in RUNNING:
-        process.send_signal(number)
 
 
 def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequence[Config]) -> int:
@@ -186,9 +196,6 @@ def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequenc
         raise UserError("--against: these settings have other samples, labels, groups or seeds, so the folds cannot be"
                         " compared; leave out what changes them")
     runs, (part, num_parts) = [fold for pair in zip(*folds, strict=True) for fold in pair], given.part
-    for number in SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, stop)
     for number, fold in [*enumerate(runs, 1)][part - 1::num_parts]:
         say(f"folds: run {number} of {len(runs)}, {fold.run}", sys.stdout)
         if code := fold.train():
@@ -259,7 +266,12 @@ def folds_of(given: argparse.Namespace, words: list[str], config: Config) -> Ite
             for note in lacking(names, labels[parts["train"]], "what is left to train on"):
                 raise UserError(f"--folds {given.folds}: without fold {number + 1} of seed {seed}, {note}; add samples,"
                                 " or leave these out", Exit.BAD_DATA)
-            yield Fold(config, words, lines, folder / f"seed{seed}-fold{number + 1}", seed, number + 1, parts)
+            fold = Fold(config, words, lines, folder / f"seed{seed}-fold{number + 1}", seed, number + 1, parts)
+            if values.get("multi_label") and len(fold.indices) * len(names) > MAX_SCORES:
+                raise UserError(f"--folds {given.folds}: a fold has {len(fold.indices):,} samples x {len(names):,}"
+                                f" labels, and above {MAX_SCORES:,} a run writes no row for each sample; give more"
+                                " folds")
+            yield fold
 
 
 def report(folder: Path, name: str, rows: Rows, shown: int = 20) -> None:

@@ -26,6 +26,7 @@ from torch.export import Dim
 
 from data.tables.table import TABLES
 from models.losses import loss_of, probabilities
+from models.metrics.metric import MAX_SCORES
 from models.objectives import answer
 from models.tasks import find_model, load_task
 from models.vision.classifier import image_set, load_model_folder
@@ -128,15 +129,15 @@ def read_file(file: Path, prepare: Prepare) -> Predict:
 
 
 @contextmanager
-def refusing(what: str, code: Exit) -> Iterator[None]:
+def refusing(what: str, code: Exit, way_out: str = "try the other --format") -> Iterator[None]:
     """Turn whatever the libraries cannot do into a UserError; a full disk or lack of memory stays what it is."""
     try:
         yield
     except Exception as error:
         if explain(error)[1] != Exit.INTERNAL:
             raise
-        raise UserError(f"{what} ({type(error).__name__}: {first_line(error)}). Nothing was written; try the other"
-                        " --format", code) from error
+        raise UserError(f"{what} ({type(error).__name__}: {first_line(error)}). Nothing was written; {way_out}",
+                        code) from error
 
 
 def export(given: argparse.Namespace) -> None:
@@ -173,7 +174,8 @@ def export(given: argparse.Namespace) -> None:
             predict = read_file(file, prepare)
         found = compare(predict, known, description)
         if given.int8:
-            found |= quantize(file, prepare, rows, description, given.max_loss)
+            with refusing("--int8: onnxruntime cannot quantize this model", Exit.USAGE, "leave --int8 out"):
+                found |= quantize(file, prepare, rows, description, given.max_loss)
         others = shutil.ignore_patterns("config.json", "model.safetensors", "README.md")
         shutil.copytree(folder, unnamed, ignore=others, dirs_exist_ok=True)  # the tokenizer, if there is one
         (unnamed / ABOUT).write_text(json.dumps(about | found, indent=1))
@@ -197,9 +199,10 @@ def samples_of(run: Path, data: str | None, description: Mapping[str, Any]) -> l
             rows = [row for row in csv.DictReader(file) if row["loss"]]
         old = yaml.safe_load((run / "config.yaml").read_text())["data"]
     except (OSError, csv.Error, yaml.YAMLError, LookupError, TypeError) as error:
+        most = f" of at most {MAX_SCORES:,} validation samples x labels: a larger one has no samples.csv"
         raise UserError(f"{run}: the validation samples of the run, on which an export is compared, cannot be read"
-                        f" ({type(error).__name__}: {first_line(error)}); name the directory of a run", Exit.NO_INPUT
-                        ) from None
+                        f" ({type(error).__name__}: {first_line(error)}); name the directory of a run"
+                        f"{most if description.get('multi_label') else ''}", Exit.NO_INPUT) from None
     if data and "text_columns" not in description:  # the rows have the paths of images, and the texts themselves
         old, new = (os.path.dirname(root) if root.endswith(TABLES) else root for root in (old, os.path.abspath(data)))
         comma = "," if description.get("num_images", 1) > 1 else "\0"  # no path has this one

@@ -219,9 +219,10 @@ class Log:
         values, resolved = identity(start.config), start.run.resolved.as_dict()
         values |= {name: value for name, value in resolved.items() if values.get(name) == "auto"}
         values["micro_batches"] = resolved["micro_batches"]
-        self._writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in values.items()),
+        plain = {name: value if type(value) in (int, float) else str(value).encode(errors="backslashreplace").decode()
+                 for name, value in values.items()}  # a path may be in any encoding
+        self._writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in plain.items()),
                               self._resume_step)
-        plain = {name: value if type(value) in (int, float) else str(value) for name, value in values.items()}
         metrics = dict.fromkeys(("val/loss", f"val/{self._task.best}", "train/loss"), 0)  # their names alone count
         experiment, session, _ = hparams(plain, metrics)
         self._writer.file_writer.add_summary(experiment)

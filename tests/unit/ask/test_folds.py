@@ -1,11 +1,12 @@
 """What ask.folds does between its runs and after them; a script that trains nothing stands in for train.py."""
 
+import os
 import signal
 
 import pytest
 
 from ask import folds
-from utils.errors import SIGNALS, Exit
+from utils.errors import SIGNALS, Exit, UserError
 from utils.settings.config import CONFIGS, with_values
 
 RUN = """
@@ -20,9 +21,11 @@ if len(open({log!r}).readlines()) == {last}:
 
 @pytest.fixture
 def handlers(monkeypatch):
-    """Those of this process, as they were before; and no signal has come."""
+    """Those of ask.folds, until the test ends; no signal has come, and no run was started."""
     monkeypatch.setattr(folds, "SIGNALLED", [])
+    monkeypatch.setattr(folds, "RUNNING", [])
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    folds.listen()
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -45,6 +48,29 @@ def test_a_signal_as_a_run_ends_starts_no_other_and_reports_nothing(
     given, words = folds.begin(["--folds", "3", "--output", str(tmp_path), "--"])
     assert folds.main(given, words, [config()]) == Exit.STOPPED
     assert log.read_text() == "run\n" * last and "the same command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_first_run_ends_it_in_words(handlers, config, monkeypatch, tmp_path, capsys, number):
+    monkeypatch.setattr(folds, "read_samples", lambda config: os.kill(os.getpid(), number))
+    given, words = folds.begin(["--output", str(tmp_path / "out"), "--"])
+    with pytest.raises(SystemExit) as caught:
+        folds.main(given, words, [config()])
+    assert (caught.value.code, (tmp_path / "out").exists()) == (Exit.STOPPED, False)
+    assert capsys.readouterr().err == "folds: stopped before its first run; the same command starts it\n"
+
+
+@pytest.mark.parametrize("most, is_refused", [(11, True), (12, False)])
+def test_folds_that_are_too_large_for_rows_are_refused_before_anything_starts(
+        handlers, config, found, monkeypatch, most, is_refused):
+    """Six texts x two labels: models.metrics.labels writes no rows above MAX_SCORES."""
+    monkeypatch.setattr(folds, "MAX_SCORES", most)
+    if is_refused:
+        with pytest.raises(UserError, match="6 samples x 2 labels, and above 11 a run writes no row") as caught:
+            found(rows(0), multi_label=True)
+        assert caught.value.code == Exit.USAGE and "give more folds" in str(caught.value)
+    else:
+        found(rows(0), multi_label=True)
 
 
 def rows(doubted, number=12):

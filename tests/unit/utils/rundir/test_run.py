@@ -300,6 +300,17 @@ def test_each_start_adds_its_command(world, monkeypatch):
     assert [shlex.split(line) for line in lines if line[0] != "#"] == commands
 
 
+def test_paths_that_are_not_utf_8_are_no_error(world, monkeypatch):
+    """As Python has them: bytes that are no text are halves of surrogate pairs."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--data", "caf\udce9"])
+    monkeypatch.setenv("LOCKSTEP_CACHE", "caf\udce9")
+    start(world, "--run-dir=run", "--data=caf\udce9")
+    assert shlex.split(Path("run/command.txt").read_text().splitlines()[1])[2] == r"caf\udce9"
+    assert r"LOCKSTEP_CACHE=caf\udce9" in Path("run/env.txt").read_text().splitlines()
+    assert start(world, "--run-dir=run", "--data=caf\udce9") == []
+    assert yaml.safe_load(Path("run/config.yaml").read_text())["data"].endswith("/caf\udce9")
+
+
 def test_secrets_in_the_environment_are_not_written(world, monkeypatch):
     secrets = ("LOCKSTEP_TOKEN", "SLURM_JWT_KEY", "NCCL_SECRET", "TORCH_PASSWORD")
     for name in (*secrets, "NCCL_ALGO", "HOME_OF_SECRETS"):
