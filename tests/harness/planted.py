@@ -75,7 +75,7 @@ def forward(compute, is_audit, t, model, micro_batch, step):
     layers = [each for each in t.strategy.module.modules() if not list(each.children())]
     hook = layers[int(place * len(layers))].register_forward_hook(
         lambda layer, args, output: Flip.apply(output, place, bit, is_backward))
-    if is_first or t.feed.sampler.is_audited(step) and micro_batch.index == index < WORLD:
+    if is_first or (t.feed.sampler.is_audited(step) and micro_batch.index == index < WORLD):
         wrong = loss_and_grads(compute, t, micro_batch, step)
         counts["without effect"] += all(map(torch.equal, wrong, expected))
     try:
