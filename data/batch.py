@@ -64,11 +64,6 @@ class Batch:
         return tuple(index for index, weight in zip(self.indices, weights, strict=False) if weight > 0)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of its tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors)
-
-    @property
     def tensors(self) -> list[Tensor]:
         """All that it holds."""
         return [*self.inputs.values(), self.labels, self.sample_weight]

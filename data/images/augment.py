@@ -30,34 +30,36 @@ MAX_RATIO = 8  # of the sides: longer images are cut first, else 1 x 20,000 pixe
 
 
 @dataclass(frozen=True)
-class PhotoTrain:
-    """A random box of at least LEAST_AREA of the area, resized; half of them mirrored if `flip`."""
+class RandomCrop:
+    """A part of the image, chosen at random; half of them mirrored if `flip`."""
 
     size: int
     interpolation: str = "bilinear"
     flip: bool = True
 
     def __call__(self, image: EncodedImage) -> Tensor:
-        box = random_box(image.height, image.width)
-        pixels = resized(image, box, (self.size, self.size), self.interpolation)
-        return _maybe_mirrored(pixels) if self.flip else pixels
+        pixels = self.crop(image)
+        return pixels.flip(1) if self.flip and torch.rand(1).item() < 0.5 else pixels
 
 
-@dataclass(frozen=True)
-class SmallTrain:
-    """The image moved by up to an eighth, the gap zero; half of them mirrored if `flip`. Usual for CIFAR."""
+class PhotoTrain(RandomCrop):
+    """A random box of at least LEAST_AREA of the area, resized."""
 
-    size: int
-    interpolation: str = "bilinear"
-    flip: bool = True
+    def crop(self, image: EncodedImage) -> Tensor:
+        """Not mirrored."""
+        return resized(image, random_box(image.height, image.width), (self.size, self.size), self.interpolation)
 
-    def __call__(self, image: EncodedImage) -> Tensor:
+
+class SmallTrain(RandomCrop):
+    """The image moved by up to an eighth, the gap zero. Usual for CIFAR."""
+
+    def crop(self, image: EncodedImage) -> Tensor:
+        """Not mirrored."""
         pad = self.size // 8
         centre = CentreCrop(self.size, self.interpolation, self.size)(image)
         padded = F.pad(centre, (0, 0, pad, pad, pad, pad))
         top, left = torch.randint(0, 2 * pad + 1, (2,)).tolist()
-        moved = padded[top:top + self.size, left:left + self.size].contiguous()
-        return _maybe_mirrored(moved) if self.flip else moved
+        return padded[top:top + self.size, left:left + self.size].contiguous()
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class CentreCrop:
         return cut.permute(1, 2, 0).contiguous()
 
 
-Crop = PhotoTrain | SmallTrain | CentreCrop
+Crop = RandomCrop | CentreCrop
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,3 @@ def resized(
     channels_last = crop.contiguous()[None].permute(0, 3, 1, 2)  # [1, 3, h, w]
     resized = F.interpolate(channels_last, size=size, mode=interpolation, antialias=True)
     return resized[0].permute(1, 2, 0).contiguous()
-
-
-def _maybe_mirrored(pixels: Tensor) -> Tensor:
-    return pixels.flip(1) if torch.rand(1).item() < 0.5 else pixels

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import copy
 import io
-import struct
 import sys
 import warnings
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -39,11 +37,6 @@ Image.MAX_IMAGE_PIXELS = None
 PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 3 * MAX_PIXELS
 warnings.filterwarnings("ignore", module=r"PIL\.")
 warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # that of a cache; nobody writes to it
-
-# Damaged files were seen, or reported, to raise these inside Pillow and simplejpeg.
-_DECODING_ERRORS = (
-    OSError, ValueError, SyntaxError, EOFError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError,
-    struct.error, zlib.error, Image.DecompressionBombError)
 
 _SWAPPED = {"RGB;16B": "RGB;16L", "RGB;16L": "RGB;16B", "RGB;16N": f"RGB;16{'LB'[sys.byteorder == 'little']}"}
 
@@ -67,7 +60,9 @@ class EncodedImage:
             if not self._data:
                 raise UnreadableImage("the file is empty")
             image = Image.open(io.BytesIO(self._data), formats=FORMATS)
-            _require_size(image.height, image.width)
+            if image.height * image.width > MAX_PIXELS:
+                raise UnreadableImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}: possibly a"
+                                      " decompression bomb")
             is_jpeg = image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB")
             self._decoded = None if is_jpeg else self._decode_other(image)
             self._stored = (image.height, image.width) if self._decoded is None else self._decoded.shape[:2]
@@ -135,11 +130,6 @@ class PackedImage(EncodedImage):
         return super().pixels(at_least * self.height / self._stored[0])
 
 
-def _require_size(height: int, width: int) -> None:
-    if height * width > MAX_PIXELS:
-        raise UnreadableImage(f"{width} x {height} pixels, more than {MAX_PIXELS}: possibly a decompression bomb")
-
-
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:
     """uint8 [H, W, 3] of any mode with 8 bits: transparency over white, the first of several frames."""
     if image.mode == "F":
@@ -168,11 +158,10 @@ def _values_of_16_bits(image: Image.Image, data: bytes) -> np.ndarray | None:
 
 def _orientation(image: Image.Image) -> int:
     """EXIF orientation, 1 to 8; 1 if the EXIF data is damaged."""
-    try:
-        value = image.getexif().get(ORIENTATION, 1)
-    except _DECODING_ERRORS:
-        return 1
-    return value if value in range(1, 9) else 1
+    with suppress(Exception):  # as below
+        if (value := image.getexif().get(ORIENTATION)) in range(1, 9):
+            return value
+    return 1
 
 
 def _turn(pixels: Tensor, orientation: int) -> Tensor:
@@ -187,9 +176,9 @@ def _turn(pixels: Tensor, orientation: int) -> Tensor:
 def _as_unreadable() -> Iterator[None]:
     try:
         yield
-    except UnreadableImage:
+    except (UnreadableImage, MemoryError):
         raise
     except UnidentifiedImageError:  # its own text holds a memory address
         raise UnreadableImage("not an image of a known format, or damaged at its start") from None
-    except _DECODING_ERRORS as error:
+    except Exception as error:  # damaged files raise almost anything inside Pillow and simplejpeg
         raise UnreadableImage(getattr(error, "strerror", None) or str(error) or type(error).__name__) from error
