@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from data.splits import plain
+from data.splits import number, plain
 from utils.errors import UserError, some
 from utils.settings.run_options import ClassLossOptions, LossOptions
 
@@ -108,10 +108,11 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
         return torch.from_numpy(len(labels) / (len(classes) * counts)).float()
 
     # given
-    rule = f"give each of {len(classes)} classes a positive number in the order {some(classes)}, or {classes[0]}=1,..."
+    rule = (f"give each of {len(classes)} classes a positive number in the order {some(classes)}, or"
+            f" {classes[0]}=1,...; or balanced, or none")
     numbers = words.split(",")
     if "=" in words:
-        pairs = [(plain(name), number) for name, number in _PAIR.findall(words)]
+        pairs = [(plain(name), weight) for name, weight in _PAIR.findall(words)]
         names = [name for name, _ in pairs]
         wrong = {"unknown": set(names) - set(classes), "without a weight": set(classes) - set(names),
                  "twice there": {name for name in names if names.count(name) > 1},
@@ -119,10 +120,7 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
         if found := "; ".join(f"{what}: {some(sorted(which))}" for what, which in wrong.items() if which):
             raise UserError(f"--class-weights {words}: {found}; {rule}")
         numbers = [dict(pairs)[name] for name in classes]
-    try:
-        weights = torch.tensor([float(word) for word in numbers])
-    except ValueError:
-        raise UserError(f"--class-weights {words}: {rule}; or balanced, or none") from None
+    weights = torch.tensor([number(word) for word in numbers])
     if len(weights) != len(classes):
         raise UserError(f"--class-weights {words}: there are {len(weights)} weights; {rule}")
     if not (weights.isfinite() & (weights > 0)).all():

@@ -17,11 +17,9 @@ from torch.nn import functional as F
 from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, lacking, outputs_for
 from models.losses import ClassificationLoss, class_weights, loss_of, probabilities, weight_notes
 from models.metrics.classes import classification_metrics
-from models.metrics.labels import COLUMNS as LABEL_COLUMNS
-from models.metrics.labels import multi_label_metrics
+from models.metrics.labels import LABEL_COLUMNS, multi_label_metrics
 from models.metrics.metric import Metric
-from models.metrics.targets import COLUMNS as TARGET_COLUMNS
-from models.metrics.targets import regression_metrics
+from models.metrics.targets import TARGET_COLUMNS, regression_metrics
 from utils.errors import Exit, UserError, some
 from utils.settings.run_options import ClassLossOptions, LabelOptions, TargetLossOptions, TargetOptions
 

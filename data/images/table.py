@@ -11,6 +11,7 @@ import json
 import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from data.images.index import ARRAYS, FolderIndex, Found, ImageIndex, kept_index
@@ -75,14 +76,12 @@ class TableFiles:
     def __init__(self) -> None:
         self.times: dict[str, int] = {}  # {directory: st_mtime_ns} of those that are there
         self._names: dict[str, frozenset[str]] = {}
-        self._roots: dict[Path, str] = {}  # of tables
+        self._root_of = lru_cache(maxsize=None)(lambda table: table.parent.resolve())
         self.paths: list[str] = []  # absolute ones of the row that was asked about last
 
     def problem(self, table: Path, row: Row) -> str:
         """Which file of a row of a table is missing; "" if none is."""
-        if table not in self._roots:
-            self._roots[table] = str(table.parent.resolve())
-        self.paths = [os.path.join(self._roots[table], name.strip()) for name in row.texts]
+        self.paths = [os.path.join(self._root_of(table), name.strip()) for name in row.texts]
         for path in self.paths:
             folder, name = os.path.split(path)
             if folder not in self._names:

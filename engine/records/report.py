@@ -26,7 +26,7 @@ from engine.records.chart import chart
 from engine.records.log import EMA, records
 from models.metrics.classes import class_values
 from models.metrics.labels import label_values
-from models.metrics.targets import COLUMNS, figures_of
+from models.metrics.targets import TARGET_COLUMNS, figures_of
 from utils.errors import Exit, UserError, first_line, rounded
 from utils.files import read_json, write_atomically
 from utils.output_files import TEXT
@@ -171,7 +171,7 @@ def _of_targets(rows: Rows, names: list[str], losses: np.ndarray) -> dict[str, A
     def figures(times: np.ndarray) -> dict[str, float]:
         drawn = np.repeat(np.arange(len(rows)), times)
         means = figures_of(true[drawn], predicted[drawn]).mean(axis=0)
-        return dict(zip(COLUMNS, means.tolist(), strict=True)) | {"loss": float(losses[drawn].mean())}
+        return dict(zip(TARGET_COLUMNS, means.tolist(), strict=True)) | {"loss": float(losses[drawn].mean())}
 
     return {"intervals": intervals(len(rows), figures, SORTS * len(names))}
 

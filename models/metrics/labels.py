@@ -15,7 +15,7 @@ from models.metrics.classes import by_class
 from models.metrics.metric import HIGHER, LOSS, MAX_SCORES, Losses, Metric, output_rows
 from models.output import Output
 
-COLUMNS = ("precision", "recall", "f1", "support", "average_precision")
+LABEL_COLUMNS = ("precision", "recall", "f1", "support", "average_precision")
 
 
 def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...]:
@@ -23,8 +23,8 @@ def multi_label_metrics(labels: np.ndarray, losses: Losses) -> tuple[Metric, ...
 
     labels: [N, C] of the evaluation set, in its order. losses: see output_rows. As scikit-learn with zero_division=0:
     macro_f1 is the mean over all labels, map over those that a sample has. classes: [C, 4] float64, the first of
-    COLUMNS; class_average_precision: [C] float64, the last; rows: see output_rows. These two and map are left out where
-    samples x labels are more than MAX_SCORES.
+    LABEL_COLUMNS; class_average_precision: [C] float64, the last; rows: see output_rows. These two and map are left out
+    where samples x labels are more than MAX_SCORES.
     """
     sums = Metric(_label_sums, label_values, is_count=True, names=dict.fromkeys(("micro_f1", "macro_f1"), HIGHER))
     if labels.size > MAX_SCORES:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from models.metrics.metric import HIGHER, LOSS, LOWER, Losses, Metric, output_rows
 
-COLUMNS = ("mae", "rmse", "r2", "pearson", "spearman")
+TARGET_COLUMNS = ("mae", "rmse", "r2", "pearson", "spearman")
 
 
 def regression_metrics(
@@ -22,7 +22,7 @@ def regression_metrics(
 
     targets: [N, T] float64 of the evaluation set, in its order. mean, std: [T] float64; a model predicts
     (target - mean) / std. losses, and rows of the values: see output_rows. targets of the values: [T, 5] float64, see
-    COLUMNS. r2 and the correlations are left out where a target is the same in all samples.
+    TARGET_COLUMNS. r2 and the correlations are left out where a target is the same in all samples.
     """
     values = partial(_sample_values, targets=targets, mean=mean, std=std)
     names = {"mae": LOWER, "rmse": LOWER}
@@ -32,7 +32,7 @@ def regression_metrics(
 
 
 def figures_of(targets: np.ndarray, predictions: np.ndarray) -> np.ndarray:
-    """[T, 5] float64, see COLUMNS. Both: [N, T] float64. NaN where a target is the same in all samples.
+    """[T, 5] float64, see TARGET_COLUMNS. Both: [N, T] float64. NaN where a target is the same in all samples.
 
     The correlations of predictions that are all equal are 0. r2 as scikit-learn's, spearman with mean ranks of ties.
     """
@@ -66,7 +66,7 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 def _sample_values(rows: Tensor, targets: np.ndarray, mean: np.ndarray, std: np.ndarray) -> dict[str, Any]:
     counts = (rows[:, 0] > 0).numpy()
     figures = figures_of(np.asarray(targets)[counts], rows[counts, 1:-1].double().numpy() * std + mean)
-    means = {name: float(column.mean()) for name, column in zip(COLUMNS, figures.T, strict=True)}
+    means = {name: float(column.mean()) for name, column in zip(TARGET_COLUMNS, figures.T, strict=True)}
     is_diverged = not np.isfinite(figures[:, :2]).all()
     return {name: value for name, value in means.items() if is_diverged or np.isfinite(value)} | {
         "targets": torch.from_numpy(figures), "rows": rows}

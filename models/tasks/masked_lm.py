@@ -26,7 +26,7 @@ from models.losses import cross_entropies
 from models.metrics.metric import LOWER, Metric
 from models.output import Output, Predictions, widened
 from models.tasks.text import TextTask
-from models.text.packing import find_first_position, with_mask
+from models.text.padding import find_first_position, with_mask
 from models.text.sparse_prediction import SparsePrediction
 from utils.distributed.world import World
 from utils.errors import UserError

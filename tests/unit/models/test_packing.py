@@ -1,4 +1,4 @@
-"""models/text/packing.py: which encoders read packed texts as each alone, and how."""
+"""models/text/padding.py: which encoders read packed texts as each alone, and how."""
 
 import copy
 
@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForMaskedLM
 
 from data.texts.text_set import TextSample, packed
-from models.text.packing import find_first_position, with_mask
+from models.text.padding import find_first_position, with_mask
 from models.text.sparse_prediction import SparsePrediction
 
 IDS = np.arange(5, 37)

@@ -27,8 +27,7 @@ from engine.start import Start
 from models.metrics.metric import Totals
 from models.objectives import values_of
 from models.tasks import load_task
-from models.text.packing import find_first_position, with_mask
-from models.text.padding import find_padding_side, outputs_for_texts
+from models.text.padding import find_first_position, find_padding_side, outputs_for_texts, with_mask
 from tests.conftest import COUNTS, ROOT
 from utils.distributed.agreement import Agreement
 from utils.errors import Exit, UserError

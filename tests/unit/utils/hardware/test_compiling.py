@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch._dynamo.utils import counters
 
-from models.text.packing import with_mask
+from models.text.padding import with_mask
 from models.text.sparse_prediction import SparsePrediction
 from utils.errors import UserError
 from utils.hardware.compiling import compile_model, require_compiler
