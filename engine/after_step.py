@@ -6,7 +6,6 @@ from engine.best import update_best
 from engine.corruption import end_if_corrupted
 from engine.nonfinite import end_if_diverged
 from engine.records.log import EMA
-from engine.records.pictures import show_mistakes
 from engine.records.steps import close_epoch, note_coverage
 from engine.saving import save, wait_for_save
 from engine.training import Training
@@ -78,8 +77,6 @@ def evaluate_and_save(t: Training) -> None:
         if t.state.progress.sample_offset == 0:
             note_coverage(t, values["evaluated"])  # Collective.
         best = update_best(t, values, averaged)  # Collective.
-        if best:
-            show_mistakes(t, best)
     save(t, best)  # Collective.
 
 

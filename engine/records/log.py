@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,6 @@ from typing import Any, TextIO
 import numpy as np
 from torch import Tensor
 
-from engine.records.drawings import heat_map, table
 from engine.records.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
@@ -38,7 +37,6 @@ from utils.rundir.state import Progress
 # the rest of the fields are pure functions of the position
 TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
-NAMED_CLASSES = 20  # with more, the confusion matrix is a picture alone, without a table of names and counts
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
 # the tag of a figure in TensorBoard, if it is not SPLIT/NAME; None = it is shown by another record
 _NONE = dict.fromkeys(_POSITION)
@@ -98,7 +96,7 @@ class Log:
         self._metrics = _continued(run_dir / "metrics.jsonl", done)
         # TensorBoard shows the points of both starts unless the new file says where it takes over.
         _put_first(run_dir / "tb")
-        is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, pictures
+        is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, first batch
         first = done.step if is_repeated else done.step + 1
         self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
         for record in records(run_dir, *_TAGS):
@@ -142,19 +140,8 @@ class Log:
             self.note(text)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, then the metrics; those that are tensors of counts [C, C] become pictures.
-
-        The picture of a few classes has a table beside it, with their names and the counts.
-        """
+        """record: step, epoch, samples, then the metrics; those that are tensors are left out."""
         new = self._write("val", record)
-        for name, value in record.items():
-            if isinstance(value, Tensor) and not value.is_floating_point():
-                self._writer.add_image(f"val/{name}", heat_map(value), record["step"], dataformats="HWC")
-                if len(value) <= NAMED_CLASSES:
-                    classes = self._task.classes
-                    rows = [[true, *map(str, row)] for true, row in zip(classes, value.tolist(), strict=True)]
-                    text = table(["true class, by predicted class", *classes], rows)
-                    self._writer.add_text(f"val/{name}", text, record["step"])
         quiet = {"evaluated", *_POSITION}.union(*(metric.quiet for metric in self._task.metrics))
         shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in record.items()
                          if name not in quiet and not isinstance(value, Tensor))
@@ -166,13 +153,13 @@ class Log:
         """record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES."""
         self._write("epoch", record)
 
-    def show(self, tag: str, step: int, make: Callable[[], Sequence[np.ndarray | str]]) -> None:
-        """What make() gives for TensorBoard: pictures ([H, W, 3] uint8) and texts in Markdown."""
-        for made in make():
-            if isinstance(made, str):
-                self._writer.add_text(tag, made, step)
-            else:
-                self._writer.add_image(tag, made, step, dataformats="HWC")
+    def show(self, tag: str, make: Callable[[], np.ndarray | str | None]) -> None:
+        """What make() gives for TensorBoard, at step 0: a picture ([H, W, 3] uint8), a text in Markdown, or nothing."""
+        made = make()
+        if isinstance(made, str):
+            self._writer.add_text(tag, made, 0)
+        elif made is not None:
+            self._writer.add_image(tag, made, 0, dataformats="HWC")
 
     def advance(self, step: int) -> None:
         """`step` optimizer steps are done: move the bar."""

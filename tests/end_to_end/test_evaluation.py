@@ -11,12 +11,10 @@ from sklearn.metrics import roc_auc_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from data.images.augment import CentreCrop, SmallTrain
-from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder
 from data.images.index import build_index
 from data.sampler import epoch_order
 from data.splits import ValSplit
-from engine.records.pictures import MAX_MISTAKES
 from models import predict
 from tests.conftest import COUNTS, ROOT
 from tests.harness.run_directory import records, weights_sha256
@@ -102,8 +100,8 @@ def shown(trained):
     kind, _, run = trained
     events = EventAccumulator(str(run / "tb"), size_guidance={"images": 0, "tensors": 0}).Reload()
 
-    def show(tag, is_text=kind == "texts"):
-        if not is_text:
+    def show(tag):
+        if kind == "images":
             [event] = events.Images(tag)
             return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
         [event] = events.Tensors(f"{tag}/text_summary")
@@ -135,24 +133,6 @@ def test_tensorboard_has_the_first_batch_as_it_is_trained_on(trained, shown, pho
         assert np.array_equal(tile, augmented[0, sample].image)
         num_moved += not np.array_equal(tile, plain[0, sample].image)
     assert picture.shape == (6 + 3 * 70, 6 + 8 * 70, 3) and num_moved > 20
-
-
-def test_tensorboard_has_the_mistakes_with_the_highest_loss(trained, shown):
-    kind, _, run = trained
-    with (run / "eval" / "samples.csv").open(newline="") as file:
-        wrong = [row for row in csv.DictReader(file) if row["prediction"] != row["label"]]
-    worst = sorted(wrong, key=lambda row: -float(row["loss"]))[:MAX_MISTAKES]
-    if kind == "texts":
-        header, rows = cells_of(shown("val/worst_mistakes"))
-        known = [[f"[CLS] {text.replace(chr(9), ' [SEP] ')} [SEP]", *cells] for text, *cells in map(dict.values, wrong)]
-        assert header == ["text", "label", "prediction", "probability", "loss"] and len(rows) == MAX_MISTAKES
-        assert [row[-1] for row in rows] == [row["loss"] for row in worst] and all(row in known for row in rows)
-        return
-    header, rows = cells_of(shown("val/worst_mistakes", is_text=True))
-    assert header[0] == "image" and [row[-1] for row in rows] == [row["loss"] for row in worst]
-    picture = shown("val/worst_mistakes")
-    assert picture.shape == (6 + 4 * (160 + 6), 6 + 4 * (160 + 6), 3)  # 16 images
-    assert np.array_equal(picture[6:166:5, 6:166:5], CentreCrop(32, "bilinear", 32)(EncodedImage(worst[0]["input"])))
 
 
 @pytest.mark.parametrize("processes", [
