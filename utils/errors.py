@@ -169,7 +169,7 @@ def explain(error: Exception,
         return (f"--deterministic: {found[1]} has no deterministic implementation; leave --deterministic out, or use"
                 " another --model"), Exit.USAGE
     if is_out_of_memory(error) or "can't allocate memory" in text or isinstance(error, MemoryError):
-        return f"out of memory: {out_of_memory} ({memory_words(error)})", Exit.USAGE
+        return f"out of memory: {out_of_memory} (rank {rank} on {host}: {memory_words(error)})", Exit.USAGE
 
     # the peers'
     if "NCCL error" in text:
