@@ -82,10 +82,15 @@ def read_json(path: Path) -> dict[str, Any]:
                         Exit.IO) from None
 
 
+def lines_of(path: Path) -> list[bytes]:
+    """The lines of a file; none if there is no file."""
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
 def json_lines(path: Path) -> list[Any]:
     """The values of a file with one in each line, but for a line that a kill cut off; none if there is no file."""
     found = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    for line in lines_of(path):
         with suppress(ValueError):
             found.append(json.loads(line))
     return found
@@ -100,11 +105,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part of it."""
     partial = path.with_name(f".tmp-{path.name}")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
@@ -193,16 +198,11 @@ def one_at_a_time(path: Path) -> Iterator[None]:
             file = stack.enter_context(lock.open("a"))
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                stack.callback(_unlink, lock)  # while it is held
+                stack.callback(lock.unlink, missing_ok=True)  # while it is held
             except BlockingIOError:
                 fcntl.lockf(file, fcntl.LOCK_EX)
                 file.close()
         yield
-
-
-def _unlink(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
 
 
 def cache_path() -> Path:

@@ -12,7 +12,6 @@
 import json
 import math
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from engine.records.notes import Notes, notes_of
 from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
-from utils.files import json_lines
+from utils.files import json_lines, lines_of, write_atomically
 from utils.rundir.clock import SHARES
 from utils.rundir.identity import identity
 from utils.rundir.run import Run
@@ -95,7 +94,6 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter
         self._metrics = _continued(run_dir / "metrics.jsonl", done)
         # TensorBoard shows the points of both starts unless the new file says where it takes over.
-        _put_first(run_dir / "tb")
         is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, first batch
         first = done.step if is_repeated else done.step + 1
         self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
@@ -231,34 +229,16 @@ class Log:
                              dynamic_ncols=True)
 
 
-def _put_first(folder: Path) -> None:
-    """Rename TensorBoard's event files if the next one would come before them: another host's clock may be behind."""
-    files = sorted(folder.glob("events.out.tfevents.*"))
-    if files and int(files[-1].name.split(".")[3]) >= int(time.time()):
-        for number, file in enumerate(files):  # in their order, so a kill between two does no harm
-            file.rename(file.with_name(re.sub(r"(?<=tfevents\.)\d+", f"{number:010d}", file.name)))
-
-
 def _continued(path: Path, done: Progress) -> TextIO:
     """The file, to append to, without the records that the resumed run repeats and without a line that a kill cut off.
 
     The file is complete at every moment.
     """
-    # the lines that stay
     kept = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
+    for line in lines_of(path):
+        with suppress(ValueError):
             record = json.loads(line)
-        except ValueError:
-            continue
-        if record["step"] <= (done.evaluated_step if record["split"] == "val" else done.step):
-            kept.append(line + b"\n")
-
-    # rename a file that holds them into place
-    unfinished = path.with_name(path.name + ".tmp")
-    with unfinished.open("wb") as file:
-        file.writelines(kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+            if record["step"] <= (done.evaluated_step if record["split"] == "val" else done.step):
+                kept.append(line + b"\n")
+    write_atomically(path, b"".join(kept))
     return path.open("a", encoding="utf-8")

@@ -21,7 +21,6 @@ A line {"resumed": step} says that the links after that step are of a part that 
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
@@ -31,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.files import json_lines
+from utils.files import json_lines, lines_of, write_atomically
 
 FILE = "chain.jsonl"
 CARD = "README.md"  # of RUN/model: its owner may edit it
@@ -42,45 +41,37 @@ class Chain:
 
     def __init__(self, run_dir: Path):
         self._run_dir = run_dir
-        self._links: list[dict[str, Any]] = []  # those that count
-        self._unwritten: list[dict[str, Any]] = []  # lines
+        self._lines: list[dict[str, Any]] = []  # of the file, and what could not be written to it
 
     def resume(self, of_checkpoints: Sequence[dict[str, Any]], step: int) -> None:
         """The run goes on after `step`: complete the file from the links in the checkpoints' manifests, newest first.
         """
-        lines = read_lines(self._run_dir)
-        new = missing_links(lines, of_checkpoints)
-        self._links = valid_links([*lines, *new])
+        self._lines = read_lines(self._run_dir)
+        num_written = len(self._lines)
+        self._lines += missing_links(self._lines, of_checkpoints)
+        links = valid_links(self._lines)
 
         # what is abandoned; what the run goes on from stays, or counts again
         newest = [link for link in of_checkpoints if link["step"] == step][:1]
-        stays = newest or [link for link in self._links if link["step"] == step]
-        if [link for link in self._links if link["step"] >= step] != stays:
-            new += [{"resumed": step}, *newest]
-            self._links = valid_links([*lines, *new])
-        if new:
-            self._write(*new)
+        stays = newest or [link for link in links if link["step"] == step]
+        if [link for link in links if link["step"] >= step] != stays:
+            self._lines += [{"resumed": step}, *newest]
+        if len(self._lines) > num_written:
+            self._write()
 
     def next(self, step: int, **facts: Any) -> dict[str, Any]:
         """The link of a checkpoint that is about to be written."""
-        before = [link["link"] for link in self._links if link["step"] < step]
+        before = [link["link"] for link in valid_links(self._lines) if link["step"] < step]
         link = {"step": step, **facts, "previous": before[-1] if before else ""}
         return link | {"link": digest_of(link)}
 
     def append(self, link: dict[str, Any]) -> None:
         """The checkpoint with this link has its name. Raises OSError; then the next call writes this link, too."""
-        self._links.append(link)
-        self._write(link)
+        self._lines.append(link)
+        self._write()
 
-    def _write(self, *lines: dict[str, Any]) -> None:
-        self._unwritten += lines
-        path = self._run_dir / FILE
-        is_cut_off = path.exists() and not path.read_bytes().endswith(b"\n")  # by a kill or a full disk
-        with path.open("a") as file:
-            file.write("\n" * is_cut_off + "".join(f"{json.dumps(line)}\n" for line in self._unwritten))
-            file.flush()
-            os.fsync(file.fileno())
-        self._unwritten.clear()
+    def _write(self) -> None:
+        write_atomically(self._run_dir / FILE, "".join(f"{json.dumps(line)}\n" for line in self._lines))
 
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -144,10 +135,8 @@ def files_in(folder: Path) -> dict[str, str]:
 
 def starts_hash(run_dir: Path, start: int) -> str:
     """The sha256 of RUN/starts.jsonl up to the line of that start."""
-    path = run_dir / "starts.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [line for line in lines if json.loads(line)["start"] <= start]
-    return hashlib.sha256("\n".join(kept).encode()).hexdigest()
+    kept = [line for line in lines_of(run_dir / "starts.jsonl") if json.loads(line)["start"] <= start]
+    return hashlib.sha256(b"\n".join(kept)).hexdigest()
 
 
 def leaves(nest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,7 @@ import torch
 
 import utils
 from utils.distributed.world import World
-from utils.files import write_atomically
+from utils.files import lines_of, write_atomically
 from utils.hardware.devices import hardware_of
 from utils.rundir.identity import code_digest, kept_settings
 from utils.rundir.run import Run
@@ -31,9 +31,8 @@ def note_start(config: Config, run: Run, world: World, step: int) -> None:
                               "time": datetime.now(UTC).isoformat(timespec="seconds")}
 
     def append() -> None:
-        path = run.path / FILE
-        before = path.read_text() if path.exists() else ""
-        write_atomically(path, f"{before}{json.dumps(line)}\n")
+        lines = [*lines_of(run.path / FILE), json.dumps(line).encode(), b""]
+        write_atomically(run.path / FILE, b"\n".join(lines))
 
     world.on_rank_zero(lambda: run.writes and append())  # Collective.
 
@@ -56,5 +55,4 @@ def versions() -> dict[str, Any]:
 
 def read_starts(run_dir: Path) -> list[dict[str, Any]]:
     """The starts of a run, the first one first; none if a version before 0.11 began and ended it."""
-    path = run_dir / FILE
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in lines_of(run_dir / FILE)]

@@ -152,7 +152,8 @@ def test_a_chain_that_cannot_be_written_is_noted_and_stops_no_save(world, checkp
     state, (checkpoints, notes) = build_state(world), checkpoints_of()
     (folder.parent / FILE).mkdir()
     train(state, checkpoints)
-    assert notes == [f"cannot write {folder.parent / FILE}: [Errno 21] Is a directory: '{folder.parent / FILE}'"]
+    [note] = notes
+    assert note.startswith(f"cannot write {folder.parent / FILE}: [Errno 21] Is a directory: ")
     (folder.parent / FILE).rmdir()
     train(state, checkpoints)
     assert [*links_of(folder.parent)] == [1, 2]
