@@ -203,10 +203,13 @@ def forget_exit_code() -> None:
             os.unlink(path)
 
 
-def leave(message: str, code: int) -> NoReturn:
-    """End a start that has no ranks yet: exit with `code`, and the first process of the node says why."""
+def leave(message: str, code: int, stream: TextIO | None = None) -> NoReturn:
+    """End a start that has no ranks yet: exit with `code`, and the first process of the node says why.
+
+    stream: see say.
+    """
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        say(message)
+        say(message, stream)
     record_exit(code)
     raise SystemExit(int(code))
 

@@ -28,7 +28,6 @@ class Agreement:
         # some rank raised it, and all ranks know
         self.stop = self.save = self.error = self.bad_sample = self.corrupted = False
         self._group, self._questions = world.cpu_group, (stop, save, error, bad_sample, corrupted)
-        self._flags = torch.zeros(5, dtype=torch.int32)
         self._pending: dist.Work | None = None
 
     def exchange(self) -> None:

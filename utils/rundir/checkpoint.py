@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
@@ -94,8 +95,8 @@ class Checkpoints:
                        "processes": self._world.world_size}
             name = name_of(state.progress.step, self._run.start, awaits_evaluation)
             link = partial(self._link, trainer, awaits_evaluation, _size_of(self._run.path / "metrics.jsonl"))
-            self._pending = self._writer.submit(
-                self._write, name, _copied(weights), _copied(values), trainer, beside, link)
+            weights, values = tree_map_only(Tensor, _copied, (weights, values))
+            self._pending = self._writer.submit(self._write, name, weights, values, trainer, beside, link)
 
         # count
         self._saved, self._saved_at = state.progress, time.monotonic()
@@ -256,12 +257,10 @@ def _saved(progress: Progress) -> dict[str, Any]:
     return {name: value for name, value in asdict(progress).items() if value is not None}
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    """A tensor in host memory, as it is now."""
+    return tensor.detach().to("cpu", copy=True)
+
+
 def _size_of(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _copied(value: Any) -> Any:
-    """A nest of dicts with every tensor copied to host memory, as it is now."""
-    if isinstance(value, dict):
-        return {name: _copied(part) for name, part in value.items()}
-    return value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value

@@ -65,7 +65,8 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     """Raise UserError (78) if the run in `path` has different defining settings; note different tolerated ones."""
     file, known = path / "config.yaml", facts(config)
     if not (path / "auto.json").exists():  # it never trained: a wrong setting may be corrected here
-        if strange := [name for name in RESULTS if any(map(_has_content, path.glob(name)))]:
+        # an empty log is one of a start that was killed while it cleaned up
+        if strange := [name for name in RESULTS for each in path.glob(name) if each.is_dir() or each.stat().st_size]:
             raise UserError(f"{path} has {strange[0].partition('/')[0]} but no auto.json: it is another program's"
                             " folder, or a damaged run; use a --run-dir that is new or empty", Exit.OTHER_RUN)
         return
@@ -83,11 +84,6 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     if differ:
         changes_bits = any(known[name].changes_bits for name in differ)
         note("; ".join(differ.values()) + "; the run is not bit-exact from here on" * changes_bits)
-
-
-def _has_content(path: Path) -> bool:
-    """Whether it is more than an empty log, which a start that is killed while it cleans up may leave."""
-    return path.is_dir() or path.stat().st_size > 0
 
 
 def fixed_values(config: Config, path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ Precedence: task defaults < settings of the built-in data < --config FILE < comm
 
 import os
 import re
-import shlex
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,16 +16,13 @@ from typing import Any
 import yaml
 
 import utils
-from utils.errors import SIGNALS, Exit, UserError, leave, say
+from utils.errors import SIGNALS, Exit, UserError, leave
 from utils.settings.config import CONFIGS, Config, facts, flag, settings, types, with_values
 from utils.settings.habits import without_former
 from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
 from utils.settings.spelling import read_settings, setting_of, split, suggestion, what_to_say
 
-_COPY = {**dict.fromkeys(("http", "https", "ftp"), "curl -LO {url}"), "s3": "aws s3 sync {url} DIR",
-         "gs": "gcloud storage rsync --recursive {url} DIR",
-         "hf": "hf download {name} --local-dir DIR"}  # how to get what stands at an address
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task
 _SWITCH = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)  # of YAML 1.1
@@ -40,21 +36,18 @@ def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[
     launch.sh. Exits with 0 after --help and --version; with 64 if a setting is wrong, 66 if a file is missing. Under
     torchrun only the first process of each node prints.
     """
-    prints = os.environ.get("LOCAL_RANK", "0") == "0"  # on every node: files and arguments may differ between nodes
     try:
-        return _parse(argv, demo_settings, prints)
+        return _parse(argv, demo_settings)
     except UserError as error:
         leave(f"train.py: {error}", error.code)
 
 
-def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], prints: bool) -> Config:
+def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> Config:
     # torch.distributed.launch passes --local-rank; torchrun's LOCAL_RANK says the same
     flags = [each for each in split(argv) if setting_of(each[0]) != "local_rank"]
     first = {setting_of(word): behind[0] if behind else None for word, *behind in flags}
     if first.get("version", "") is None:
-        if prints:
-            say(f"lockstep {utils.__version__}", sys.stdout)
-        raise SystemExit(0)
+        leave(f"lockstep {utils.__version__}", Exit.DONE, sys.stdout)
     _refuse_numbers_of_nodes()
 
     # the file, and the task
@@ -72,11 +65,9 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]], 
     of_file = [as_words(name, value, kinds[name]) for name, value in file_settings.items()]
     values |= read_settings(of_file, task, f"{file}: " if file else "")
     if not _HELP.keys().isdisjoint(argv):
-        if prints:
-            is_demo = given.get("data", "demo") == "demo" and task in demo_settings
-            defaults = with_values(CONFIGS[task](), values)
-            say(help_text(defaults, _origin(is_demo, file), any(map(_HELP.get, argv))), sys.stdout)
-        raise SystemExit(0)
+        is_demo = given.get("data", "demo") == "demo" and task in demo_settings
+        defaults = with_values(CONFIGS[task](), values)
+        leave(help_text(defaults, _origin(is_demo, file), any(map(_HELP.get, argv))), Exit.DONE, sys.stdout)
     config = with_values(CONFIGS[task](), values | read_settings(flags, task))
     _check_values(config)
     if (config.run.nproc_per_node or 1) > 1 and "LOCAL_RANK" not in os.environ:
@@ -164,10 +155,8 @@ def _check_values(config: Config) -> None:
         if known[name].path and (remote := re.match(r"([\w+.-]+)://(.*)", str(value))):
             if remote[1].lower() == "file":
                 raise UserError(f"{flag(name)} {value}: give the path alone: {remote[2]}")
-            name_on_hub = re.sub("^datasets/(.*)", r"--repo-type dataset \1", remote[2])
-            copy = _COPY.get(remote[1].lower(), "").format(url=shlex.quote(value), name=name_on_hub)
-            way_out = "; copy it first" + (f", for example: {copy}" if copy else "")
-            raise UserError(f"{flag(name)} {value}: must be on this machine{'' if name == 'run_dir' else way_out}")
+            way_out = "" if name == "run_dir" else "; copy it first"
+            raise UserError(f"{flag(name)} {value}: must be on this machine{way_out}")
         if rule := known[name].broken_rule(value):
             raise UserError(f"{' '.join(as_words(name, value))}: must be {rule}")
 
