@@ -26,7 +26,7 @@ if __name__ == "__main__":  # before torch is imported
 
 from ask.locate import NAMES, is_an_answer, locate
 from ask.record import Part, Record, read_run
-from ask.repeat import KINDS, Place, computing, config_for, in_words, lay_out
+from ask.repeat import Place, computing, conditions_of, config_for, in_words, lay_out
 from ask.rounding import EPSILON, apart
 from models.tasks import load_task
 from utils.distributed.watchdog import Watchdog
@@ -91,8 +91,7 @@ def facts_of(line: dict[str, Any]) -> dict[str, Any]:
     found = {flag(name): resolved.pop(name, value) for name, value in line["settings"].items()}
     found |= {name.replace("_", " "): value for name, value in resolved.items()}
     found |= {words: line["resolved"][name][:16] for name, words in DIGESTS.items() if name in line["resolved"]}
-    found |= {words: line[name] for name, words in KINDS.items() if name in line}
-    return found | found.pop("packages", {})
+    return found | conditions_of(line)
 
 
 def _shown(found: dict[str, Any], name: str) -> str:

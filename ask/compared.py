@@ -71,6 +71,3 @@ class ComparedCheckpoints(Checkpoints):
         is_end = progress.step == self._folder.end and progress.evaluated_step < progress.step
         if link["awaits_evaluation"] == awaits_evaluation if link else is_end:
             super().save(state, beside, awaits_evaluation)  # Collective.
-
-    def warn_of_small_disk(self) -> None:
-        """There is little to write."""

@@ -17,7 +17,6 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from ask.record import OLDER, is_older
 from utils.errors import Exit, UserError, first_line, some
 from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines, starts_hash
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
@@ -30,15 +29,12 @@ Link = dict[str, Any]
 def findings(run: Path) -> list[str]:
     """What is not as the run wrote it, in lines that begin with the file's name. Raises UserError (66, 74, 78).
 
-    A run that is still training may be replacing RUN/model, which is left out then.
+    run: what ask.record.last_start takes for one. If it is still training, it may be replacing RUN/model, which is left
+    out then.
     """
     folder = CheckpointFolder(run / "checkpoints", 1, print)
     of_checkpoints, names = folder.links(), folder.names()  # before the chain: a link is appended after its checkpoint
     lines, links = read_lines(run), {}
-    if not (run / "auto.json").exists():
-        raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
-    if is_older(run):
-        raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
     if not lines and not names and not (run / "metrics.jsonl").exists():
         raise UserError(f"{run} has only begun: there is nothing to verify yet", Exit.NO_INPUT)
     checks: dict[str, Callable[[], Iterable[str]]] = {
@@ -54,13 +50,13 @@ def findings(run: Path) -> list[str]:
     found = []
     for name, check in checks.items():
         try:
-            found += [f"{run / name}: {text}" for text in check()]
+            words = [*check()]
         except UserError:
             raise
         except Exception as error:  # whatever somebody put there
-            if name.startswith("checkpoints/") and not (run / name).exists():  # a run that is training removes old ones
-                continue
-            found.append(f"{run / name}: cannot be read ({type(error).__name__}: {first_line(error)})")
+            words = [f"cannot be read ({type(error).__name__}: {first_line(error)})"]
+        if (run / name).exists() or not name.startswith("checkpoints/"):  # a run that is training removes old ones
+            found += [f"{run / name}: {text}" for text in words]
         if found and name == FILE:  # the others are compared with it
             break
     return found
@@ -119,8 +115,7 @@ def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> I
 
 def _of_checkpoint(folder: Path, lines: list[Link], links: Mapping[int, Link]) -> Iterator[str]:
     if damage := find_damage(folder):
-        if folder.exists():  # a run that is training removes old ones
-            yield f"damaged: {damage}"
+        yield f"damaged: {damage}"
         return
     link = json.loads((folder / "MANIFEST.json").read_text()).get("link")
     if not link or link not in [*lines, links.get(link["step"])] or link["step"] not in links:

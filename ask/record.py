@@ -6,23 +6,18 @@
 A run may be training meanwhile, so rank 0 reads it, once, and tells the others.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from engine.records.log import TIMING, records
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.files import read_json
+from utils.files import json_lines, read_json
 from utils.rundir.chain import digest_of, missing_links, read_lines, valid_links
-from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
+from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of, step_of
 from utils.rundir.starts import read_starts
-
-OLDER = ("a version before 0.11 began this run, and kept too little of it to compute its steps again, or to compare"
-         " them")
 
 
 @dataclass(frozen=True)
@@ -59,27 +54,21 @@ class Part:
 
 def last_start(run: str) -> dict[str, Any]:
     """The line of the run's last start in starts.jsonl. Raises UserError: 66 for what is no run, 74."""
-    if not (Path(run) / "auto.json").exists():
+    path = Path(run)
+    if not (path / "auto.json").exists():
         raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
-    if is_older(Path(run)):
-        raise UserError(f"{run}: {OLDER}", Exit.NO_INPUT)
+    lines = [*json_lines(path / "starts.jsonl"), *read_lines(path)]
+    if not any(isinstance(line, dict) and line.get("step") == 0 for line in lines):  # neither file has the beginning
+        raise UserError(f"{run}: a version before 0.11 began this run, and kept too little of it to compute its steps"
+                        " again, or to compare them", Exit.NO_INPUT)
     try:
-        starts = read_starts(Path(run))
-        for line in starts:
-            itemgetter("step", "start")(line), itemgetter("task", "strategy")(line["settings"])
-            itemgetter("device", "data")(line["resolved"])
+        starts = read_starts(path)
+        for line in starts:  # what the commands take from it before they compute
+            _ = (line["step"], line["start"], line["settings"]["task"], line["settings"]["strategy"],
+                 line["resolved"]["device"], line["resolved"]["data"])
         return starts[-1]
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f"{run}/starts.jsonl is damaged ({error!r}): restore it", Exit.IO) from None
-
-
-def is_older(run: Path) -> bool:
-    """Whether a version before 0.11 began the run: neither of its files has the beginning."""
-    try:
-        lacks_start = all(line["step"] > 0 for line in read_starts(run))
-    except (ValueError, LookupError, TypeError):  # damaged
-        return False
-    return lacks_start and not any(line.get("step") == 0 for line in read_lines(run))
 
 
 def read_run(run: str, world: World, data: str | None = None) -> Record:
@@ -111,7 +100,9 @@ def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
 
     Raises UserError (64) for steps that the run has not taken.
     """
-    _require_taken(record, first + 1, last)
+    if not 0 <= first < last <= record.last_step:
+        rule = f"ask for steps from 1 to {record.last_step}" if record.last_step else "there is nothing to ask for yet"
+        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; {rule}")
     checkpoint = checkpoint_before(record, first, world)  # Collective.
     merged: list[Part] = []
     for part in _stretches(record, step_of(checkpoint.name) if checkpoint else 0, last):
@@ -119,12 +110,6 @@ def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
             part = Part(merged.pop().first, part.last, part.line, None)
         merged.append(part)
     return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
-
-
-def part_of(record: Record, step: int) -> Part:
-    """The part that begins with the run and has the settings of `step`: for its samples, which need no weights."""
-    _require_taken(record, step, step)
-    return Part(0, step, _stretches(record, step - 1, step)[0].line, None)
 
 
 def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -143,13 +128,9 @@ def checkpoint_before(record: Record, step: int, world: World) -> Path | None:
     folder = CheckpointFolder(record.path / "checkpoints", 1, print)
 
     def find() -> str | None:
-        for name in folder.names():
-            path = folder.path / name
-            if step_of(name) <= step and find_damage(path) is None:
-                link = json.loads((path / "MANIFEST.json").read_text()).get("link", {})
-                if link == record.links.get(step_of(name)):
-                    return name
-        return None
+        names = (name_of(link["step"], link["start"], link["awaits_evaluation"]) for link in folder.links()
+                 if link["step"] <= step and link == record.links.get(link["step"]))
+        return next((name for name in names if find_damage(folder.path / name) is None), None)
 
     name = world.on_rank_zero(find, takes_long=True)  # Collective.
     return folder.path / name if name else None
@@ -165,9 +146,3 @@ def _stretches(record: Record, first: int, last: int) -> list[Part]:
             found.insert(0, Part(max(first, line["step"]), last, line, None))
             last = line["step"]
     return found
-
-
-def _require_taken(record: Record, first: int, last: int) -> None:
-    if not 0 < first <= last <= record.last_step:
-        rule = f"ask for steps from 1 to {record.last_step}" if record.last_step else "there is nothing to ask for yet"
-        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; {rule}")

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from utils.strategies import devices_per_process, load_strategy
 
 COPIED = ("tokenizer", "encoder")  # folders of a run directory that a start reads
 KINDS = {"processes": "processes", "devices_per_process": "devices of a process",
-         "program": "the program", "python": "Python", "packages": "packages", "hardware": "hardware"}
+         "program": "the program", "python": "Python", "hardware": "hardware"}
 
 
 class Console(io.StringIO):
@@ -117,9 +116,8 @@ class Place:
             with self.opened(part, record, name=name) as t:  # Collective.
                 warm_up(t)  # Collective.
                 t.watchdog.save_on_stop()  # a stop ends the loop
-                is_quiet = not self.world.is_main or not sys.stderr.isatty()
-                bar = partial(tqdm, desc=name, total=part.last - part.first, leave=False, disable=is_quiet)
-                for batch in bar(batches(t, part.last)):
+                is_hidden = not self.world.is_main or None  # None: unless standard error is a terminal
+                for batch in tqdm(batches(t, part.last), name, part.last - part.first, leave=False, disable=is_hidden):
                     visit(t, batch)  # Collective.
                 if t.flags.stop:
                     raise UserError(f"stopped at step {t.state.progress.step}", Exit.STOPPED)
@@ -171,19 +169,23 @@ def figures_of(t: Training, losses: Tensor, grad_norm: Tensor) -> dict[str, floa
     return {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
 
 
+def conditions_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What the bits of a start depend on besides settings and data, by its name for people; each package by its own."""
+    return {words: line[name] for name, words in KINDS.items() if name in line} | line.get("packages", {})
+
+
 def differences(line: Mapping[str, Any], world: World) -> dict[str, str]:
-    """What bits depend on and is not as in the start of `line`, by key of KINDS, in words. Collective."""
-    here, found = describe(world), {}  # Collective.
-    for name, words in KINDS.items():
-        then, now = line[name], here[name]
-        if name == "packages":
-            then, now = ({key: each.get(key) for key in line[name] if line[name][key] != here[name].get(key)}
-                         for each in (line[name], here[name]))
-        if then != now:
-            found[name] = f"{words}: {in_words(then)} then, {in_words(now)} here"
+    """The conditions that are not as in the start of `line`, by name, in words. Collective."""
+    then, here = conditions_of(line), conditions_of(describe(world))  # Collective.
     if load_strategy(line["settings"]["strategy"]).is_invariant:
-        found.pop("processes", None)
-    return found
+        del then["processes"]
+    return {name: f"{name}: {in_words(then[name])} then, {in_words(here.get(name))} here"
+            for name in then if then[name] != here.get(name)}
+
+
+def steps_in_words(first: int, last: int) -> str:
+    """"step 30", or "steps 25 to 35"."""
+    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def in_words(value: Any) -> str:
@@ -211,17 +213,10 @@ def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
         place.mkdir(parents=True)
         try:
             for file in part.checkpoint.iterdir():
-                _link(file, place / file.name)
+                try:
+                    os.link(file, place / file.name)  # so that it stays, though the run may remove its own
+                except OSError:  # on another disk, say
+                    shutil.copy(file, place)
         except FileNotFoundError:
             raise UserError(f"{part.checkpoint} is gone: the run is training, and has just removed it; ask again",
                             Exit.NO_INPUT) from None
-
-
-def _link(file: Path, place: Path) -> None:
-    """So that it stays, though the run may remove its own."""
-    try:
-        os.link(file, place)
-    except FileNotFoundError:
-        raise
-    except OSError:  # on another disk
-        shutil.copy(file, place)

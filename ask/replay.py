@@ -25,8 +25,8 @@ from typing import Any
 from ask.command_line import answer, begin, parser_of
 
 PARSER = parser_of("replay", __doc__, "RUN")
-PARSER.add_argument("--step", type=int, metavar="N", help="the optimizer step, counted from 1 as in the records")
-PARSER.add_argument("--steps", metavar="A:B", help="several steps, both ends included")
+PARSER.add_argument("--step", "--steps", dest="steps", metavar="N or A:B", default="",
+                    help="an optimizer step, counted from 1 as in the records; or several, both ends included")
 PARSER.add_argument("--output", metavar="FOLDER", help="also write samples.csv, samples.json and the pictures there")
 PARSER.add_argument("--grad-norms", action="store_true", help="also the norm of each sample's gradient")
 PARSER.add_argument("--inputs-only", action="store_true", help="draw the inputs, and compute nothing")
@@ -38,8 +38,8 @@ if __name__ == "__main__":  # before torch is imported
 import torch
 from torch import Tensor
 
-from ask.record import Part, Record, part_of, parts_of, read_run, starts_of
-from ask.repeat import computing, differences, figures_of
+from ask.record import Part, Record, parts_of, read_run, starts_of
+from ask.repeat import computing, differences, figures_of, steps_in_words
 from ask.rounding import apart
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch
@@ -73,31 +73,30 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         # what is asked for
         world, found, output = place.world, Found(), Path(given.output) if given.output else None
         record = read_run(given.run, world, *given.data)  # Collective.
-        parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last, world)  # Collective.
+        parts = parts_of(record, first - 1, last, world)  # Collective.
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
             world.everywhere(lambda: require_seen(output, "--output"))  # Collective.
 
         # the answer
         if is_idle:
-            with place.opened(parts[0], record) as t:  # Collective.
+            with place.opened(parts[-1], record) as t:  # Collective.
                 found.rows = _gathered(t, last, requested(t, last, output, given.list))  # Collective.
         else:
             for text in announced(record, parts, given, world):  # Collective.
                 if world.is_main:
                     say(text)
-            recorded = record.trained
-            place.walk(record, parts, partial(replay, (first, last), given, recorded, found))  # Collective.
+            place.walk(record, parts, partial(replay, (first, last), given, record.trained, found))  # Collective.
         if world.is_main:
-            report(f"{steps_words(first, last)} of {record.path}", found, output)
+            report(f"{steps_in_words(first, last)} of {record.path}", found, output)
     return Exit.DONE
 
 
 def steps_of(given: argparse.Namespace) -> tuple[int, int]:
     """The first and the last step that is asked for. Raises UserError (64)."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", given.steps or str(given.step or ""))
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", given.steps)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last or (given.step and given.steps):
+    if not 1 <= first <= last:
         raise UserError("give --step N, or --steps A:B with A up to B; steps are counted from 1")
     if first < last and (given.list or given.inputs_only):
         raise UserError("--list and --inputs-only are for one step: give --step N")
@@ -107,7 +106,7 @@ def steps_of(given: argparse.Namespace) -> tuple[int, int]:
 def consequences(start: dict[str, Any], differ: dict[str, str]) -> list[str]:
     """What is not as it was in this start of the run, and what follows from it."""
     strategy = start["settings"]["strategy"]
-    if "program" in differ:
+    if "the program" in differ:
         follows = "what is computed here may be something else"
     elif load_strategy(strategy).is_invariant:
         follows = "the bits may differ: --strategy exact promises equal bits on the same hardware and versions only"
@@ -189,20 +188,13 @@ def report(what: str, found: Found, output: Path | None) -> None:
         lines += ["", *table(each, len(each))] if each else []
     if found.apart:
         lines += ["", f"not as recorded: {found.apart[0]}"]
-    elif found.compared:
-        steps = found.compared[0], found.compared[-1]
-        are_some = len(found.compared) <= steps[1] - steps[0]  # --log-every leaves some out
-        number = f" ({counted(len(found.compared), 'record')})" * are_some
-        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps_words(*steps)}{number}"]
+    elif found.compared:  # --log-every leaves some out
+        steps = f"{steps_in_words(found.compared[0], found.compared[-1])} ({counted(len(found.compared), 'record')})"
+        lines += ["", f"the same bits as recorded: loss, grad_norm and lr of {steps}"]
     elif found.figures:
         lines += ["", "nothing to compare with: neither these steps nor those before them are on record (--log-every)"]
     with suppress(BrokenPipeError), open_output(None) as file:
         file.write("\n".join([*lines, ""]))
-
-
-def steps_words(first: int, last: int) -> str:
-    """"step 30", or "steps 25 to 35"."""
-    return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
 def _gathered(t: Training, step: int, rows: Rows) -> Rows:

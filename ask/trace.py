@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from operator import itemgetter
 from typing import Any
 
@@ -121,10 +120,7 @@ def names_of(t: Training, batch: Batch) -> list[str]:
 
 def first_difference(one: Found, two: Found) -> Key | None:
     """The first key, by stage, micro-batch and time, under which two traces are not the same."""
-    place = itemgetter(0, 1)
-    ordered = [sorted(found.items(), key=lambda item: place(item[0])) for found in (one, two)]
-    pair = next((pair for pair in zip_longest(*ordered) if pair[0] != pair[1]), ())
-    return min((item[0] for item in pair if item), key=place, default=None)
+    return next((key for key in sorted({**one, **two}, key=itemgetter(0, 1)) if one.get(key) != two.get(key)), None)
 
 
 def sentence(key: Key, step: int, one: Found, two: Found) -> str:

@@ -12,13 +12,12 @@ here, because bits differ and so does what computed them. 75: stopped. The train
 import argparse
 import json
 import math
-import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ if __name__ == "__main__":  # before torch is imported
 from ask.compared import ComparedCheckpoints, ComparedFolder
 from ask.integrity import Link, findings
 from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, starts_of
-from ask.repeat import Instead, Place, computing, differences
+from ask.repeat import Instead, Place, computing, differences, steps_in_words
 from engine.after_step import evaluate_and_save, is_evaluation_due
 from engine.saving import wait_for_save
 from train import train
@@ -64,8 +63,7 @@ class Again:
     @property
     def steps(self) -> str:
         """Which, in words."""
-        first, last = self.parts[0].first + 1, self.parts[-1].last
-        return f"steps {first} to {last}" if first < last else f"step {last}"
+        return steps_in_words(self.parts[0].first + 1, self.parts[-1].last)
 
     def announce(self, apart: Iterable[str]) -> None:
         """Say what will be computed, and what may keep bits from being the same."""
@@ -109,49 +107,45 @@ class Again:
             raise UserError(words, Exit.DIFFERS)
 
     def differing_record(self) -> str:
-        """Names the first record that differs, or that only one of the two has; "" if all are the same."""
-        of_run, computed = self.record.records, records_of(self.place.folder / "run")
-        then = {(record["split"], record["step"]): record for record in of_run}
-        end = self.parts[-1].last
-        if self.record.links[end]["awaits_evaluation"]:  # the run may have ended before it; here it is done
-            computed = [record for record in computed if record["split"] == "train" or record["step"] < end
-                        or (record["split"], end) in then]
-        for here in computed:
-            old = then.get((here["split"], here["step"]), {})
-            for name in {**old, **here}:
-                if old.get(name) != here.get(name):
-                    return (f"the {here['split']} record of step {here['step']} differs: {name} {old.get(name)} in the"
-                            f" run, {here.get(name)} here")
-        last = max((record["step"] for record in computed), default=0)  # whose evaluation may be that of the next start
-        numbers = [Counter((record["split"], record["step"]) for record in each if record["step"] < last)
-                   for each in (of_run, computed)]
-        for split, step in numbers[0] - numbers[1]:
-            return f"the {split} record of step {step} differs: the run has one more"
+        """Names the first record that is not the same in the run and here, as far as there are some here; or "".
+
+        The evaluation of the last step may be that of the next start. If the run awaits it, it may be done here alone.
+        """
+        # those that both must have
+        both = self.record.records, records_of(self.place.folder / "run")
+        then, here = ({(record["split"], record["step"]) for record in each} for each in both)
+        end = max((step for _, step in here), default=0)
+        is_awaited = self.record.links.get(end, {}).get("awaits_evaluation", False)
+        asked = {key for key in here if key in then or key[0] == "train" or not is_awaited}
+        both = [[record for record in each if record["step"] < end or (record["split"], record["step"]) in asked]
+                for each in both]
+
+        # in their order
+        for old, new in zip_longest(*both, fillvalue={}):
+            for name in {**old, **new}:
+                if old.get(name) != new.get(name):
+                    record = new or old
+                    return (f"the {record['split']} record of step {record['step']} differs: {name} {old.get(name)} in"
+                            f" the run, {new.get(name)} here")
         return ""
 
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output. Collective. Raises UserError."""
-    run, is_main = Path(given.run), os.environ.get("RANK", "0") == "0"
-    note = partial(say, stream=sys.stdout) if is_main else lambda text: None
     if given.chain_only and given.output:
         raise UserError("--output: a receipt is about steps that are computed again; leave --chain-only out")
-    if given.chain_only and not is_main:
-        return Exit.DONE
-    if given.chain_only:
-        found = findings(run)
-        note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")
-        return Exit.DIFFERS if found else Exit.DONE
-
-    with computing([given.run], given.device, watchdog) as place:  # Collective.
+    run, device = Path(given.run), "cpu" if given.chain_only else given.device  # where nothing is computed
+    with computing([given.run], device, watchdog) as place:  # Collective.
         # the files
         world, here = place.world, describe(place.world)  # Collective.
+        note = partial(say, stream=sys.stdout) if world.is_main else lambda text: None
         if given.output:
             world.on_rank_zero(partial(require_output, given.output))  # Collective.
-        if found := world.on_rank_zero(partial(findings, run), takes_long=True):  # Collective.
-            note("\n".join([*found, f"differs: {run}"]))
+        found = world.on_rank_zero(partial(findings, run), takes_long=True)  # Collective.
+        if found or given.chain_only:
+            note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")
             world.on_rank_zero(lambda: write_receipt(given.output, run, "differs", found, here))  # Collective.
-            return Exit.DIFFERS
+            return Exit.DIFFERS if found else Exit.DONE
 
         # the steps
         record = read_run(given.run, world, *given.data)  # Collective.
