@@ -57,11 +57,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
         first = [run.links[0]["content"] for run in runs if 0 in run.links]
         found += [f"the initial weights, by their hash: {first[0][:16]} {IN[0]}, {first[1][:16]} {IN[1]}"
                   ] if len({*first}) > 1 else []
-        for text in found or ["before the first step nothing differs that is written down"]:
-            note(f"  {text}")
+        note("\n".join(f"  {text}" for text in found or ["before the first step nothing differs that is written down"]))
         agreed, differs, words = results_apart(one, two)
-        for text in words:
-            note(text)
+        note("\n".join(words))
         for text in locate(place, runs, agreed, max(1, differs)) if given.locate and differs is not None else ():
             note(text)  # Collective.
     return 0 if differs is None else 1

@@ -4,14 +4,13 @@ Each must repeat its own records here. Their states are compared after each step
 at which they agreed; then the first step that differs is computed once more in both, and what it computes is compared.
 """
 
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from ask.record import Part, Record, checkpoint_before, parts_of
 from ask.repeat import Place, differences, figures_of
+from ask.rounding import not_as_recorded
 from ask.trace import Found, Key, Trace, far_apart, first_difference, sentence, trace_step
 from data.batch import GlobalBatch
 from engine.training import Training
@@ -69,25 +68,22 @@ def common_step(runs: Sequence[Record], step: int, world: World) -> int:
         step = min(steps)
 
 
-def states(place: Place, name: str, run: Record, parts: Sequence[Part]) -> dict[int, list[Any]]:
-    """By step: loss, norm of the gradient, learning rate, and the hash of what it left. Collective.
+def states(place: Place, name: str, run: Record, parts: Sequence[Part]) -> dict[int, tuple[str, str]]:
+    """By step: loss, norm of the gradient and learning rate, in words, and the hash of what it left. Collective.
 
     Raises UserError (83) for a figure that is not the record's.
     """
-    found: dict[int, list[Any]] = {}
+    found: dict[int, tuple[str, str]] = {}
     trained = run.trained
 
     def visit(t: Training, batch: GlobalBatch) -> None:
         """Collective."""
-        computed, step = figures_of(t, *train_step(t, batch)), t.state.progress.step  # Collective.
-        figures = {name: value if math.isfinite(value) else None for name, value in computed.items()}  # as in records
-        for figure, value in figures.items():
-            recorded = trained[step][figure] if step in trained else value
-            if value != recorded:
-                raise UserError(f"{figure} of step {step} is {recorded} in its record, and {value} here", Exit.DIFFERS)
+        figures, step = figures_of(t, *train_step(t, batch)), t.state.progress.step  # Collective.
+        if step in trained and (words := not_as_recorded(trained[step], figures, t.precision.name)):
+            raise UserError(words[0], Exit.DIFFERS)
         weights, state = t.state.weights(), {**t.state.state_dict(), "coverage": {}}  # Collective.
         left = t.world.on_rank_zero(lambda: content_hash(weights, state, {"progress": {}, "best": {}}))  # Collective.
-        found[step] = [*figures.values(), left]
+        found[step] = str(figures), left
 
     place.walk(run, parts, visit, name)  # Collective.
     return found

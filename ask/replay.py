@@ -40,7 +40,7 @@ from torch import Tensor
 
 from ask.record import Part, Record, parts_of, read_run, starts_of
 from ask.repeat import computing, differences, figures_of, steps_in_words
-from ask.rounding import apart
+from ask.rounding import not_as_recorded
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch
 from engine.training import Training
@@ -147,9 +147,7 @@ def replay(asked: tuple[int, int], given: argparse.Namespace, recorded: dict[int
     # its record
     if then := recorded.get(step):
         found.compared.append(step)
-        for name, value in figures.items():
-            words = apart(then[name], value, t.precision.name)
-            found.apart += [f"{name} of step {step}: {words}"] * bool(words)
+        found.apart += not_as_recorded(then, figures, t.precision.name)
 
 
 def update_norms(t: Training, before: dict[str, Tensor], after: dict[str, Tensor]) -> Rows:

@@ -1,6 +1,8 @@
 """Whether two figures are the same bits, differ as rounding may make them differ, or jump."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 EPSILON = {"fp32": 1.2e-7, "fp16": 9.8e-4, "bf16": 7.8e-3}  # relative distance of neighbours: torch.finfo(dtype).eps
 GROWN = {"fp32": 1e-3, "fp16": 1e-1, "bf16": 2e-1}  # what rounding may have become after some hundred steps
@@ -22,6 +24,12 @@ def apart(then: float | None, now: float | None, precision: str, names: tuple[st
     what = "which rounding may do" if distance <= usual else "a jump: rounding does less"
     return (f"{then!r} {names[0]}, {now!r} {names[1]}: apart by {distance:.1e} of the value, {what} ({precision}:"
             f" {EPSILON[precision]:.1e} in one operation, and growing)")
+
+
+def not_as_recorded(record: Mapping[str, Any], figures: Mapping[str, float], precision: str) -> list[str]:
+    """The figures of a step that are not those of its train record, in words. figures: as they are computed here."""
+    found = {name: apart(record[name], value, precision) for name, value in figures.items()}
+    return [f"{name} of step {record['step']}: {words}" for name, words in found.items() if words]
 
 
 def _shown(value: float | None) -> str:

@@ -13,7 +13,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,7 +34,6 @@ PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
-from ask.compared import ComparedCheckpoints, ComparedFolder
 from ask.integrity import Link, findings
 from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, starts_of
 from ask.repeat import Instead, Place, computing, differences, steps_in_words
@@ -45,9 +44,49 @@ from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
-from utils.rundir.chain import files_in, read_lines
+from utils.rundir.chain import files_in
+from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.lock import is_locked
+from utils.rundir.run import Run
 from utils.rundir.starts import describe
+from utils.rundir.state import TrainState
+from utils.settings.run_options import RecordOptions
+
+
+class ComparedCheckpoints(Checkpoints):
+    """Saves where the run did; instead of being written, each checkpoint is compared with the run's link.
+
+    links: of the run, by step. end: the step of the only checkpoint that is written, as the next part begins there;
+    None: there is no next part. compare: called with each link that was computed here; raises UserError (83).
+    """
+
+    def __init__(self, run: Run, world: World, config: RecordOptions, links: Mapping[int, Link], end: int | None,
+                 compare: Callable[[Link], None]):
+        super().__init__(run, world, config)
+        self._links, self._end, self._compare = links, end, compare
+        write = self._folder.write
+        self._folder = Instead(self._folder, write=lambda *given: write(*given) if given[-1]["step"] == end else None)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the run has a link of this step."""
+        return step in self._links
+
+    def is_due_by_clock(self) -> bool:
+        """The links alone say when."""
+        return False
+
+    def save(self, state: TrainState, beside: Callable, awaits_evaluation: bool = False) -> None:
+        """Where a step is saved before and after its evaluation: the one that the run's link is of. Collective."""
+        progress, link = state.progress, self._links.get(state.progress.step)
+        is_end = progress.step == self._end and progress.evaluated_step < progress.step
+        if link["awaits_evaluation"] == awaits_evaluation if link else is_end:
+            super().save(state, beside, awaits_evaluation)  # Collective.
+
+    def _append(self, link: Link) -> None:
+        """Also called for the beginning, which has no checkpoint."""
+        if link["step"] in self._links:
+            self._compare(link)
+        super()._append(link)
 
 
 @dataclass(frozen=True)
@@ -57,6 +96,7 @@ class Again:
     place: Place
     record: Record
     parts: list[Part]
+    apart: list[tuple[dict[str, Any], dict[str, str]]]  # the starts that had computed them; what is not here as there
     note: Callable[[str], None]
     seen: dict[int, Link] = field(default_factory=dict)  # what was computed here of each step's link; on rank 0
 
@@ -65,14 +105,14 @@ class Again:
         """Which, in words."""
         return steps_in_words(self.parts[0].first + 1, self.parts[-1].last)
 
-    def announce(self, apart: Iterable[str]) -> None:
+    def announce(self) -> None:
         """Say what will be computed, and what may keep bits from being the same."""
         begin, last, run = self.parts[0], self.parts[-1].last, self.record.path
         count = sum(record["split"] == "val" and begin.first < record["step"] <= last for record in self.record.records)
         world, start = self.place.world, begin.checkpoint or "the beginning"
         self.note(f"computing {self.steps} and {counted(count, 'evaluation')} again, from {start}, on"
                   f" {world.world_size} x {world.device.type}")
-        for words in dict.fromkeys(apart):
+        for words in dict.fromkeys(words for _, differ in self.apart for words in differ.values()):
             self.note(f"{words}: if bits differ, the run cannot be compared here")
         if is_locked(run):
             self.note(f"{run} is still training; it is compared up to step {last}")
@@ -82,12 +122,8 @@ class Again:
         links = {step: link for step, link in self.record.links.items()
                  if part.first <= step <= part.last and link["start"] <= part.line["start"]}
         end = None if part is self.parts[-1] else part.last
-        world, folder = self.place.world, self.place.folder / "run"
-        compared = ComparedFolder(folder / "checkpoints", links, end, self.seen, self.note)
-        kind = partial(ComparedCheckpoints, folder=compared)
+        kind = partial(ComparedCheckpoints, links=links, end=end, compare=self.compare)
         with self.place.opened(part, self.record, kind) as t:  # Collective.
-            if part.first == 0:
-                world.on_rank_zero(lambda: compared.compare(read_lines(folder)[0]))  # Collective.
             t = replace(t, last_step=part.last, log=Instead(t.log, note=lambda text: None))
             train(t)  # Collective.
             if is_evaluation_due(t) and not links.get(part.last, {"awaits_evaluation": True})["awaits_evaluation"]:
@@ -97,7 +133,17 @@ class Again:
             if t.flags.stop:
                 raise UserError(f"stopped at step {t.state.progress.step}; no checkpoint before it differs",
                                 Exit.STOPPED)
-        world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
+        self.place.world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
+
+    def compare(self, link: Link) -> None:
+        """Raise UserError (83) if a link that was computed here means something else than the run's of its step."""
+        step = link["step"]
+        self.seen[step] = link
+        then, here = ({f"RUN/model/{file}": digest for file, digest in each.get("model", {}).items()}
+                      | {"the content": each["content"]} for each in (self.record.links[step], link))
+        if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
+            raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
+        self.note(f"step {step}: the same, {link['content'][:16]}")
 
     def _require_all(self, links: Mapping[int, Link], last: int) -> None:
         missed = sorted(step for step in links if step > self.parts[0].first and step not in self.seen)
@@ -149,26 +195,25 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 
         # the steps
         record = read_run(given.run, world, *given.data)  # Collective.
-        again = Again(place, record, parts_to_verify(record, given.first, given.last, world), note)  # Collective.
-        apart, words = [(start, differences(start, world) | not_promised(start))  # Collective.
-                        for start in starts_of(record, again.parts)], ""
-        again.announce(words for _, differ in apart for words in differ.values())
+        parts, words = parts_to_verify(record, given.first, given.last, world), ""  # Collective.
+        apart = [(start, differences(start, world) | not_promised(start))  # Collective.
+                 for start in starts_of(record, parts)]
+        again = Again(place, record, parts, apart, note)
+        again.announce()
         try:
-            for part in again.parts:
+            for part in parts:
                 again.train(part)  # Collective.
         except UserError as error:
             if error.code != Exit.DIFFERS:
                 raise
             words = str(error)
-        return Exit(world.on_rank_zero(lambda: conclude(again, words, given.output, here, apart)))  # Collective.
+        return Exit(world.on_rank_zero(lambda: conclude(again, words, given.output, here)))  # Collective.
 
 
-def conclude(again: Again, words: str, output: str | None, here: dict[str, Any],
-             apart: list[tuple[dict[str, Any], dict[str, str]]]) -> int:
+def conclude(again: Again, words: str, output: str | None, here: dict[str, Any]) -> int:
     """Say the result, and write the receipt; on rank 0. Returns the exit code.
 
-    words: what differs, or "". here: what computed it, see describe. apart: the lines of the starts that had computed
-    it, each with what is not here as it was there.
+    words: what differs, or "". here: what computed it, see describe.
     """
     # the result
     links, seen, reasons = again.record.links, again.seen, []
@@ -178,7 +223,7 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any],
     result, code = "verified", Exit.DONE
     if words:
         by = max(link["start"] for step, link in links.items() if step <= [*seen][-1])
-        reasons = [each for start, differ in apart if start["start"] <= by for each in differ.values()]
+        reasons = [each for start, differ in again.apart if start["start"] <= by for each in differ.values()]
         result, code = ("cannot be compared here", Exit.OTHER_RUN) if reasons else ("differs", Exit.DIFFERS)
     found = [*dict.fromkeys(filter(None, [words, words and again.differing_record(), *reasons]))]
     what = (f", {again.steps}: {counted(len(seen), 'link')} and all records are the same"
@@ -190,7 +235,7 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any],
                   steps=[again.parts[0].first + 1, again.parts[-1].last], model_step=model,
                   links={step: links[step] for step in seen}, head=[*links.values()][-1]["link"],
                   computed={step: link["content"] for step, link in seen.items() if link},
-                  starts=[start for start, _ in apart])
+                  starts=[start for start, _ in again.apart])
     return int(code)
 
 

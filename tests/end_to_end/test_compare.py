@@ -137,7 +137,7 @@ def test_a_run_of_another_number_of_processes_is_not_repeated_under_ddp(trained,
     words = ["--micro-batch-size", "4"]
     code, out = compared(trained("one-process", *words), trained("two-processes", *words, processes=2), "--locate")
     assert code == 1 and "  processes: 1 in RUN1, 2 in RUN2\n" in out
-    assert re.search(r"RUN2 cannot be repeated here: .* of step \d is .* in its record, and .* here\n"
+    assert re.search(r"RUN2 cannot be repeated here: .* of step \d: .* then, .* now: apart by .*\n"
                      "  processes: 2 then, 1 here", out), out
 
 
@@ -152,7 +152,7 @@ def test_a_run_of_another_program_is_not_repeated(trained, compared, table, tmp_
     assert done.returncode == 0, done.stderr
     code, out = compared(base, tmp_path / "run", "--locate")
     assert code == 1 and re.search(r"  the program: \w+ in RUN1, \w+ in RUN2", out)
-    assert re.search(r"RUN2 cannot be repeated here: loss of step 1 .*\n  the program: ", out), out
+    assert re.search(r"RUN2 cannot be repeated here: loss of step 1: .*\n  the program: ", out), out
 
 
 @pytest.mark.slow

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ask.compared import ComparedFolder
 from ask.integrity import _of_chain
 from ask.record import Part, Record, starts_of
-from ask.verify import not_promised, parts_to_verify
+from ask.verify import Again, not_promised, parts_to_verify
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of, valid_links
 
@@ -85,17 +84,15 @@ def test_bits_that_need_not_repeat_are_no_evidence(device, deterministic, compil
 
 
 def test_other_content_or_another_model_differs(tmp_path):
-    seen, notes = {}, []
-    expected = {3: link(3, 1) | {"model": {"a": "1", "b": "2"}}}
-    folder = ComparedFolder(tmp_path, expected, None, seen, notes.append)
-    folder.compare(link(2, 1))
-    folder.compare(expected[3])
-    assert (seen, notes) == ({3: expected[3]}, ["step 3: the same, content 3"])
+    notes, expected = [], link(3, 1) | {"model": {"a": "1", "b": "2"}}
+    again = Again(None, record_of(tmp_path, [], [expected]), [], [], notes.append)
+    again.compare(expected)
+    assert (again.seen, notes) == ({3: expected}, ["step 3: the same, content 3"])
     for other, words in (({"content": "another"}, "step 3 differs: the content"),
                          ({"model": {"a": "1", "b": "3", "c": "4"}}, "step 3 differs: RUN/model/b, RUN/model/c"),
                          ({"model": {}}, "step 3 differs: RUN/model/a, RUN/model/b")):
         with pytest.raises(UserError, match=words) as raised:
-            folder.compare(expected[3] | other)
+            again.compare(expected | other)
         assert raised.value.code == Exit.DIFFERS
 
 
