@@ -30,7 +30,7 @@ PARSER.add_argument("--step", "--steps", dest="steps", metavar="N or A:B", defau
 PARSER.add_argument("--output", metavar="FOLDER", help="also write samples.csv, samples.json and the pictures there")
 PARSER.add_argument("--grad-norms", action="store_true", help="also the norm of each sample's gradient")
 PARSER.add_argument("--inputs-only", action="store_true", help="draw the inputs, and compute nothing")
-PARSER.add_argument("--list", action="store_true", help="print the samples' names, and read nothing")
+PARSER.add_argument("--list", action="store_true", help="print the samples' names, and read none of them")
 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])

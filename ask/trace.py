@@ -12,6 +12,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -154,6 +155,7 @@ def distance(one: Tensor, two: Tensor, stage: int, precision: str) -> str:
     words = f"different: {int((one != two).sum())} of {one.numel()} values"
     if not one.is_floating_point():
         return words
-    relative = float((one.double() - two.double()).abs().max() / one.double().abs().max())
+    both = torch.stack([one.double(), two.double()])
+    relative = float((both[0] - both[1]).abs().max() / both.abs().max())  # one of them may be all zeros
     is_rounding = stage < RATE and relative <= min(100 * EPSILON[precision], GROWN[precision])  # a step is as small
     return f"{words}, by at most {relative:.1e} of the largest{', which rounding may do' if is_rounding else ''}"

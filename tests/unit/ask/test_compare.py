@@ -81,3 +81,5 @@ def test_how_much_two_tensors_differ_is_said_by_the_largest_value():
     assert distance(one, one + 1e-6, AFTER, "fp32").endswith(" of the largest")  # so small is a step
     assert distance(torch.arange(3), torch.tensor([0, 1, 5]), INPUT, "fp32") == "different: 1 of 3 values"
     assert distance(one, one[:2], OUTPUT, "fp32") == ""
+    assert distance(torch.zeros(2), torch.tensor([0.0, 3.0]), GRADIENT, "fp32") == (
+        "different: 1 of 2 values, by at most 1.0e+00 of the largest")
