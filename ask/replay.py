@@ -96,10 +96,9 @@ def steps_of(given: argparse.Namespace) -> tuple[int, int]:
     """The first and the last step that is asked for. Raises UserError (64)."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", given.steps)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if not 1 <= first <= last:
-        raise UserError("give --step N, or --steps A:B with A up to B; steps are counted from 1")
-    if first < last and (given.list or given.inputs_only):
-        raise UserError("--list and --inputs-only are for one step: give --step N")
+    if not 1 <= first <= last or (first < last and (given.list or given.inputs_only)):
+        raise UserError("give --step N, or --steps A:B with A up to B, counted from 1; --list and --inputs-only are"
+                        " for one step")
     return first, last
 
 
