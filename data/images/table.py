@@ -17,7 +17,7 @@ from pathlib import Path
 from data.images.index import ARRAYS, FolderIndex, Found, ImageIndex, kept_index
 from data.labels import require_several
 from data.splits import ValSplit
-from data.tables.source import Groups, RowReader, TableSource
+from data.tables.source import RowReader, TableSource
 from data.tables.table import TABLES, Row
 
 CACHE_VERSION = 2
@@ -40,11 +40,10 @@ def _read(source: TableSource) -> Found:
     # rows
     root = Path(source.root).resolve()
     root = str(root.parent if root.is_file() else root)
-    reader, groups, files = RowReader(source), Groups(), TableFiles()
+    reader, files = RowReader(source), TableFiles()
     paths: dict[str, list[bytes]] = {split: [] for split in source.splits}
     for split, found in paths.items():
-        for row in reader.rows(split, files.problem):
-            groups.add(split, row)
+        for _ in reader.rows(split, files.problem):
             found.append(b"\0".join(os.fsencode(os.path.relpath(path, root)) for path in files.paths))
         if not found:
             raise reader.no_samples(split)
@@ -60,14 +59,11 @@ def _read(source: TableSource) -> Found:
         for name in ARRAYS:
             digest.update(getattr(splits[split], name))
 
-    # notes
-    notes = source.notes + reader.notes
-    if source.columns.group:
-        notes += groups.notes(source.columns.group)
-        digest.update(groups.array)  # they decide what is held out
-    about = {"root": root, "classes": names, "fingerprint": digest.hexdigest(), "notes": notes,
+    if reader.groups is not None:
+        digest.update(reader.groups)  # they decide what is held out
+    about = {"root": root, "classes": names, "fingerprint": digest.hexdigest(), "notes": source.notes + reader.notes,
              "columns": source.columns.texts, "directories": files.times}
-    return about, splits, groups.array if source.columns.group else None
+    return about, splits, reader.groups
 
 
 class TableFiles:

@@ -123,6 +123,9 @@ class RowReader:
         source.require_labels()
         self._source, self._num_bad, self._first_bad = source, 0, ""
         self.labels = LabelReader(source.label_kind, source.label_columns, as_written=source.as_written)
+        self._numbers: dict[str, int] = {}  # of the groups of train
+        self._groups: list[int] = []  # the number of each row's, of train
+        self._shared: set[str] = set()  # groups of train with rows in another split
 
     def rows(self, split: str, problem_of: Callable[[Path, Row], str] = lambda table, row: "") -> Iterator[Row]:
         """Those of a split. problem_of: what else keeps a row of a table from being a sample; "" for nothing.
@@ -142,47 +145,31 @@ class RowReader:
                 continue
             if row.labels:
                 self.labels.add(split, row.labels)
+            if split == "train":
+                self._groups.append(self._numbers.setdefault(row.group, len(self._numbers)))
+            elif row.group in self._numbers:
+                self._shared.add(row.group)
             yield row
 
     @property
+    def groups(self) -> np.ndarray | None:
+        """[N] int32: the group of each row of train, whose samples are held out together; None without groups."""
+        return np.array(self._groups, np.int32) if self._source.columns.group else None
+
+    @property
     def notes(self) -> list[str]:
-        """For the user: what was left out, and which labels are one, or look alike."""
-        found = f"left out {counted(self._num_bad, 'sample')}, for example {self._first_bad}"
-        return ([found] if self._num_bad else []) + self.labels.names.notes
+        """For the user: what was left out, which labels are one, or look alike, and which groups splits share."""
+        found = [f"left out {counted(self._num_bad, 'sample')}, for example {self._first_bad}"] if self._num_bad else []
+        if (column := self._source.columns.group) and self._shared:
+            found.append(f"{len(self._shared)} of the {len(self._numbers)} groups of train ({column}) occur in another"
+                         f" split, too, for example {min(self._shared)}: what is measured there is partly known from"
+                         " training; give each group to one split")
+        return found + self.labels.names.notes
 
     def no_samples(self, split: str) -> UserError:
         """What to raise if a split has none."""
         found = f"{self._source.place(split)}: there are no {self._source.inputs.word}s in it"
         return UserError("; ".join([found, *self.notes]), Exit.BAD_DATA)
-
-
-class Groups:
-    """Numbers the groups of train, whose samples are held out together."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-        self._rows: list[int] = []
-        self._shared: set[str] = set()  # groups of train with samples in another split
-
-    def add(self, split: str, row: Row) -> None:
-        """Rows of train come first."""
-        if split == "train":
-            self._rows.append(self._numbers.setdefault(row.group, len(self._numbers)))
-        elif row.group in self._numbers:
-            self._shared.add(row.group)
-
-    @property
-    def array(self) -> np.ndarray:
-        """[N] int32: the group of each sample of train."""
-        return np.array(self._rows, np.int32)
-
-    def notes(self, column: str) -> list[str]:
-        """For the user: whether other splits share groups with train."""
-        if not self._shared:
-            return []
-        return [f"{len(self._shared)} of the {len(self._numbers)} groups of train ({column}) occur in another split,"
-                f" too, for example {min(self._shared)}: what is measured there is partly known from training;"
-                " give each group to one split"]
 
 
 def _split_of(path: Path, row: Row) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data.labels import LabelReader, require_several
-from data.tables.source import Groups, RowReader, TableSource
+from data.tables.source import RowReader, TableSource
 from data.tables.table import Row
 from data.texts.text_set import TokenTable
 from data.texts.tokenizer import is_special, without_ends
@@ -115,7 +115,7 @@ class _Writer:
 
     def __init__(self, source: TextSource, tokenizer: PreTrainedTokenizerBase, folder: Path):
         self._source, self._folder = source, folder
-        self._reader, self._groups = RowReader(source), Groups()
+        self._reader = RowReader(source)
         self._tokenizer = copy.deepcopy(tokenizer)  # a call changes its truncation for good
         self._has_types = "token_type_ids" in tokenizer.model_input_names
         self._is_special = is_special(tokenizer)  # [V]
@@ -125,7 +125,7 @@ class _Writer:
     def write(self) -> None:
         """All splits, train first: it decides which classes there are. Raises UserError."""
         # arrays
-        source, columns = self._source, self._source.columns
+        source = self._source
         for split in source.splits:
             self._write_split(split)
         classes, labels = self._reader.labels.encoded() if source.label_columns else ((), {})
@@ -150,15 +150,16 @@ class _Writer:
                 with (self._folder / f"{split}.{name}").open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
 
-        # groups
-        if columns.group:
-            notes += self._groups.notes(columns.group)
-            (self._folder / "groups").write_bytes(self._groups.array)
+        # groups, numbered anew, as a row may have no sample
+        if (of_rows := self._reader.groups) is not None:
+            rows = np.fromfile(self._folder / "train.texts", self._dtypes["texts"])
+            groups = np.unique(of_rows[rows], return_inverse=True)[1].astype(np.int32)
+            (self._folder / "groups").write_bytes(groups)
             layout["groups"] = (np.int32, ())
-            digest.update(self._groups.array)  # they decide what is held out
+            digest.update(groups)  # they decide what is held out
 
         # description
-        about = {"classes": classes, "text_columns": columns.texts, "splits": source.splits, "notes": notes,
+        about = {"classes": classes, "text_columns": source.columns.texts, "splits": source.splits, "notes": notes,
                  "fingerprint": digest.hexdigest()}
         describe(self._folder, about, layout)
 
@@ -167,7 +168,7 @@ class _Writer:
         with ExitStack() as stack:
             files = {name: stack.enter_context((self._folder / f"{split}.{name}").open("wb")) for name in ARRAYS}
             while chunk := list(islice(rows, ROWS_AT_ONCE)):
-                arrays = self._encode(chunk, split)
+                arrays = self._encode(chunk)
                 arrays["spans"] += end
                 end += len(arrays["ids"])
                 for name, values in arrays.items():
@@ -175,7 +176,7 @@ class _Writer:
         if not end:
             raise self._reader.no_samples(split)
 
-    def _encode(self, rows: list[Row], split: str) -> dict[str, np.ndarray]:
+    def _encode(self, rows: list[Row]) -> dict[str, np.ndarray]:
         """The arrays of the samples made of these rows, which begin at 0."""
         # tokenize
         columns = [[row.texts[i] for row in rows] for i in range(len(self._source.columns.texts))]
@@ -184,7 +185,7 @@ class _Writer:
 
         # cut: a long text becomes several samples, or keeps its beginning
         ids, types, nums_ordinary, texts = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)], [], []
-        for row, first in zip(rows, encoded, strict=True):
+        for first in encoded:
             for one in [first, *first.overflowing] if self._source.split_long else [first]:
                 num_ordinary = np.count_nonzero(~self._is_special[one.ids])
                 # A text of odd characters may have special tokens alone: without a label there is nothing to predict.
@@ -193,7 +194,6 @@ class _Writer:
                     types.append(np.array(one.type_ids if self._has_types else [], np.uint8))
                     nums_ordinary.append(num_ordinary)
                     texts.append(self._num_texts)
-                    self._groups.add(split, row)
             self._num_texts += 1
             self._num_long += bool(first.overflowing)
 
