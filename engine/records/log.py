@@ -12,6 +12,7 @@
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -94,6 +95,7 @@ class Log:
         from torch.utils.tensorboard import SummaryWriter
         self._metrics = _continued(run_dir / "metrics.jsonl", done)
         # TensorBoard shows the points of both starts unless the new file says where it takes over.
+        _put_first(run_dir / "tb")
         is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, first batch
         first = done.step if is_repeated else done.step + 1
         self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
@@ -227,6 +229,14 @@ class Log:
             from tqdm import tqdm
             self._bar = tqdm(initial=self._resume_step, total=self._total_steps, unit="step", file=self._stream,
                              dynamic_ncols=True)
+
+
+def _put_first(folder: Path) -> None:
+    """Rename TensorBoard's event files if the next one would come before them: another host's clock may be behind."""
+    files = sorted(folder.glob("events.out.tfevents.*"))
+    if files and int(files[-1].name.split(".")[3]) >= int(time.time()):
+        for number, file in enumerate(files):  # in their order, so a kill between two does no harm
+            file.rename(file.with_name(re.sub(r"(?<=tfevents\.)\d+", f"{number:010d}", file.name)))
 
 
 def _continued(path: Path, done: Progress) -> TextIO:

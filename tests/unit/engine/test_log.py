@@ -145,8 +145,9 @@ def test_after_a_resume_tensorboard_shows_only_the_new_points(tmp_path):
 
 
 @pytest.mark.parametrize("resume_step, evaluated_step", [(0, 0), (7, 5), (10, 5), (10, 10)])
-def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, resume_step, evaluated_step):
-    """Also the evaluation that the resumed run repeats. Starts are seconds apart."""
+@pytest.mark.parametrize("behind_s", [0, 3600])
+def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, resume_step, evaluated_step, behind_s):
+    """Also the evaluation that the resumed run repeats, and where the second host's clock is behind."""
     clock = time.time
 
     def run(log, first, last):
@@ -164,7 +165,7 @@ def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, 
     run(open_here(tmp_path / "whole"), 1, 15)
     run(open_here(tmp_path / "killed"), 1, 12)
     for start in (1, 2):  # the first of them is killed at once, too
-        monkeypatch.setattr(time, "time", lambda later_s=9 * start: clock() + later_s)
+        monkeypatch.setattr(time, "time", lambda behind_s=start * behind_s: clock() - behind_s)
         log = open_here(tmp_path / "killed", resume_step=resume_step, evaluated_step=evaluated_step)
         if start == 1:
             log.close()
