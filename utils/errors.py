@@ -154,8 +154,9 @@ def explain(error: Exception,
 
     # the host's and the device's
     way_out = "/dev/shm is full: use docker run --ipc=host (or --shm-size), or fewer --workers"
-    if "allocate shared memory(shm)" in text:
-        return f"a data loading process of rank {rank} on {host} has no room for a batch: {way_out}", Exit.IO
+    if "allocate shared memory(shm)" in text or "unable to resize file" in text:
+        reason = "it is larger than ulimit -f allows; raise this limit" if "File too large" in text else way_out
+        return f"a data loading process of rank {rank} on {host} has no room for a batch: {reason}", Exit.IO
     if "DataLoader worker" in text and (found := re.search(r"pid(?:\(s\))? ([\d, ]+)", text)):
         is_full = "Bus error" in f"{text}{error.__cause__}"
         reason = way_out if is_full else "probably out of memory"

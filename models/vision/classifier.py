@@ -23,7 +23,7 @@ from torchvision.ops import StochasticDepth
 
 from data.images.augment import CentreCrop
 from data.images.decode import EncodedImage
-from data.images.folder import ImageFolder
+from data.images.folder import ImageFolder, Sample
 from data.images.index import ImageIndex
 from data.labels import outputs_for
 from models.blocks import load_backbone
@@ -253,11 +253,15 @@ def classify_images(
     wanted = [[(0, place) for place in places] for places in batches if places]
     cores = available_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # the processes of a node share them
     workers = max(0, min(MAX_WORKERS, cores, len(wanted) - 1))
-    loader = DataLoader(
-        image_set(description, paths), batch_sampler=wanted, num_workers=workers,
-        collate_fn=lambda samples: (torch.stack([sample.image for sample in samples]),
-                                    [sample.bad for sample in samples]),
-        multiprocessing_context="fork" if workers else None)
+
+    def collate(samples: Sequence[Sample]) -> tuple[Tensor, list[str | None]]:
+        images = torch.stack([sample.image for sample in samples])                # uint8 [B, H, W, 3 * I]
+        if workers:  # torch would do it in a thread whose errors reach nobody: the batch would never come
+            images.share_memory_()  # raises RuntimeError if there is too little, or ulimit -f is less
+        return images, [sample.bad for sample in samples]
+
+    loader = DataLoader(image_set(description, paths), batch_sampler=wanted, num_workers=workers, collate_fn=collate,
+                        multiprocessing_context="fork" if workers else None)
 
     # forward
     mean, std = (description[name] * description.get("num_images", 1) for name in ("mean", "std"))

@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -151,6 +152,18 @@ def test_the_work_for_a_batch_does_not_grow_with_the_batches_after_it(run, tmp_p
     model, description = load_model_folder(run / "model")
     batches = list(classify_images(model, description, paths, torch.device("cpu"), batch_size=2))
     assert [one.input for batch in batches for one in batch] == list(paths) and paths.copied <= len(paths)
+
+
+def test_batches_larger_than_files_may_be_are_an_error_and_no_wait(run, tmp_path, capsys):
+    """A worker hands its batch over in a file in shared memory."""
+    paths, limits = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(4)], resource.getrlimit(
+        resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        code = predict.main([str(run), *paths, "--batch-size", "2"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == Exit.IO and "it is larger than ulimit -f allows" in capsys.readouterr().err
 
 
 def test_out_of_memory_names_the_flag_of_predict(run, tmp_path, capsys, monkeypatch):
