@@ -36,23 +36,23 @@ class Survey:
 
     def pairs(self) -> Iterator[tuple[str, np.ndarray]]:
         """(what is to be said, [P, 2] indices: a sample, and the one that it is compared with, or itself)."""
-        yield "unreadable", _pairs(np.array([*self.unreadable], np.int64))
+        alone = {"unreadable": np.array([*self.unreadable], np.int64), **self.odd}
+        yield from ((kind, np.c_[samples, samples]) for kind, samples in alone.items())
 
         # the same as the first sample that is the same, or as the first one of val
         every, first = np.arange(len(self.same)), first_with(self.same)
-        is_val = every >= self.num_train
+        pairs, is_val = np.c_[every, first], every >= self.num_train
         if self.labels.dtype.kind != "f":  # two measurements of one thing may differ
             label = np.unique(self.labels, axis=0, return_inverse=True)[1].flatten()
-            yield "conflict", _pairs(every, first, label != label[first])
-        yield "leak", _pairs(every, first, is_val & ~is_val[first])
+            yield "conflict", pairs[label != label[first]]
+        yield "leak", pairs[is_val & ~is_val[first]]
         first[is_val] = self.num_train + first_with(self.same[is_val])
-        yield "copy", _pairs(every, first, first < every)
+        yield "copy", np.c_[every, first][first < every]
 
         # like another one
         train, val = (np.flatnonzero(is_val[self.seen[:len(self.looks)]] == side) for side in (False, True))
         yield "near leak", self._alike(val, train)
         yield "near copy", np.concatenate([self._alike(train, train), self._alike(val, val)])
-        yield from ((kind, _pairs(samples)) for kind, samples in self.odd.items())
 
     def _alike(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """[P, 2] indices: a sample, and the one before it that looks most like it, but has another key.
@@ -60,18 +60,14 @@ class Survey:
         rows, columns: ascending places in `looks`. The hashes are whole numbers, so their products are exact, and the
         answer does not depend on the number of threads.
         """
-        looks, keys, found = self.looks.astype(np.float32), self.same[self.seen], [_pairs(rows[:0])]
+        looks, keys, found = self.looks.astype(np.float32), self.same[self.seen], [np.zeros((0, 2), np.int64)]
         norms = np.maximum(1, np.linalg.norm(self.looks.astype(np.float64), axis=1))
         for part in np.array_split(rows, -(-len(rows) // AT_ONCE)) if len(rows) and len(columns) else ():
             alike = looks[part] @ looks[columns].T / (norms[part, None] * norms[columns])   # [AT_ONCE, columns]
             alike[(keys[part, None] == keys[columns]) | (part[:, None] <= columns)] = 0
             best = columns[alike.argmax(axis=1)]
-            found.append(_pairs(self.seen[part], self.seen[best], alike.max(axis=1) >= ALIKE))
+            found.append(np.c_[self.seen[part], self.seen[best]][alike.max(axis=1) >= ALIKE])
         return np.concatenate(found)
-
-
-def _pairs(samples: np.ndarray, others: np.ndarray | None = None, chosen: Any = slice(None)) -> np.ndarray:
-    return np.stack([samples, samples if others is None else others], axis=1)[chosen]
 
 
 def first_with(keys: np.ndarray) -> np.ndarray:

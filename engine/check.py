@@ -42,17 +42,17 @@ FORWARD = 1 / 3  # of a training step: an evaluation has no backward
 # so that a rank loads and computes in turn, every step has a record, and nothing is packed, evaluated or saved
 ALONE = {"workers": 0, "log_every": 1, "cache": "none", "eval_every": sys.maxsize, "profile": 0, "fresh": False,
          "output": None, "stop_after": None}
-LOOK = "candidates of near-duplicates, by a perceptual hash); look at them, and remove one if it is the same picture"
+LOOK = "look at them, and remove one if it is the same picture"
 FINDINGS = {  # by the names of Survey.pairs: what is true of the samples, and what to do
-    "unreadable": "unreadable or truncated; repair or restore the files, or give --bad-samples skip",
-    "conflict": "the same as another sample with another label; correct one of the labels, or remove both",
-    "leak": "of val, and in train, too; remove them from one of the two, as training has seen what val measures",
-    "copy": "the same as another sample of the split; remove the copies, unless they are meant to count twice",
-    "near leak": f"of val, similar to one of train ({LOOK}",
-    "near copy": f"similar to another one of the split ({LOOK}",
-    "one colour": "of one colour; remove what is not meant to be empty",
-    "extreme": "much longer than wide, or much smaller or larger than the median; remove them, or cut out what matters",
-    "one character": "of one character alone; remove what means nothing"}
+    "unreadable": ("unreadable or truncated", "repair or restore the files, or give --bad-samples skip"),
+    "conflict": ("the same as another one, with another label", "correct one of the labels, or remove both"),
+    "leak": ("in val, and in train, too", "remove them from one of the two, as training has seen what val measures"),
+    "copy": ("the same as another one of the split", "remove the copies, unless they are meant to count twice"),
+    "near leak": ("in val, similar to one of train (candidates of near-duplicates, by a perceptual hash)", LOOK),
+    "near copy": ("similar to another one of the split (candidates of near-duplicates, by a perceptual hash)", LOOK),
+    "one colour": ("of one colour", "remove what is not meant to be empty"),
+    "extreme": ("much longer than wide, or much smaller or larger than the median", "remove them, or crop them"),
+    "one character": ("of one character alone", "remove what means nothing")}
 
 
 def check(config: Config, world: World, watchdog: Watchdog, train_epoch: Callable[[Training], None]) -> Exit:
@@ -120,8 +120,9 @@ def _data_words(found: dict[str, Any]) -> Iterator[str]:
         yield f"equal files were looked for among all; all else is said of {found['seen']} samples, chosen at random"
     yield "what stands out:" if found["findings"] else "nothing stands out"
     for kind, each in found["findings"].items():
-        exact = f" ({each['exact']} byte for byte)" if each["exact"] else ""
-        yield f"- {counted(len(each['samples']), 'sample')}{exact} {FINDINGS[kind]}"
+        what, to_do = FINDINGS[kind]
+        exact = f", {each['exact']} of them byte for byte" if each["exact"] else ""
+        yield f"- {what}: {counted(len(each['samples']), 'sample')}{exact}; {to_do}"
         yield from (f"    {name if name.isprintable() else ascii(name)}" for name in each["samples"][:SHOWN])
 
 

@@ -21,63 +21,55 @@ the pooled output of a network for images or of a text encoder; of a map, the me
 """
 
 import argparse
-import os
 import signal
 import sys
-import traceback
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
+from utils.errors import Exit, Parser, UserError, exit_after
 
-from utils.errors import Exit, Parser, UserError, exit_after, explain, is_shown_here
 
-# torch is imported inside the functions that need it, so that --help and wrong arguments are answered at once.
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
+    return int(text)
+
+
+# torch is imported inside the function that needs it, so that --help and wrong arguments are answered at once.
+PARSER = Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
+                formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
+PARSER.add_argument("inputs", metavar="INPUT", nargs="+",
+                    help="images: files, folders, .csv, .tsv, .jsonl; texts: .csv, .tsv, .jsonl, .txt or -")
+PARSER.add_argument("--format", choices=("csv", "jsonl"), help="default: by the ending of FILE, else csv")
+PARSER.add_argument("--output", metavar="FILE",
+                    help="write to FILE, which appears when it is complete (default: standard output)")
+PARSER.add_argument("--embeddings", metavar="FILE.npy", help="write the features of each row to FILE.npy, too")
+PARSER.add_argument("--batch-size", metavar="N", type=_count, default=64, help="inputs at once (default: 64)")
+PARSER.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
+WAYS_OUT = {"out_of_memory": "use a smaller --batch-size", "killed": "run it again, with a smaller --batch-size"}
 
 
 def main(arguments: list[str]) -> int:
-    """Predict as the command line says; returns the exit code. Collective."""
-    # arguments
-    parser = Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
-    parser.add_argument("inputs", metavar="INPUT", nargs="+",
-                        help="images: files, folders, .csv, .tsv, .jsonl; texts: .csv, .tsv, .jsonl, .txt or -")
-    parser.add_argument("--format", choices=("csv", "jsonl"), help="default: by the ending of FILE, else csv")
-    parser.add_argument("--output", metavar="FILE",
-                        help="write to FILE, which appears when it is complete (default: standard output)")
-    parser.add_argument("--embeddings", metavar="FILE.npy", help="write the features of each row to FILE.npy, too")
-    parser.add_argument("--batch-size", metavar="N", type=_count, default=64,
-                        help="inputs classified at once (default: 64)")
-    parser.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
-    given = parser.parse_args(arguments)
-
-    # work
-    try:
-        given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
-        return predict(given)
-    except BrokenPipeError:  # | head: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter's last flush would fail
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except Exception as error:
-        message, code = explain(error, out_of_memory="use a smaller --batch-size",
-                                killed="run it again, with a smaller --batch-size")
-        if code == Exit.INTERNAL:
-            traceback.print_exc()
-        elif is_shown_here(error):
-            print(f"predict: {message}", file=sys.stderr)
-        return code
-
-
-def predict(given: argparse.Namespace) -> Exit:
-    """Write one row per readable input. given: the arguments of the command line. Collective.
+    """Write one row per readable input. Returns the exit code. Collective.
 
     Raises UserError: 64 if there is no such device, or for what only one process can do, 65 if an input is damaged, 66
     if the model or an input is missing, 73 if the output cannot be written.
     """
+    given = PARSER.parse_args(arguments)
+    given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
+    try:
+        return predict(given)
+    except BrokenPipeError:  # | head: the reader has what it wanted
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def predict(given: argparse.Namespace) -> Exit:
+    """See main(). given: the arguments of the command line."""
     import torch
+    from tqdm import tqdm
 
     from models.prediction_files import compute_parts, folder_of_parts, write_files
     from models.tasks import find_model, load_task
@@ -89,7 +81,10 @@ def predict(given: argparse.Namespace) -> Exit:
     torch.set_num_threads(1)  # the last bits of what several threads compute depend on how many there are
     folder, task = find_model(Path(given.run))
     with World.from_env(given.device) as world:  # Collective.
-        parts: Path | None = None
+        has_parts = given.output is not None and "-" not in given.inputs
+        if not has_parts and (given.embeddings or world.world_size > 1):
+            raise UserError("several processes, and --embeddings, need --output FILE, and inputs other than -")
+        parts = folder_of_parts(given, folder, world) if has_parts else None  # Collective.
 
         def is_wanted(number: int) -> bool:
             is_mine = number % world.world_size == world.rank
@@ -102,24 +97,18 @@ def predict(given: argparse.Namespace) -> Exit:
             found.batches, "predict", found.num_batches, unit="batch", disable=is_hidden or None))
 
         # rows
-        if given.output is not None and found.num_batches is not None:
-            parts = folder_of_parts(given, folder, world)  # Collective.
+        write = partial(write_files, given, found, parts)
+        if parts is None:
+            num_inputs, num_bad = write()
+        else:
             compute_parts(given, found, parts)
             world.everywhere(lambda: None, takes_long=True)  # Collective: all parts are there.
-        elif given.embeddings or world.world_size > 1:
-            raise UserError("several processes, and --embeddings, need --output FILE, and inputs other than -")
-        write = partial(write_files, given, found, parts)
-        num_inputs, num_bad = write() if parts is None else world.on_rank_zero(write, takes_long=True)  # Collective.
-    if num_bad and world.is_main:
-        print(f"predict: {num_bad} of {num_inputs} inputs could not be read and have no row", file=sys.stderr)
-    return Exit.BAD_DATA if num_bad and world.is_main else Exit.DONE  # torchrun ends all processes when one fails
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, at least 1")
-    return int(text)
+            num_inputs, num_bad = world.on_rank_zero(write, takes_long=True)  # Collective.
+    if not num_bad or not world.is_main:  # torchrun ends all processes when one fails
+        return Exit.DONE
+    print(f"predict: {num_bad} of {num_inputs} inputs could not be read and have no row", file=sys.stderr)
+    return Exit.BAD_DATA
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, sys.argv[1:]))
+    exit_after(partial(main, sys.argv[1:]), "predict", **WAYS_OUT)

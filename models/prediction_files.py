@@ -11,9 +11,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +39,8 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Pat
     given: the arguments of models.predict. model: its folder. Raises UserError: 65 if nodes differ, 73.
     """
     files = [file for name in given.inputs for file in (images_in(name) if os.path.isdir(name) else [name])]
-    stats = [os.stat(file) for file in files if os.path.exists(file)]  # A,B is none
-    digest = digest_of(vars(given), files, [(stat.st_size, stat.st_mtime_ns) for stat in stats], files_in(model),
-                       code_digest(), torch.__version__, world.device.type)
+    stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is none
+    digest = digest_of(vars(given), files, stats, files_in(model), code_digest(), torch.__version__, world.device.type)
     world.require_same(digest, "the model and the inputs")  # Collective.
     parts = Path(f"{given.output}.parts-{digest}")
 
@@ -80,7 +79,9 @@ def write_files(given: argparse.Namespace, found: Predictions, parts: Path | Non
     pieces = ((_piece(given.format, found.description, batch) for batch in found.batches) if parts is None else
               (read_checked(parts / str(number)) for number in range(found.num_batches)))
     with open_output(given.output) as file:
-        FORMATS[given.format](file, found.description)  # writes the header
+        if given.format == "csv":
+            names = found.description["classes"]
+            csv_writer(file)(["input", *answer(found.description, names, [0.0] * len(names))[0], *names])
         for rows, reasons, size in pieces:
             file.write(rows)
             file.flush()
@@ -103,11 +104,18 @@ def write_files(given: argparse.Namespace, found: Predictions, parts: Path | Non
 def _piece(format: str, description: Mapping[str, Any], batch: Sequence[Prediction]) -> tuple[str, list[str], int]:
     """The rows of a batch, why its other inputs have none, and the number of inputs."""
     file = io.StringIO(newline="")
-    write_row, begin = FORMATS[format](file, description), file.tell()  # after the header
-    for one in batch:
-        if one.values is not None:
-            write_row(one.input, one.values.tolist())
-    return file.getvalue()[begin:], [one.bad for one in batch if one.values is None], len(batch)
+    write_csv = csv_writer(file)
+    for one in [one for one in batch if one.values is not None]:
+        said, by_name = answer(description, description["classes"], one.values.tolist())
+        if format == "csv":
+            write_csv([one.input, *said.values(), *by_name.values()])
+            continue
+        row = {"input": one.input, **said} | {
+            name: float(value) for name, value in said.items() if name == "probability"}
+        row["probabilities" if said else "predictions"] = {name: float(value) for name, value in by_name.items()}
+        is_text = one.input.encode("utf-8", "ignore").decode() == one.input  # a file's name may be in any encoding
+        file.write(json.dumps(row, ensure_ascii=not is_text) + "\n")
+    return file.getvalue(), [one.bad for one in batch if one.values is None], len(batch)
 
 
 def _features(seen: list[Tensor], batch: Sequence[Prediction]) -> Tensor:
@@ -120,28 +128,3 @@ def _features(seen: list[Tensor], batch: Sequence[Prediction]) -> Tensor:
                         " map of each input, so there are no pooled features; leave --embeddings out", Exit.BAD_DATA)
     features = inputs.mean(dim=(2, 3)) if inputs.ndim == 4 else inputs
     return features[is_good] if len(inputs) == len(batch) else features
-
-
-def _csv_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:
-    names, write_row = description["classes"], csv_writer(file)
-    write_row(["input", *answer(description, names, [0.0] * len(names))[0], *names])
-
-    def write(name: str, values: list[float]) -> None:
-        said, by_name = answer(description, names, values)
-        write_row([name, *said.values(), *by_name.values()])
-
-    return write
-
-
-def _jsonl_rows(file: TextIO, description: Mapping[str, Any]) -> Callable[[str, list[float]], Any]:
-    def write(name: str, values: list[float]) -> None:
-        said, by_name = answer(description, description["classes"], values)
-        row = {"input": name, **said} | ({"probability": float(said["probability"])} if "probability" in said else {})
-        row["probabilities" if said else "predictions"] = {name: float(value) for name, value in by_name.items()}
-        is_text = name.encode("utf-8", "ignore").decode() == name  # a file's name may be in any encoding
-        file.write(json.dumps(row, ensure_ascii=not is_text) + "\n")
-
-    return write
-
-
-FORMATS = {"csv": _csv_rows, "jsonl": _jsonl_rows}

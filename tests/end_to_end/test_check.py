@@ -95,7 +95,8 @@ def test_all_that_was_planted_is_found_and_nothing_else(own_pictures, checked):
     unreadable = {str(Path(name).relative_to(own_pictures)) for name in samples(found, "unreadable")}
     assert {kind: samples(found, kind) for kind in found["findings"]} | {"unreadable": unreadable} == planted | {
         "copy": planted["conflict"]}, result.text
-    assert found["findings"]["leak"]["exact"] == 10 and "12 samples (10 byte for byte) of val" in result.out
+    assert found["findings"]["leak"]["exact"] == 10
+    assert "in val, and in train, too: 12 samples, 10 of them byte for byte;" in result.out
 
     # as a training would end, and in its words
     assert result.returncode == Exit.BAD_DATA, result.text
@@ -198,7 +199,7 @@ def test_texts_that_differ_in_case_and_spaces_alone_are_the_same(run_dir, senten
     count = {kind: len(each["samples"]) for kind, each in found["findings"].items()}
     conflicts = {"conflict": 3} if task == "text-classification" else {}
     assert (count, result.returncode) == ({"leak": 23, "one character": 1} | conflicts, 0), result.text
-    assert found["findings"]["leak"]["exact"] == 13 and "(13 byte for byte)" in result.out
+    assert found["findings"]["leak"]["exact"] == 13 and ": 23 samples, 13 of them byte for byte;" in result.out
     assert ("texts have more than --max-length 8 tokens" in result.out) and "nothing stands out" not in result.out
 
 

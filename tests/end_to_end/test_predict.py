@@ -12,9 +12,9 @@ import transformers
 from PIL import Image
 
 from data.texts.tokenizer import train_tokenizer
-from models import predict
 from models.text.bert import save_model_folder as save_text_folder
 from models.vision.classifier import build_classifier, load_model_folder, save_model_folder
+from tests.harness.predicting import ended
 from utils.errors import Exit
 from utils.files import read_checked, write_checked
 
@@ -161,7 +161,7 @@ def test_an_error_of_the_user_is_said_once(asked, run_torchrun, tmp_path):
 def features_of(run, inputs, tmp_path):
     """[rows, D]: what --embeddings writes."""
     words = [run, *inputs, "--output", tmp_path / "rows.csv", "--embeddings", tmp_path / "f.npy", *BATCH]
-    assert predict.main([*map(str, words)]) == Exit.DONE
+    assert ended([*map(str, words)]) == Exit.DONE
     return torch.from_numpy(np.load(tmp_path / "f.npy"))
 
 
@@ -206,9 +206,9 @@ def test_features_of_a_decoder_are_refused_in_words(texts, tmp_path, capsys):
     run = write_text_run(tmp_path / "run", transformers.GPT2Config, transformers.GPT2ForSequenceClassification,
                          n_embd=32, n_layer=2, n_head=2, n_positions=64)
     words = [str(run), str(texts / "val.csv"), "--output", str(tmp_path / "rows.csv"), *BATCH]
-    assert predict.main([*words, "--embeddings", str(tmp_path / "f.npy")]) == Exit.BAD_DATA
+    assert ended([*words, "--embeddings", str(tmp_path / "f.npy")]) == Exit.BAD_DATA
     assert "predict: --embeddings: the last layer of the model is not called once" in capsys.readouterr().err
-    assert predict.main(words) == Exit.DONE and not (tmp_path / "f.npy").exists()
+    assert ended(words) == Exit.DONE and not (tmp_path / "f.npy").exists()
 
 
 @pytest.mark.parametrize("words", [["a.txt"], ["-", "--output", "rows.csv"]])
@@ -216,14 +216,14 @@ def test_features_need_files_of_which_there_can_be_parts(words, tmp_path, capsys
     run = write_text_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("a\tb\n")
-    assert predict.main([str(run), *words, "--embeddings", "f.npy", *BATCH]) == Exit.USAGE
+    assert ended([str(run), *words, "--embeddings", "f.npy", *BATCH]) == Exit.USAGE
     assert "need --output FILE" in capsys.readouterr().err and sorted(os.listdir(tmp_path)) == ["a.txt", "run"]
 
 
 def test_features_that_cannot_be_written_are_73_before_anything_is_computed(photos, tmp_path, capsys):
     run = write_image_run(tmp_path / "run", "small-cnn")
     words = [str(run), str(photos / "val"), "--output", str(tmp_path / "rows.csv"), *BATCH]
-    assert predict.main([*words, "--embeddings", str(tmp_path / "gone/f.npy")]) == Exit.CANNOT_CREATE
+    assert ended([*words, "--embeddings", str(tmp_path / "gone/f.npy")]) == Exit.CANNOT_CREATE
     assert capsys.readouterr().err.startswith(f"predict: --embeddings {tmp_path}/gone/f.npy: cannot write it")
     assert os.listdir(tmp_path) == ["run"]
 
@@ -232,5 +232,5 @@ def test_features_that_cannot_be_written_are_73_before_anything_is_computed(phot
 def test_a_terminal_shows_a_bar_over_all_batches(is_terminal, shown, photos, tmp_path, capsys, monkeypatch):
     run = write_image_run(tmp_path / "run", "small-cnn")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    assert predict.main([str(run), str(photos / "val"), "--output", str(tmp_path / "rows.csv"), *BATCH]) == Exit.DONE
+    assert ended([str(run), str(photos / "val"), "--output", str(tmp_path / "rows.csv"), *BATCH]) == Exit.DONE
     assert ("predict: 100%" in (said := capsys.readouterr().err) and "| 10/10 [" in said) == shown

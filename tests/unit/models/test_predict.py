@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torchvision.transforms import v2
 
-from models import predict
 from models.tasks import TASKS, image_classification
 from models.vision.classifier import build_classifier, classify_images, load_model_folder, save_model_folder
 from tests.harness.forked import run_forked
+from tests.harness.predicting import ended
 from utils.errors import Exit
 
 torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def test_rows_are_in_input_order_and_a_folders_images_in_path_order(run, tmp_pat
     (folder / "link").symlink_to(tmp_path / "elsewhere")
     inside.append(str(folder / "link/1.png"))
     single = write_image(tmp_path / "single.image.png")
-    assert predict.main([str(run), single, str(folder), single]) == Exit.DONE
+    assert ended([str(run), single, str(folder), single]) == Exit.DONE
     assert [row["input"] for row in rows_of(capsys.readouterr().out)] == [single, *inside, single]
 
 
@@ -83,7 +83,7 @@ def test_probabilities_are_those_of_plain_torchvision(said, side, run, tmp_path,
     (folder / "model.safetensors").symlink_to(run / "model/model.safetensors")
     (folder / "config.json").write_text(json.dumps(DESCRIPTION | said))
     paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
-    predict.main([str(folder), *paths])
+    ended([str(folder), *paths])
     rows = rows_of(capsys.readouterr().out)
 
     model = torchvision.models.get_model("squeezenet1_1", num_classes=len(CLASSES))
@@ -107,7 +107,7 @@ def test_a_model_of_bce_gives_sigmoids_and_the_same_predictions(run, tmp_path, c
     save_model_folder(load_file(run / "model" / "model.safetensors"), DESCRIPTION | {"loss": "bce"}, tmp_path / "bce")
     paths, found = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(5)], []
     for folder in (run, tmp_path / "bce"):
-        assert predict.main([str(folder), *paths]) == Exit.DONE
+        assert ended([str(folder), *paths]) == Exit.DONE
         rows = rows_of(capsys.readouterr().out)
         found.append(([row["prediction"] for row in rows], torch.tensor([[float(row[name]) for name in CLASSES]
                                                                          for row in rows])))
@@ -119,16 +119,16 @@ def test_a_model_of_bce_gives_sigmoids_and_the_same_predictions(run, tmp_path, c
 
 
 def test_class_names_with_commas_and_quotes_stay_one_column(run, tmp_path, capsys):
-    predict.main([str(run), write_image(tmp_path / "a, b.png")])
+    ended([str(run), write_image(tmp_path / "a, b.png")])
     header, row = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
     assert header == ["input", "prediction", "probability", *CLASSES] and len(row) == len(header)
 
 
 def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsys):
     paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
-    predict.main([str(run), *paths])
+    ended([str(run), *paths])
     one = rows_of(capsys.readouterr().out)
-    predict.main([str(run), *paths, "--batch-size", "3"])
+    ended([str(run), *paths, "--batch-size", "3"])
     several = rows_of(capsys.readouterr().out)
     assert [row["input"] for row in several] == paths
     for ours, theirs in zip(several, one, strict=True):  # another batch size is another order of sums
@@ -160,7 +160,7 @@ def test_batches_larger_than_files_may_be_are_an_error_and_no_wait(run, tmp_path
         resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        code = predict.main([str(run), *paths, "--batch-size", "2"])
+        code = ended([str(run), *paths, "--batch-size", "2"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert code == Exit.IO and "it is larger than ulimit -f allows" in capsys.readouterr().err
@@ -171,7 +171,7 @@ def test_out_of_memory_names_the_flag_of_predict(run, tmp_path, capsys, monkeypa
         yield torch.empty(2**55)
 
     monkeypatch.setattr(image_classification, "classify_images", too_large)
-    assert predict.main([str(run), write_image(tmp_path / "image.png")]) == Exit.USAGE
+    assert ended([str(run), write_image(tmp_path / "image.png")]) == Exit.USAGE
     assert capsys.readouterr().err.startswith("predict: out of memory: use a smaller --batch-size (")
 
 
@@ -188,7 +188,7 @@ def test_unreadable_images_are_named_and_the_others_written(run, tmp_path, capsy
     good = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(2)]
     (bad := tmp_path / "bad.png").write_bytes(Path(good[0]).read_bytes()[:200])
     (text := tmp_path / "notes.txt").write_text("no image")
-    assert predict.main([str(run), good[0], str(bad), str(text), good[1]]) == Exit.BAD_DATA
+    assert ended([str(run), good[0], str(bad), str(text), good[1]]) == Exit.BAD_DATA
     captured = capsys.readouterr()
     assert [row["input"] for row in rows_of(captured.out)] == good
     assert f"{bad}: " in captured.err and f"{text}: not an image" in captured.err and "2 of 4" in captured.err
@@ -199,33 +199,33 @@ def test_a_table_gives_its_images_in_its_order_and_names_missing_ones(run, tmp_p
         write_image(tmp_path / "photos" / name)
     table = tmp_path / "table.csv"
     table.write_text("image,age\nphotos/b.png,1\nphotos/none.png,2\n photos/a.png ,3\n")
-    assert predict.main([str(run), str(table)]) == Exit.BAD_DATA
+    assert ended([str(run), str(table)]) == Exit.BAD_DATA
     printed = capsys.readouterr()
     assert [Path(row["input"]).name for row in rows_of(printed.out)] == ["b.png", "a.png"]
     assert "cannot read" in printed.err and "none.png" in printed.err
 
     table.write_text("photo,age\nphotos/b.png,1\n")
-    assert predict.main([str(run), str(table)]) == Exit.BAD_DATA
+    assert ended([str(run), str(table)]) == Exit.BAD_DATA
     assert f"{table}: there is no column image; it has photo, age" in capsys.readouterr().err
 
 
 def test_missing_input_and_folder_without_images_are_66(run, tmp_path, capsys):
     """The message says what is there."""
     image = write_image(tmp_path / "image.png")
-    assert predict.main([str(run), image, str(tmp_path / "gone.png")]) == Exit.NO_INPUT
+    assert ended([str(run), image, str(tmp_path / "gone.png")]) == Exit.NO_INPUT
     captured = capsys.readouterr()
     assert "gone.png" in captured.err and captured.out == ""
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a.txt").touch()
-    assert predict.main([str(run), str(tmp_path / "texts")]) == Exit.NO_INPUT
+    assert ended([str(run), str(tmp_path / "texts")]) == Exit.NO_INPUT
     assert "texts has a.txt" in capsys.readouterr().err
 
 
 def test_run_without_a_model_is_66_and_says_to_train_first(tmp_path, capsys):
     image = write_image(tmp_path / "run/image.png")
-    assert predict.main([str(tmp_path / "run"), image]) == Exit.NO_INPUT
+    assert ended([str(tmp_path / "run"), image]) == Exit.NO_INPUT
     assert "train first" in capsys.readouterr().err
-    assert predict.main([str(tmp_path / "gone"), image]) == Exit.NO_INPUT
+    assert ended([str(tmp_path / "gone"), image]) == Exit.NO_INPUT
 
 
 @pytest.mark.parametrize(("content", "code"), [
@@ -237,7 +237,7 @@ def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run,
     image = write_image(tmp_path / "image.png")
     (tmp_path / "model.safetensors").symlink_to(run / "model/model.safetensors")
     (tmp_path / "config.json").write_text(content)
-    assert predict.main([str(tmp_path), image]) == code
+    assert ended([str(tmp_path), image]) == code
     assert str(tmp_path) in (message := capsys.readouterr().err) and "Traceback" not in message
 
 
@@ -247,7 +247,7 @@ def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run,
 def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     (tmp_path / "config.json").write_text(content)
-    assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
+    assert ended([str(tmp_path), image]) == Exit.NO_INPUT
     assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json was not written by a run (")
 
 
@@ -256,7 +256,7 @@ def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run,
 def test_task_that_there_is_not_is_66_with_those_that_there_are(task, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     (tmp_path / "config.json").write_text(json.dumps(DESCRIPTION | {"task": task}))
-    assert predict.main([str(tmp_path), image]) == Exit.NO_INPUT
+    assert ended([str(tmp_path), image]) == Exit.NO_INPUT
     message = capsys.readouterr().err
     assert f"{tmp_path}/config.json: unknown task {task};" in message and ", ".join(TASKS) in message
     assert "Traceback" not in message
@@ -264,11 +264,11 @@ def test_task_that_there_is_not_is_66_with_those_that_there_are(task, run, tmp_p
 
 def test_jsonl_says_of_each_input_what_csv_says(run, tmp_path, capsys):
     paths = [write_image(tmp_path / f'{seed}, "ü".png', seed) for seed in range(3)]
-    predict.main([str(run), *paths])
+    ended([str(run), *paths])
     expected = [{
         "input": row["input"], "prediction": row["prediction"], "probability": float(row["probability"]),
         "probabilities": {name: float(row[name]) for name in CLASSES}} for row in rows_of(capsys.readouterr().out)]
-    assert predict.main([str(run), *paths, "--format", "jsonl"]) == Exit.DONE
+    assert ended([str(run), *paths, "--format", "jsonl"]) == Exit.DONE
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == expected
 
 
@@ -277,9 +277,9 @@ def test_jsonl_says_of_each_input_what_csv_says(run, tmp_path, capsys):
     ("out.csv", ("--format", "jsonl"), "jsonl"), ("out.jsonl", ("--format", "jsonl"), "jsonl")])
 def test_format_is_the_one_given_or_that_of_the_outputs_ending(name, words, expected, run, tmp_path, capsys):
     images = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(2)]
-    predict.main([str(run), *images, "--format", expected])
+    ended([str(run), *images, "--format", expected])
     printed = capsys.readouterr().out
-    predict.main([str(run), *images, "--output", str(tmp_path / name), *words])
+    ended([str(run), *images, "--output", str(tmp_path / name), *words])
     assert (tmp_path / name).read_text() == printed and printed.startswith({"csv": "input,",
                                                                             "jsonl": '{"input": '}[expected])
 
@@ -287,7 +287,7 @@ def test_format_is_the_one_given_or_that_of_the_outputs_ending(name, words, expe
 def test_unreadable_images_have_no_line_in_jsonl(run, tmp_path, capsys):
     good, bad = write_image(tmp_path / "good.png"), tmp_path / "bad.png"
     bad.write_text("no image")
-    assert predict.main([str(run), str(bad), good, "--format", "jsonl"]) == Exit.BAD_DATA
+    assert ended([str(run), str(bad), good, "--format", "jsonl"]) == Exit.BAD_DATA
     assert [json.loads(line)["input"] for line in capsys.readouterr().out.splitlines()] == [good]
 
 
@@ -296,14 +296,14 @@ def test_unreadable_images_have_no_line_in_jsonl(run, tmp_path, capsys):
     *[("--batch-size", value, "at least 1") for value in ("0", "-1", "1.5", "many")]])
 def test_a_bad_value_is_a_typing_error_with_its_rule(name, value, rule, run, capsys):
     with pytest.raises(SystemExit) as left:
-        predict.main([str(run), "a.png", name, value])
+        ended([str(run), "a.png", name, value])
     assert left.value.code == Exit.USAGE
     assert f"argument {name}: " in (message := capsys.readouterr().err.replace("'", "")) and rule in message
 
 
 def test_output_gets_its_name_once_it_is_complete(run, tmp_path, capsys, monkeypatch):
     image, output = write_image(tmp_path / "image.png"), tmp_path / "out.csv"
-    assert predict.main([str(run), image, "--output", str(output)]) == Exit.DONE
+    assert ended([str(run), image, "--output", str(output)]) == Exit.DONE
     complete = output.read_bytes()
     assert len(rows_of(complete.decode())) == 1 and b"\r" not in complete and capsys.readouterr().out == ""
 
@@ -312,21 +312,21 @@ def test_output_gets_its_name_once_it_is_complete(run, tmp_path, capsys, monkeyp
         raise OSError("out of order")
 
     monkeypatch.setattr(image_classification, "classify_images", failing)
-    assert predict.main([str(run), image, "--output", str(output)]) == Exit.IO
+    assert ended([str(run), image, "--output", str(output)]) == Exit.IO
     assert output.read_bytes() == complete and sorted(os.listdir(tmp_path)) == ["image.png", "out.csv"]
 
 
 @pytest.mark.parametrize("name", [".", "gone/out.csv", "image.png/out.csv", "/dev/null"])
 def test_output_that_cannot_be_written_is_73(name, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
-    assert predict.main([str(run), image, "--output", str(tmp_path / name)]) == Exit.CANNOT_CREATE
+    assert ended([str(run), image, "--output", str(tmp_path / name)]) == Exit.CANNOT_CREATE
     assert "--output" in capsys.readouterr().err and not Path("/dev/null").is_file()
 
 
 def test_names_that_are_no_utf8_come_out_as_they_are(run, tmp_path):
     path = os.fsencode(tmp_path) + b"/\xff.png"
     os.rename(write_image(tmp_path / "image.png"), path)
-    predict.main([str(run), os.fsdecode(path), "--output", str(tmp_path / "out.csv")])
+    ended([str(run), os.fsdecode(path), "--output", str(tmp_path / "out.csv")])
     assert path in (tmp_path / "out.csv").read_bytes()
 
 

@@ -15,9 +15,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from data.texts.tokenizer import train_tokenizer
-from models import predict
 from models.text.bert import save_model_folder
 from tests.harness.forked import run_forked
+from tests.harness.predicting import ended
 from utils.errors import Exit
 
 CLASSES = ["cat", "dog, small", 'the "ü"']
@@ -96,7 +96,7 @@ def pipeline_probabilities(run: Path, inputs: list) -> np.ndarray:
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 def test_probabilities_are_those_of_transformers_pipeline(form, run, tmp_path, capsys):
     table = write_table(tmp_path / "texts.csv", [[text] for text in TEXTS])
-    assert predict.main([str(run), table, "--format", form, "--batch-size", "60", "--device", "auto"]) == Exit.DONE
+    assert ended([str(run), table, "--format", form, "--batch-size", "60", "--device", "auto"]) == Exit.DONE
     printed = capsys.readouterr().out
     rows = [json.loads(line) for line in printed.splitlines()] if form == "jsonl" else rows_of(printed)
     ours, theirs = probabilities(row.get("probabilities", row) for row in rows), pipeline_probabilities(run, TEXTS)
@@ -109,7 +109,7 @@ def test_probabilities_are_those_of_transformers_pipeline(form, run, tmp_path, c
 def test_a_model_of_bce_gives_the_sigmoids_of_transformers_pipeline(own_run, tmp_path, capsys):
     file = own_run / "model" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"problem_type": "multi_label_classification"}))
-    assert predict.main([str(own_run), write_table(tmp_path / "texts.csv", [[text] for text in TEXTS])]) == Exit.DONE
+    assert ended([str(own_run), write_table(tmp_path / "texts.csv", [[text] for text in TEXTS])]) == Exit.DONE
     ours = probabilities(rows_of(capsys.readouterr().out))
     assert np.abs(ours - pipeline_probabilities(own_run, TEXTS)).max() < 1e-5
     assert np.abs(ours.sum(1) - 1).max() > 0.05
@@ -117,7 +117,7 @@ def test_a_model_of_bce_gives_the_sigmoids_of_transformers_pipeline(own_run, tmp
 
 def test_probabilities_of_pairs_are_those_of_transformers_pipeline(pair_run, tmp_path, capsys):
     path = write_table(tmp_path / "pairs.csv", [(more, "x", text) for text, more in PAIRS], ("more", "label", "text"))
-    assert predict.main([str(pair_run), path]) == Exit.DONE
+    assert ended([str(pair_run), path]) == Exit.DONE
     rows = rows_of(capsys.readouterr().out)
     theirs = pipeline_probabilities(pair_run, [{"text": text, "text_pair": more} for text, more in PAIRS])
     assert [row["input"] for row in rows] == [f"{text}\t{more}" for text, more in PAIRS]
@@ -128,7 +128,7 @@ def test_probabilities_of_pairs_are_those_of_transformers_pipeline(pair_run, tmp
 
 def test_long_texts_are_cut_off_where_training_cut_them_off(run, tmp_path, capsys):
     long = [" ".join(WORDS * 30), " ".join(WORDS * 30) + " ende", "x" * 3000]
-    assert predict.main([str(run), write_table(tmp_path / "long.txt", [[text] for text in long])]) == Exit.DONE
+    assert ended([str(run), write_table(tmp_path / "long.txt", [[text] for text in long])]) == Exit.DONE
     rows = rows_of(capsys.readouterr().out)
     assert [row["input"] for row in rows] == long
     assert np.abs(probabilities(rows) - pipeline_probabilities(run, long)).max() < 1e-5
@@ -137,7 +137,7 @@ def test_long_texts_are_cut_off_where_training_cut_them_off(run, tmp_path, capsy
 def test_every_format_of_texts_gives_the_same_rows(run, tmp_path, capsys):
     printed = {}
     for suffix in (".csv", ".tsv", ".jsonl", ".txt"):
-        assert predict.main([str(run),
+        assert ended([str(run),
                              write_table(tmp_path / f"texts{suffix}", [[text] for text in TEXTS])]) == Exit.DONE
         printed[suffix] = capsys.readouterr().out
     assert inputs_of(printed[".csv"]) == TEXTS and len(set(printed.values())) == 1
@@ -146,7 +146,7 @@ def test_every_format_of_texts_gives_the_same_rows(run, tmp_path, capsys):
 def test_rows_of_several_files_come_in_the_order_in_which_these_are_named(run, tmp_path, capsys):
     paths = [write_table(tmp_path / name, [[text] for text in texts]) for name,
              texts in (("b.txt", TEXTS[:70]), ("a.jsonl", TEXTS[70:90]))]
-    predict.main([str(run), *paths, paths[1]])
+    ended([str(run), *paths, paths[1]])
     assert inputs_of(capsys.readouterr().out) == [*TEXTS[:90], *TEXTS[70:90]]
 
 
@@ -163,7 +163,7 @@ def test_standard_input_of_a_pair_model_has_a_tab_in_each_line(pair_run, tmp_pat
     assert done.returncode == Exit.BAD_DATA
     assert "line 6: 1 texts; a sentence pair is two texts with a tab between them" in done.stderr
     (tmp_path / "pairs.txt").write_text("\n".join(lines))
-    assert predict.main([str(pair_run), str(tmp_path / "pairs.txt")]) == Exit.DONE
+    assert ended([str(pair_run), str(tmp_path / "pairs.txt")]) == Exit.DONE
     assert inputs_of(capsys.readouterr().out) == lines
 
 
@@ -171,7 +171,7 @@ def test_standard_input_of_a_pair_model_has_a_tab_in_each_line(pair_run, tmp_pat
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 @pytest.mark.parametrize("text", ODD)
 def test_odd_characters_come_out_as_they_went_in_and_in_one_field(text, form, suffix, run, tmp_path, capsys):
-    predict.main([str(run), write_table(tmp_path / f"texts{suffix}", [["before"], [text], ["after"]]), "--output",
+    ended([str(run), write_table(tmp_path / f"texts{suffix}", [["before"], [text], ["after"]]), "--output",
                   str(tmp_path / "out"),
                   "--format", form])
     written = (tmp_path / "out").read_bytes().decode()
@@ -184,7 +184,7 @@ def test_an_empty_text_is_named_and_the_others_are_written(run, tmp_path, capsys
     """An empty text is named with file and line and the others are written."""
     texts = [*TEXTS[:70], "", "two\nlines", "  ", "last"]
     path = write_table(tmp_path / "texts.csv", [[text, "x"] for text in texts], ("text", "label"))
-    assert predict.main([str(run), path]) == Exit.BAD_DATA
+    assert ended([str(run), path]) == Exit.BAD_DATA
     captured = capsys.readouterr()
     assert inputs_of(captured.out) == [text for text in texts if text.strip()]
     assert captured.err.splitlines() == [
@@ -195,7 +195,7 @@ def test_an_empty_text_is_named_and_the_others_are_written(run, tmp_path, capsys
 
 def test_a_batch_of_empty_texts_alone_is_no_traceback(pair_run, tmp_path, capsys):
     path = write_table(tmp_path / "pairs.tsv", [("", "b"), ("a", " ")], ("text", "more"))
-    assert predict.main([str(pair_run), path]) == Exit.BAD_DATA
+    assert ended([str(pair_run), path]) == Exit.BAD_DATA
     captured = capsys.readouterr()
     assert inputs_of(captured.out) == [] and captured.err.count("a text is empty") == 2
 
@@ -203,7 +203,7 @@ def test_a_batch_of_empty_texts_alone_is_no_traceback(pair_run, tmp_path, capsys
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_a_missing_column_is_65_and_says_which_there_are(suffix, pair_run, tmp_path, capsys):
     path = write_table(tmp_path / f"texts{suffix}", [("a", "b")], ("text", "title"))
-    assert predict.main([str(pair_run), path, "--output", str(tmp_path / "out.csv")]) == Exit.BAD_DATA
+    assert ended([str(pair_run), path, "--output", str(tmp_path / "out.csv")]) == Exit.BAD_DATA
     message = capsys.readouterr().err
     assert path in message and "there is no column more; it has text, title" in message
     assert not (tmp_path / "out.csv").exists()
@@ -212,7 +212,7 @@ def test_a_missing_column_is_65_and_says_which_there_are(suffix, pair_run, tmp_p
 @pytest.mark.parametrize("name", ["gone.csv", "folder"])
 def test_a_missing_input_is_66_before_anything_is_written(name, run, tmp_path, capsys):
     (tmp_path / "folder").mkdir()
-    assert predict.main([str(run), write_table(tmp_path / "texts.txt", [["a text"]]),
+    assert ended([str(run), write_table(tmp_path / "texts.txt", [["a text"]]),
                          str(tmp_path / name)]) == Exit.NO_INPUT
     captured = capsys.readouterr()
     assert name in captured.err and captured.out == ""
@@ -221,7 +221,7 @@ def test_a_missing_input_is_66_before_anything_is_written(name, run, tmp_path, c
 def test_a_language_model_is_64_and_says_what_it_is_for(own_run, capsys):
     config = json.loads((own_run / "model/config.json").read_text())
     (own_run / "model/config.json").write_text(json.dumps(config | {"task": "masked-lm"}))
-    assert predict.main([str(own_run), "-"]) == Exit.USAGE
+    assert ended([str(own_run), "-"]) == Exit.USAGE
     message = capsys.readouterr().err
     assert f"{own_run}/model has no classes: fine-tune it" in message
     assert f"--task text-classification --model {own_run}/model" in message and "fill-mask" in message
@@ -245,7 +245,7 @@ def without_our_keys(folder: Path) -> None:
     without_a_weight, without_our_keys])
 def test_a_damaged_model_folder_is_refused_without_a_traceback(spoil, own_run, tmp_path, capsys):
     spoil(own_run / "model")
-    code, captured = predict.main([str(own_run),
+    code, captured = ended([str(own_run),
                                    write_table(tmp_path / "texts.txt", [["a text"]])]), capsys.readouterr()
     assert code in (Exit.BAD_DATA, Exit.NO_INPUT) and captured.out == ""
     assert str(own_run / "model") in captured.err and "Traceback" not in captured.err
