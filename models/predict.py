@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
 
 
 def predict(given: argparse.Namespace) -> Exit:
-    """See main(). given: the arguments of the command line."""
+    """See main(). given: the arguments of the command line. Collective."""
     import torch
     from tqdm import tqdm
 
