@@ -84,10 +84,10 @@ if __name__ == "__main__":  # before torch is imported; one process: it is the r
 import numpy as np
 
 from ask.labelled import read_samples
-from ask.resampling import Estimate, estimate, mislabelled, partition
+from ask.resampling import estimate, mislabelled, partition
 from ask.samples import Rows, table, write_rows
 from data.labels import lacking
-from engine.records.log import records
+from engine.records.report import NO_FIGURES
 from models.metrics.metric import MAX_SCORES
 from utils.distributed.signals import end_with_parent
 from utils.files import read_json, write_atomically
@@ -100,7 +100,6 @@ OWN = dict.fromkeys(("run_dir", "fresh", "eval_only", "check"), "each run has a 
 CHOOSING = dict.fromkeys(("early_stop_patience", "ema_decay"),
                          "the fold that is reported would choose the model; with --inner another fold chooses it")
 NEVER = 10**9  # steps: the only evaluation is the one at the end of the run, so none chooses the model
-NO_FIGURES = ("step", "epoch", "samples", "evaluated")  # numbers in a record of an evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +112,8 @@ class Fold:
     run: Path
     seed: int
     number: int  # of the fold, from 1
-    parts: dict[str, np.ndarray]  # indices of samples by split; the fold is val, or test where another one is val
-
-    @property
-    def split(self) -> str:
-        """What the run calls the fold."""
-        return [*self.parts][-1]
+    parts: dict[str, np.ndarray]  # indices of samples by split
+    split: str  # what the run calls the fold: val, or test where another one is val
 
     @property
     def indices(self) -> np.ndarray:
@@ -151,8 +146,8 @@ class Fold:
 
     def figures(self) -> dict[str, float]:
         """Those of the fold by name, if they are finite."""
-        found = records(self.run, "val")[-1] if self.split == "val" else read_json(self._beside(".json"))
-        return {name: value for name, value in found.items()
+        path = self.run / "summary.json" if self.split == "val" else self._beside(".json")
+        return {name: value for name, value in read_json(path).items()
                 if isinstance(value, int | float) and name not in NO_FIGURES}
 
     def predictions(self) -> Rows:
@@ -190,11 +185,10 @@ def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequenc
     # the runs
     folds = [[*folds_of(given, *each)] for each in zip(words, configs, strict=True)]
     if len(folds) > 1 and folds[0][0].run == folds[1][0].run:
-        raise UserError("--against: the settings after it change no run, so there is nothing to compare; give one that"
-                        " does, such as --lr")
+        raise UserError("--against: the settings after it change no run; give one that does, such as --lr")
     if any(not np.array_equal(one.indices, two.indices) for one, two in zip(folds[0], folds[-1], strict=True)):
-        raise UserError("--against: these settings have other samples, labels, groups or seeds, so the folds cannot be"
-                        " compared; leave out what changes them")
+        raise UserError("--against: these settings change samples, labels, groups or seeds, so the folds cannot be"
+                        " compared; leave them out")
     runs, (part, num_parts) = [fold for pair in zip(*folds, strict=True) for fold in pair], given.part
     for number, fold in [*enumerate(runs, 1)][part - 1::num_parts]:
         say(f"folds: run {number} of {len(runs)}, {fold.run}", sys.stdout)
@@ -225,18 +219,19 @@ def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequenc
             elif 5 * len(doubted) * given.seeds > len(predictions):
                 say("more than a fifth of the labels are doubted: the model has learnt too little for the list to mean"
                     " much", sys.stdout)
-        report(folder, "figures", estimates(found, each[0], Estimate._fields[:-1]))
+        report(folder, "figures", [{name: value for name, value in row.items() if name != "p"}
+                                   for row in estimates(found, each[0])])
     if len(folds) > 1:
         differences = [{name: two[name] - one[name] for name in one if name in two}
                        for one, two in zip(*figures, strict=True)]
-        report(folder, "differences", estimates(differences, each[0], Estimate._fields))
+        report(folder, "differences", estimates(differences, each[0]))
     return Exit.DONE
 
 
-def estimates(found: Sequence[dict[str, float]], fold: Fold, columns: Sequence[str]) -> Rows:
-    """A row for each figure that all runs have. fold: one of them. columns: the first of Estimate."""
+def estimates(found: Sequence[dict[str, float]], fold: Fold) -> Rows:
+    """A row for each figure that all runs have. fold: one of them."""
     share = len(fold.indices) / len(fold.parts["train"])
-    return [{"figure": name, **dict(zip(columns, estimate([one[name] for one in found], share), strict=False))}
+    return [{"figure": name, **estimate([one[name] for one in found], share)}
             for name in found[0] if all(name in one for one in found)]
 
 
@@ -266,7 +261,8 @@ def folds_of(given: argparse.Namespace, words: list[str], config: Config) -> Ite
             for note in lacking(names, labels[parts["train"]], "what is left to train on"):
                 raise UserError(f"--folds {given.folds}: without fold {number + 1} of seed {seed}, {note}; add samples,"
                                 " or leave these out", Exit.BAD_DATA)
-            fold = Fold(config, words, lines, folder / f"seed{seed}-fold{number + 1}", seed, number + 1, parts)
+            fold = Fold(config, words, lines, folder / f"seed{seed}-fold{number + 1}", seed, number + 1, parts,
+                        "test" if given.inner else "val")
             if values.get("multi_label") and len(fold.indices) * len(names) > MAX_SCORES:
                 raise UserError(f"--folds {given.folds}: a fold has {len(fold.indices):,} samples x {len(names):,}"
                                 f" labels, and above {MAX_SCORES:,} a run writes no row for each sample; give more"
@@ -276,12 +272,11 @@ def folds_of(given: argparse.Namespace, words: list[str], config: Config) -> Ite
 
 def report(folder: Path, name: str, rows: Rows, shown: int = 20) -> None:
     """Write the rows into FOLDER/NAME.csv and NAME.json, and say the first ones; without rows, remove the files."""
+    for old in folder.glob(f"{name}.*"):
+        old.unlink()
     if rows:
         write_rows(rows, str(folder / name))
         say("\n".join([f"\n{folder / name}.csv", *table(rows, shown)]), sys.stdout)
-    else:
-        for ending in ("csv", "json"):
-            (folder / f"{name}.{ending}").unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

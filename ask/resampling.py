@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,19 +47,11 @@ def partition(labels: np.ndarray, num_folds: int, seed: int, groups: np.ndarray 
     return folds
 
 
-class Estimate(NamedTuple):
-    """Of the mean of J figures."""
+def estimate(figures: Sequence[float], test_share: float) -> dict[str, float]:
+    """Of the mean of J figures: mean; their std; low and high, the ends of its 95 % interval; p.
 
-    mean: float
-    std: float  # of the figures
-    low: float  # of the 95 % interval of the mean
-    high: float
-    p: float  # two-sided: the probability of a mean as far from 0, if the true one is 0
-
-
-def estimate(figures: Sequence[float], test_share: float) -> Estimate:
-    """The runs share training samples, so the variance of the mean is more than s^2 / J: (1 / J + test_share) s^2.
-
+    p is two-sided: the probability of a mean as far from 0, if the true one is 0. The runs share training samples, so
+    the variance of the mean is more than s^2 / J: (1 / J + test_share) s^2.
     Source: C. Nadeau and Y. Bengio, Inference for the Generalization Error, Machine Learning 52, 2003 (the corrected
     resampled t-test). figures: at least 2. test_share: test samples / training samples of a run.
     """
@@ -67,7 +59,7 @@ def estimate(figures: Sequence[float], test_share: float) -> Estimate:
     error = std * math.sqrt(1 / len(figures) + test_share)
     half = bisect.bisect(range(10**7), 0.95, key=lambda t: within(t / 1e5, freedom)) / 1e5 * error
     p = 1 - within(abs(mean) / error, freedom) if error else float(mean == 0)
-    return Estimate(mean, std, mean - half, mean + half, p)
+    return {"mean": mean, "std": std, "low": mean - half, "high": mean + half, "p": p}
 
 
 def within(t: float, freedom: int) -> float:

@@ -12,8 +12,8 @@ mlflow: MLFLOW_TRACKING_URI says where it is, MLFLOW_EXPERIMENT_NAME names the e
 """
 
 import argparse
-import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ import yaml
 
 from utils.array_folder import digest_of
 from utils.errors import Exit, Parser, UserError, exit_after, first_line, say
-from utils.files import read_json
+from utils.files import json_lines, read_json
 
 Points = dict[tuple[str, int], tuple[float, int]]  # (name, step): (value, NaN if it was not finite; time in ms)
 # A run in a tracker: the (name, step) of its points, the names of its settings, and how it gets more: points, settings,
@@ -93,10 +93,9 @@ def main(given: argparse.Namespace) -> int:
 
 def points_of(run: Path) -> Points:
     """The figures in RUN/metrics.jsonl, but for a line that is being written."""
-    points, path = {}, run / "metrics.jsonl"
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    points = {}
+    for record in json_lines(run / "metrics.jsonl"):
         with suppress(ValueError, LookupError, TypeError):
-            record = json.loads(line)
             ms = round(1000 * datetime.fromisoformat(record["time"]).timestamp())
             for name in record.keys() - {"split", "step", "time"}:
                 group = "progress" if name in ("epoch", "samples") else record["split"]
@@ -117,4 +116,5 @@ if __name__ == "__main__":
     PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
     PARSER.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
     PARSER.add_argument("--follow", action="store_true", help="until the run ends")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it, without a traceback
     exit_after(partial(main, PARSER.parse_args()), "send")

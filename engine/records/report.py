@@ -8,6 +8,7 @@ report.html.jinja is the page; it escapes all that it is given.
 
 import csv
 import io
+import os
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -61,28 +62,20 @@ def page(runs: Sequence[Path]) -> str:
     import jinja2  # the end of a run alone needs it
 
     abouts = []
-    for run, name in zip(runs, _names(runs), strict=True):
+    above = os.path.commonpath([run.resolve().parent for run in runs])
+    for run in runs:
         if not (run / "config.yaml").is_file():
             raise UserError(f"{run} is not a run directory of train.py: it has no config.yaml", Exit.NO_INPUT)
         try:
-            abouts.append(_about(run) | {"name": name})
+            abouts.append(_about(run) | {"name": os.path.relpath(run.resolve(), above)})
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error,
                 yaml.YAMLError) as error:
             raise UserError(f"{run} is damaged ({type(error).__name__}: {error})", Exit.IO) from None
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.ChainableUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True)
-    html = environment.get_template("report.html.jinja").render(
-        runs=abouts, charts=_curves(abouts), most_classes=MOST_CLASSES, shares=SHARES)
+    template = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text(), autoescape=True,
+                               undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
+    html = template.render(runs=abouts, charts=_curves(abouts), most_classes=MOST_CLASSES, shares=SHARES,
+                           percentages=PERCENTAGES, rounded=rounded)
     return html.encode("utf-8", "replace").decode()  # names of files may be in any encoding
-
-
-def _names(runs: Sequence[Path]) -> list[str]:
-    """The end of each run's path that no other run has, as short as it can be."""
-    paths = [run.resolve().parts for run in runs]
-    sizes = [next((size for size in range(1, len(path)) if sum(each[-size:] == path[-size:] for each in paths) == 1), 1)
-             for path in paths]
-    return [str(Path(*path[-size:])) for path, size in zip(paths, sizes, strict=True)]
 
 
 def _about(run: Path) -> dict[str, Any]:
@@ -103,15 +96,13 @@ def _about(run: Path) -> dict[str, Any]:
     of_best = {name: of_best.get(prefix + name, value) for name, value in of_best.items()}
     ends = by_sample.get("intervals", {}) | {name: share_interval(of_best[name], of_best["evaluated"])
                                              for name in PERCENTAGES if name in of_best}
-    figures = {name: {"best": _shown(name, of_best.get(name)),
-                      "last": _shown(name, last[name]),
-                      "interval": " to ".join(_shown(name, end) for end in ends.get(name, ())).replace(" % to", " to")}
-               for name in last if name not in NO_FIGURES and not name.startswith(EMA)}
+    figures = [name for name in last if name not in NO_FIGURES and not name.startswith(EMA)]
 
     # settings and the rest
     usual = kept_settings(CONFIGS[config["task"]]())
     about = by_sample | {
         "config": config, "auto": auto, "best": best, "last": last, "figures": figures,
+        "of_best": of_best, "ends": ends,
         "train": train, "val": val, "epoch": epochs[-1] if epochs else {}, "starts": read_starts(run),
         "state": "finished" if summary and summary["step"] == last.get("step") else status.get("state", "not begun"),
         "chosen": [(flag(name), value, usual.get(name)) for name, value in config.items() if value != usual.get(name)],
@@ -119,12 +110,6 @@ def _about(run: Path) -> dict[str, Any]:
         "names": sorted(evaluation.get("classes", evaluation.get("targets", {})).items(),
                         key=lambda each: each[1].get("f1", 0))}
     return about | {"curves": _curves([about])}
-
-
-def _shown(name: str, value: float | None) -> str:
-    if not isinstance(value, float):
-        return "–" if value is None else str(value)  # noqa: RUF001
-    return f"{100 * value:.2f} %" if name in PERCENTAGES else rounded(value)
 
 
 def _curves(abouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

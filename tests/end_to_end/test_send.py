@@ -144,6 +144,17 @@ def test_a_kill_and_a_line_that_is_being_written_double_and_lose_nothing(copied,
     assert tracked.info.status == "KILLED"
 
 
+def test_ctrl_c_ends_the_following_without_a_traceback(copied, tracker, start_torchrun):
+    env, read = tracker
+    run, _ = copied
+    say_state(run, "running")
+    sending = start_torchrun(None, run, "--to", "mlflow", "--follow", env=env, **SEND, real=True)
+    wait_until(lambda: read()[0] == expected(run))
+    sending.process.send_signal(signal.SIGINT)
+    result = sending.wait()
+    assert result.returncode == -signal.SIGINT and "Traceback" not in result.text, result.text
+
+
 def test_steps_that_are_computed_again_keep_their_first_points(copied, tracker, run_train):
     """A resume writes them again, with other times."""
     env, read = tracker

@@ -106,14 +106,14 @@ def test_an_interval_is_that_of_the_corrected_resampled_t_test(num_folds, seeds)
     error = figures.std(ddof=1) * math.sqrt(1 / len(figures) + 1 / (num_folds - 1))
     found = estimate(figures.tolist(), 1 / (num_folds - 1))
     low, high = stats.t.interval(0.95, len(figures) - 1, figures.mean(), error)
-    assert found[:4] == pytest.approx((figures.mean(), figures.std(ddof=1), low, high), rel=1e-4)
+    assert [*found.values()][:4] == pytest.approx([figures.mean(), figures.std(ddof=1), low, high], rel=1e-4)
     moved = figures - figures.mean() + error
-    assert estimate(moved.tolist(), 1 / (num_folds - 1)).p == pytest.approx(2 * stats.t.sf(1, len(figures) - 1))
+    assert estimate(moved.tolist(), 1 / (num_folds - 1))["p"] == pytest.approx(2 * stats.t.sf(1, len(figures) - 1))
 
 
 def test_figures_that_are_all_equal_have_an_interval_of_their_own_value():
-    assert [*estimate([0.5] * 4, 0.25)] == [0.5, 0, 0.5, 0.5, 0]
-    assert estimate([0.0] * 4, 0.25).p == 1
+    assert [*estimate([0.5] * 4, 0.25).values()] == [0.5, 0, 0.5, 0.5, 0]
+    assert estimate([0.0] * 4, 0.25)["p"] == 1
 
 
 def rows_of(labels, probabilities, seed=0):
