@@ -54,10 +54,6 @@ class Objective(Protocol):
     def baselines(self) -> dict[str, float]:
         """What trivial methods reach on the evaluation set, in the unit of `best`."""
 
-    def is_wrong(self, rows: Tensor) -> Tensor:
-        """[N] bool: which samples are among the mistakes. rows: those of the metrics; the loss comes last."""
-        return torch.ones(len(rows), dtype=torch.bool)  # numbers: none is quite right
-
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
         """What RUN/eval/samples.csv says of sample `index` of the evaluation set. row: its row of the metrics."""
 
@@ -149,10 +145,6 @@ class Classes(Objective):
         share = self.eval_counts[self.class_counts.argmax()] / self.eval_counts.sum()
         return {"always the most frequent class": float(share)}
 
-    def is_wrong(self, rows: Tensor) -> Tensor:
-        """Another class than the sample's is predicted."""
-        return rows[:, 1] != rows[:, 2]
-
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
         """The row is that of models.metrics.classes.SAMPLE_COLUMNS."""
         _, label, predicted, probability, loss = row
@@ -200,10 +192,6 @@ class Labels(Objective):
         """The mean average precision of a random order, where that is the metric."""
         shares = self._evaluated.mean(axis=0)
         return {"a random order": float(shares[shares > 0].mean())} if self.best == "map" and shares.any() else {}
-
-    def is_wrong(self, rows: Tensor) -> Tensor:
-        """A label is wrong."""
-        return ((rows[:, 1:-1] >= 0) != (torch.from_numpy(np.array(self._evaluated)) > 0)).any(dim=1)
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
         """Its labels and those predicted, with their probabilities in the same order."""

@@ -15,13 +15,12 @@ from models.losses import ClassificationLoss
 from models.metrics.metric import HIGHER, LOSS, MAX_SCORES, Metric, ratio
 from models.output import Output
 
-MAX_CONFUSION = 1000  # classes: above, a confusion matrix is too large to keep and to read
 SAMPLE_COLUMNS = ("counts", "label", "prediction", "probability", "loss")  # counts: 0 if it could not be read
 _AVERAGES = ("macro_precision", "macro_recall", "weighted_precision", "weighted_recall", "weighted_f1")
 
 
 def classification_metrics(num_classes: int, labels: np.ndarray, losses: ClassificationLoss) -> tuple[Metric, ...]:
-    """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files and pictures.
+    """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files.
 
     labels: [N] integers, those of the evaluation set, in its order. losses: of the task. The last metric alone needs
     every sample (auroc, rows).
@@ -32,8 +31,7 @@ def classification_metrics(num_classes: int, labels: np.ndarray, losses: Classif
     number of classes that occur and are not predicted.
     auroc: one class against the rest, by probability, exact with ties; the mean over the classes that have samples and
     are not the only one. class_auroc: [C] float64, NaN for the others. Of two classes it is that of the second.
-    Left out: top5 up to five classes; confusion [C, C] int64, a row per true class, above MAX_CONFUSION; auroc where
-    samples x classes are more than MAX_SCORES, or only one class occurs.
+    Left out: top5 up to five classes; auroc where samples x classes are more than MAX_SCORES, or only one class occurs.
     rows: [N, 5] float32, a row for each sample, see SAMPLE_COLUMNS.
     """
 
@@ -45,11 +43,6 @@ def classification_metrics(num_classes: int, labels: np.ndarray, losses: Classif
         sums[1].index_add_(0, batch.labels, counts)                             # true
         sums[2].index_add_(0, predicted, counts)                                # predicted
         return sums
-
-    def confusion_sums(output: Output, batch: Batch) -> Tensor:
-        cells = batch.labels * num_classes + output.logits.argmax(dim=1)                    # [B]
-        sums = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=cells.device)
-        return sums.index_add_(0, cells, (batch.sample_weight > 0).long())
 
     def top5_sums(output: Output, batch: Batch) -> Tensor:
         hit = (output.logits.topk(5, dim=1).indices == batch.labels[:, None]).any(dim=1)    # [B]
@@ -65,9 +58,6 @@ def classification_metrics(num_classes: int, labels: np.ndarray, losses: Classif
     if num_classes > 5:
         metrics.append(Metric(top5_sums, lambda sums: {"top5": ratio(sums[0], sums[1])}, is_count=True,
                               percentages=("top5",), names={"top5": HIGHER}))
-    if num_classes <= MAX_CONFUSION:
-        metrics.append(Metric(
-            confusion_sums, lambda sums: {"confusion": sums.view(num_classes, num_classes)}, is_count=True))
     has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
     rows, values = partial(_sample_rows, losses, has_auroc), partial(_sample_values, losses)
     names = {"auroc": HIGHER} if has_auroc else {}

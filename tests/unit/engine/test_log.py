@@ -99,7 +99,7 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
             log.advance(step)
             log.train(train_record(step, loss=1 / step))
             if step % 5 == 0:
-                log.evaluation(val_record(step, loss=1 / step, confusion=torch.eye(2).long()))
+                log.evaluation(val_record(step, loss=1 / step, classes=torch.eye(2)))
         log.close()
 
     run(open_here(tmp_path / "whole"), 1, 12)
@@ -123,7 +123,7 @@ def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
     log = open_here(tmp_path)
     log.train(train_record(10, memory=512.0))
     log.train(train_record(20, memory=512.0))
-    log.evaluation(val_record(20, confusion=torch.eye(2).long()))
+    log.evaluation(val_record(20, classes=torch.eye(2)))
     log.close()
     events = events_of(tmp_path)
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
@@ -158,7 +158,7 @@ def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, 
             if step % 4 == 0:
                 log.epoch({**dict.fromkeys(SHARES, 0.1), "step": step, "epoch": 1, "samples": 8, "trained": step})
             if step % 5 == 0:
-                log.evaluation(val_record(step, loss=1 / step, confusion=torch.eye(2).long()))
+                log.evaluation(val_record(step, loss=1 / step, classes=torch.eye(2)))
         log.flush()
         log.close()
 
@@ -170,7 +170,7 @@ def test_after_a_kill_tensorboard_shows_every_point_once(tmp_path, monkeypatch, 
         if start == 1:
             log.close()
     if resume_step > evaluated_step and resume_step % 5 == 0:
-        log.evaluation(val_record(resume_step, loss=1 / resume_step, confusion=torch.eye(2).long()))
+        log.evaluation(val_record(resume_step, loss=1 / resume_step, classes=torch.eye(2)))
     run(log, resume_step + 1, 15)
     whole, killed = events_of(tmp_path / "whole"), events_of(tmp_path / "killed")
     assert killed.Tags() == whole.Tags()
@@ -291,7 +291,7 @@ def test_the_log_of_another_rank_writes_and_prints_nothing(tmp_path, capsys):
     run = SimpleNamespace(path=tmp_path, writes=False)
     log = open_log(run, task_of(CLASSES), Progress(), 40)
     log.train(train_record(1))
-    log.evaluation(val_record(1, confusion=torch.eye(2).long()))
+    log.evaluation(val_record(1, classes=torch.eye(2)))
     log.note("hello")
     log.close()
     assert (list(tmp_path.iterdir()), *capsys.readouterr()) == ([], "", "")

@@ -110,11 +110,6 @@ def test_a_class_that_is_only_predicted_lowers_macro_f1(world):
     assert macro_f1 == pytest.approx((1 + 2 / 3 + 0) / 3, abs=1e-15)  # as above
 
 
-def test_the_confusion_has_a_row_per_true_class(world):
-    confusion = values_of(world, 3, (0, output_of([0, 2, 2], 3), batch_of([0, 0, 1])))["confusion"]
-    assert (confusion.tolist(), confusion.dtype) == ([[1, 0, 1], [0, 0, 1], [0, 0, 0]], torch.int64)
-
-
 def test_top5_counts_a_label_among_the_five_highest(world):
     logits = torch.tensor([[7.0, 6, 5, 4, 3, 2, 1]] * 7)
     output, labels = SimpleNamespace(logits=logits, loss_sum=torch.tensor(0.0)), list(range(7))
@@ -126,10 +121,8 @@ def test_there_is_a_top5_above_five_classes(world, num_classes, expected):
     assert ("top5" in values_of(world, num_classes, (0, output_of([0], num_classes), batch_of([0])))) == expected
 
 
-@pytest.mark.parametrize("num_classes", [1000, 1001, 100_000])
-def test_a_confusion_is_kept_up_to_a_thousand_classes(world, num_classes):
-    values = values_of(world, num_classes, (0, output_of_few([0, 2, 2], num_classes), batch_of([0, 2, 1])))
-    assert ("confusion" in values) == (num_classes <= 1000)
+def test_very_many_classes_have_their_figures(world):
+    values = values_of(world, 100_000, (0, output_of_few([0, 2, 2], 100_000), batch_of([0, 2, 1])))
     assert (values["top1"], values["macro_f1"]) == (2 / 3, pytest.approx((1 + 0 + 2 / 3) / 3, abs=1e-15))
 
 
