@@ -40,7 +40,7 @@ def _call(kind: str, words: list[str], environment: dict[str, str], out: Path) -
     for number in (1, 2):
         os.dup2(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if kind == "predict":
-        os._exit(predict.main(words))
+        exit_after(partial(predict.main, words), "predict", **predict.WAYS_OUT)
     exit_after(partial(main, *begin(words)))
 
 
