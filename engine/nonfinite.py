@@ -6,6 +6,7 @@ finite; this module finds out why, and owns --max-nonfinite.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,9 +46,8 @@ def end_if_diverged(t: Training) -> None:
     t.watchdog.enter("looking for what is not finite", t.config.faults.section_timeout)
     named = t.world.gather(nonfinite_names(t, at))  # Collective.
     causes = "; ".join(f"rank {rank}, {some(names)}" for rank, names in enumerate(named) if names)
-    unnamed = ("samples that cannot be named with this --strategy" if t.strategy.is_sharded else
-               "the sum: the gradient of every micro-batch is finite")
-    found = f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from {causes or unnamed}"
+    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from"
+             f" {causes or 'the sum: the gradient of every micro-batch is finite'}")
     t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
     most = t.config.faults.max_nonfinite
     if progress.skipped > most:
@@ -60,10 +60,8 @@ def end_if_diverged(t: Training) -> None:
 def nonfinite_names(t: Training, at: Progress) -> list[str]:
     """This rank's samples that make the gradient of the step at `at` non-finite, found by computing the share again.
 
-    Empty where a forward is collective: no rank can compute a sample alone.
+    Collective if forwards are.
     """
-    if t.strategy.is_sharded:
-        return []
     sampler, samples = t.feed.sampler, t.feed.samples
     normalizer = t.task.normalizer(sampler.indices(at.epoch, at.sample_offset))
     share = [sampler.micro_batch(at.epoch, at.sample_offset, index) for index in sampler.share]
@@ -71,35 +69,40 @@ def nonfinite_names(t: Training, at: Progress) -> list[str]:
     def loss_of(batch: Batch) -> Tensor:
         return forward(t, t.strategy.module, batch.to(t.world.device), at.step) / normalizer
 
-    found = nonfinite_samples(t.strategy, map(samples.__getitem__, share), loss_of,
-                              lambda index: samples.collated(at.epoch, [index]))
+    found = nonfinite_samples(t.strategy, map(samples.__getitem__, share), len(share), loss_of,
+                              lambda index: samples.collated(at.epoch, [index]))  # Collective if forwards are.
     is_all = len(found) == sum(len(wanted.indices) for wanted in share if not wanted.is_stand_in) > 0
     return ["all its samples"] if is_all else [f"sample {index} ({samples.name(index)})" for index in found]
 
 
-def nonfinite_samples(strategy: Strategy, micro_batches: Iterable[Batch], loss_of: Callable[[Batch], Tensor],
-                      alone: Callable[[int], Batch]) -> list[int]:
-    """Indices of the samples in `micro_batches` that make the gradient non-finite.
+def nonfinite_samples(strategy: Strategy, micro_batches: Iterable[Batch], count: int,
+                      loss_of: Callable[[Batch], Tensor], alone: Callable[[int], Batch]) -> list[int]:
+    """Indices of the samples in `micro_batches`, of which there are `count`, that make the gradient non-finite.
 
     loss_of: the loss of a batch as training computes it. alone: a batch of the one sample with that index. Where no
     sample's loss is non-finite by itself, all samples of the micro-batch are named. Leaves gradients, buffers and the
-    mode of the module as they are.
+    mode of the module as they are. Collective if forwards are.
     """
     module = strategy.module
     buffers, found, modes = Buffers(module), [], {part: part.training for part in module.modules()}
+    batch: Batch | None = None
     buffers.begin()
-    for batch in micro_batches:
-        # the micro-batch as a whole
-        is_finite = strategy.is_finite(loss_of(batch))
+    for new in strategy.evenly(micro_batches, count):
+        # the micro-batch as a whole; the last one again while another rank has more
+        batch = new or batch.stand_in()
+        is_finite = strategy.is_finite(partial(loss_of, batch))
         buffers.restore()
-        if is_finite:
-            continue
 
         # its samples, one by one
+        suspects = () if is_finite else batch.indices
+        by_themselves = []
         module.eval()  # BatchNorm would refuse one sample
         with torch.no_grad():
-            by_themselves = [index for index in batch.indices if not torch.isfinite(loss_of(alone(index)))]
+            for index in strategy.evenly(suspects, len(suspects)):
+                loss = loss_of(batch if index is None else alone(index))
+                if index is not None and not torch.isfinite(loss):
+                    by_themselves.append(index)
         for part, is_training in modes.items():
             part.training = is_training
-        found += by_themselves or batch.indices
+        found += by_themselves or suspects
     return found

@@ -322,7 +322,7 @@ def _looking(kind: str, world: World) -> dict[str, Any]:
     if world.rank == world.world_size - 1:  # no collective: the others do not take part
         batches = [replace(_shares(world)[0], indices=indices) for indices in ((6, 2), (7, 4))]
         named = nonfinite_samples(
-            strategy, batches, loss_of, lambda index: replace(batches[0], indices=(index,)))
+            strategy, batches, len(batches), loss_of, lambda index: replace(batches[0], indices=(index,)))
     return {"named": named, "norms": [before, norm()]}
 
 

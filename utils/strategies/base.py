@@ -8,7 +8,7 @@ the run continues, setup, a warm-up step, require_all_grads; then per step: accu
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -33,7 +33,7 @@ class MicroBatch(Protocol):
         """The same samples, of which none counts."""
 
 
-AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch)
+AnyMicroBatch, Item = TypeVar("AnyMicroBatch", bound=MicroBatch), TypeVar("Item")
 
 
 class MicroBatches(Protocol[AnyMicroBatch]):
@@ -60,6 +60,11 @@ DEFAULTS = DeviceOptions()
 BlocksOf = Callable[[nn.Module], Sequence[Block]]  # the blocks of a model, from its input to its head
 
 
+def no_blocks(module: nn.Module) -> Sequence[Block]:
+    """For a strategy that asks for none."""
+    return ()
+
+
 class Strategy(ABC):
     """What the program asks of a strategy. `module` is the plain model; a training step computes with what accumulate
     yields.
@@ -80,11 +85,11 @@ class Strategy(ABC):
     is_corrupted: Tensor | None = None  # bool on the device: the last sums changed on the way; None = nothing checks
     not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
 
-    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = lambda module: (),
+    def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
                  config: DeviceOptions = DEFAULTS):
         """module: in host memory if is_split, else on the device. The optimizer is built afterwards.
 
-        blocks_of: for a strategy that puts the blocks of the model into different places; others need none.
+        blocks_of: for a strategy that puts the blocks of the model into different places.
         """
         self.module, self.world, self.config = module, world, config
         self.model: nn.Module = module  # that computes a training step
@@ -142,8 +147,15 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def is_finite(self, loss: Tensor) -> bool:
-        """Whether this scalar and its gradient on this rank are finite. Not for a strategy that is_sharded.
+    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
+        """This rank's `count` items; where a forward is collective, None until every rank has had as many. All ranks.
+
+        For work with a forward for each item, of which ranks have different numbers; for None, too.
+        """
+
+    @abstractmethod
+    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
+        """Whether the scalar that loss_of returns and its gradient on this rank are finite. All ranks or none.
 
         Values beyond `largest` are not. It leaves the gradients of the step as they are.
         """

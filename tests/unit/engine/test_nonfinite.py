@@ -63,7 +63,7 @@ def named(net, planted, largest=Strategy.largest, loss_of=None, shares=SHARES):
     micro_batches = [batch_of(share, planted) for share in shares]
     strategy = DDP(net, ALONE)
     strategy.largest = largest
-    return nonfinite_samples(strategy, micro_batches, loss_of, lambda index: batch_of([index], planted))
+    return nonfinite_samples(strategy, micro_batches, len(shares), loss_of, lambda index: batch_of([index], planted))
 
 
 @pytest.fixture(params=[True, False], ids=["BatchNorm", "no BatchNorm"])
@@ -175,12 +175,6 @@ def test_one_more_is_80(world, monkeypatch):
 def test_where_no_sample_is_found_the_sum_is_named(world, monkeypatch):
     [note] = check(monkeypatch, world, [], max_nonfinite=1).notes
     assert "it comes from the sum: the gradient of every micro-batch is finite" in note
-
-
-def test_where_no_rank_can_compute_alone_the_message_says_so(world, monkeypatch):
-    monkeypatch.setattr(Strategy, "is_sharded", True)
-    [note] = check(monkeypatch, world, [], max_nonfinite=1).notes
-    assert "it comes from samples that cannot be named with this --strategy" in note
 
 
 def test_of_a_finite_gradient_nothing_is_said(world, monkeypatch):

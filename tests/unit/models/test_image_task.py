@@ -146,7 +146,7 @@ def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, techn
                               for index in indices])
         return replace(batch_of(task, indices), inputs={"images": images})
 
-    found = nonfinite_samples(DDP(model, world), [batch([0, 20, 40, 50])],
+    found = nonfinite_samples(DDP(model, world), [batch([0, 20, 40, 50])], 1,
                               lambda each: seeded_loss(task, model, each), lambda index: batch([index]))
     assert found == [20]
 
