@@ -108,11 +108,15 @@ def sync(path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part of it."""
     partial = path.with_name(f".tmp-{path.name}")
-    with partial.open("wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def write_checked(path: Path, value: Any) -> None:
