@@ -29,8 +29,8 @@ Link = dict[str, Any]
 def findings(run: Path) -> list[str]:
     """What is not as the run wrote it, in lines that begin with the file's name. Raises UserError (66, 74, 78).
 
-    run: what ask.record.last_start takes for one. If it is still training, it may be replacing RUN/model, which is left
-    out then.
+    run: what ask.record.require_begun takes for one. If it is still training, it may be replacing RUN/model, which is
+    left out then.
     """
     folder = CheckpointFolder(run / "checkpoints", 1, print)
     of_checkpoints, names = folder.links(), folder.names()  # before the chain: a link is appended after its checkpoint

@@ -52,8 +52,8 @@ class Part:
     checkpoint: Path | None  # of step `first`; None: the part begins where the one before ended, or with the run
 
 
-def last_start(run: str) -> dict[str, Any]:
-    """The line of the run's last start in starts.jsonl. Raises UserError: 66 for what is no run, 74."""
+def require_begun(run: str) -> None:
+    """Raise UserError (66) for what is no run, or one that a version before 0.11 began."""
     path = Path(run)
     if not (path / "auto.json").exists():
         raise UserError(f"{run} is not the directory of a run that has begun", Exit.NO_INPUT)
@@ -61,8 +61,13 @@ def last_start(run: str) -> dict[str, Any]:
     if not any(isinstance(line, dict) and line.get("step") == 0 for line in lines):  # neither file has the beginning
         raise UserError(f"{run}: a version before 0.11 began this run, and kept too little of it to compute its steps"
                         " again, or to compare them", Exit.NO_INPUT)
+
+
+def last_start(run: str) -> dict[str, Any]:
+    """The line of the run's last start in starts.jsonl. Raises UserError: 66 for what is no run, 74."""
+    require_begun(run)
     try:
-        starts = read_starts(path)
+        starts = read_starts(Path(run))
         for line in starts:  # what the commands take from it before they compute
             _ = (line["step"], line["start"], line["settings"]["task"], line["settings"]["strategy"],
                  line["resolved"]["device"], line["resolved"]["data"])

@@ -12,6 +12,7 @@ here, because bits differ and so does what computed them. 75: stopped. The train
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -35,7 +36,7 @@ if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
 
 from ask.integrity import Link, findings
-from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, starts_of
+from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, require_begun, starts_of
 from ask.repeat import Instead, Place, computing, differences, steps_in_words
 from engine.after_step import evaluate_and_save, is_evaluation_due
 from engine.saving import wait_for_save
@@ -180,18 +181,25 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output. Collective. Raises UserError."""
     if given.chain_only and given.output:
         raise UserError("--output: a receipt is about steps that are computed again; leave --chain-only out")
-    run, device = Path(given.run), "cpu" if given.chain_only else given.device  # where nothing is computed
-    with computing([given.run], device, watchdog) as place:  # Collective.
+    run, is_main = Path(given.run), os.environ.get("RANK", "0") == "0"
+    if given.chain_only:  # no group of processes, and no start that could be opened, is needed
+        found = []
+        if is_main:
+            require_begun(given.run)
+            found = findings(run)
+            say("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together", sys.stdout)
+        return Exit.DIFFERS if found else Exit.DONE
+
+    with computing([given.run], given.device, watchdog) as place:  # Collective.
         # the files
         world, here = place.world, describe(place.world)  # Collective.
         note = partial(say, stream=sys.stdout) if world.is_main else lambda text: None
         if given.output:
             world.on_rank_zero(partial(require_output, given.output))  # Collective.
-        found = world.on_rank_zero(partial(findings, run), takes_long=True)  # Collective.
-        if found or given.chain_only:
-            note("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together")
+        if found := world.on_rank_zero(partial(findings, run), takes_long=True):  # Collective.
+            note("\n".join([*found, f"differs: {run}"]))
             world.on_rank_zero(lambda: write_receipt(given.output, run, "differs", found, here))  # Collective.
-            return Exit.DIFFERS if found else Exit.DONE
+            return Exit.DIFFERS
 
         # the steps
         record = read_run(given.run, world, *given.data)  # Collective.

@@ -121,10 +121,10 @@ def class_weights(words: str, classes: tuple[str, ...], labels: np.ndarray) -> T
             raise UserError(f"--class-weights {words}: {found}; {rule}")
         numbers = [dict(pairs)[name] for name in classes]
     weights = torch.tensor([number(word) for word in numbers])
-    if len(weights) != len(classes):
-        raise UserError(f"--class-weights {words}: there are {len(weights)} weights; {rule}")
     if not (weights.isfinite() & (weights > 0)).all():
         raise UserError(f"--class-weights {words}: a weight is not a positive number; {rule}")
+    if len(weights) != len(classes):
+        raise UserError(f"--class-weights {words}: there are {len(weights)} weights; {rule}")
     return weights
 
 

@@ -84,7 +84,7 @@ def predict(given: argparse.Namespace) -> Exit:
         has_parts = given.output is not None and "-" not in given.inputs
         if not has_parts and (given.embeddings or world.world_size > 1):
             raise UserError("several processes, and --embeddings, need --output FILE, and inputs other than -")
-        parts = folder_of_parts(given, folder, world) if has_parts else None  # Collective.
+        parts: Path | None = None
 
         def is_wanted(number: int) -> bool:
             is_mine = number % world.world_size == world.rank
@@ -92,6 +92,8 @@ def predict(given: argparse.Namespace) -> Exit:
 
         found = world.everywhere(lambda: load_task(task).predict(  # Collective.
             folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
+        if has_parts:  # once the inputs are known to be there: other parts are removed
+            parts = folder_of_parts(given, folder, world)  # Collective.
         is_hidden = not world.is_main or (given.output is None and sys.stdout.isatty())
         found = found._replace(batches=tqdm(  # None: hidden where there is no terminal
             found.batches, "predict", found.num_batches, unit="batch", disable=is_hidden or None))

@@ -202,11 +202,16 @@ def one_at_a_time(path: Path) -> Iterator[None]:
             file = stack.enter_context(lock.open("a"))
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                stack.callback(lock.unlink, missing_ok=True)  # while it is held
+                stack.callback(_unlink, lock)  # while it is held
             except BlockingIOError:
                 fcntl.lockf(file, fcntl.LOCK_EX)
                 file.close()
         yield
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def cache_path() -> Path:

@@ -60,7 +60,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     pipeline = f'    predict = transformers.pipeline("{tag}", FOLDER{PIPELINES.get(given["task"], "")})\n'
     is_alone = library == "transformers" and given["task"] in PIPELINES
     origin = "from scratch" if is_new else "from other weights"
-    (folder / CARD).write_text(Path(__file__).with_name("card.md").read_text().format(
+    (folder / CARD).write_text(Path(__file__).with_name("card.md").read_text("utf-8").format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
         num_train=len(task.train_set), num_val=values.get("evaluated", len(task.eval_set)), origin=origin,

@@ -71,7 +71,7 @@ def page(runs: Sequence[Path]) -> str:
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error,
                 yaml.YAMLError) as error:
             raise UserError(f"{run} is damaged ({type(error).__name__}: {error})", Exit.IO) from None
-    template = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text(), autoescape=True,
+    template = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text("utf-8"), autoescape=True,
                                undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     html = template.render(runs=abouts, charts=_curves(abouts), most_classes=MOST_CLASSES, shares=SHARES,
                            percentages=PERCENTAGES, rounded=rounded)

@@ -234,3 +234,9 @@ def test_a_terminal_shows_a_bar_over_all_batches(is_terminal, shown, photos, tmp
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     assert ended([str(run), str(photos / "val"), "--output", str(tmp_path / "rows.csv"), *BATCH]) == Exit.DONE
     assert ("predict: 100%" in (said := capsys.readouterr().err) and "| 10/10 [" in said) == shown
+
+
+def test_an_input_that_is_not_there_keeps_the_parts_of_another_command(asked, run_train, tmp_path):
+    (parts := tmp_path / f"rows.csv.parts-{'0' * 20}").mkdir()
+    result = run_train(asked[0], tmp_path / "nosuch.csv", "--output", tmp_path / "rows.csv", **PREDICT)
+    assert result.returncode == Exit.NO_INPUT and parts.exists(), result.text
