@@ -30,6 +30,7 @@ from engine.audit import end_if_audit_differs
 from engine.build import open_start, open_training
 from engine.check import check
 from engine.evaluation import evaluate_only
+from engine.memory import naming_a_smaller_size
 from engine.nonfinite import end_if_diverged
 from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step
@@ -63,7 +64,7 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.
             with open_training(start) as training:  # Collective.
-                return train(training)  # Collective.
+                return naming_a_smaller_size(train, training)  # Collective. train(), with a way out if memory ends
 
 
 def train(t: Training) -> Exit:

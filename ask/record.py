@@ -105,9 +105,7 @@ def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
 
     Raises UserError (64) for steps that the run has not taken.
     """
-    if not 0 <= first < last <= record.last_step:
-        rule = f"ask for steps from 1 to {record.last_step}" if record.last_step else "there is nothing to ask for yet"
-        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; {rule}")
+    _require_taken(record, first, last)
     checkpoint = checkpoint_before(record, first, world)  # Collective.
     merged: list[Part] = []
     for part in _stretches(record, step_of(checkpoint.name) if checkpoint else 0, last):
@@ -115,6 +113,18 @@ def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
             part = Part(merged.pop().first, part.last, part.line, None)
         merged.append(part)
     return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
+
+
+def part_of(record: Record, step: int) -> Part:
+    """The part that begins with the run and has the settings of `step`: for its samples, which need no weights."""
+    _require_taken(record, step - 1, step)
+    return Part(0, step, _stretches(record, step - 1, step)[0].line, None)
+
+
+def _require_taken(record: Record, first: int, last: int) -> None:
+    if not 0 <= first < last <= record.last_step:
+        rule = f"ask for steps from 1 to {record.last_step}" if record.last_step else "there is nothing to ask for yet"
+        raise UserError(f"{record.path} has taken {counted(record.last_step, 'step')}; {rule}")
 
 
 def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

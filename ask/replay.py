@@ -38,7 +38,7 @@ if __name__ == "__main__":  # before torch is imported
 import torch
 from torch import Tensor
 
-from ask.record import Part, Record, parts_of, read_run, starts_of
+from ask.record import Part, Record, part_of, parts_of, read_run, starts_of
 from ask.repeat import computing, differences, figures_of, steps_in_words
 from ask.rounding import not_as_recorded
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
@@ -73,14 +73,14 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         # what is asked for
         world, found, output = place.world, Found(), Path(given.output) if given.output else None
         record = read_run(given.run, world, *given.data)  # Collective.
-        parts = parts_of(record, first - 1, last, world)  # Collective.
+        parts = [part_of(record, last)] if is_idle else parts_of(record, first - 1, last, world)  # Collective.
         if output:
             world.on_rank_zero(lambda: _make(output))  # Collective.
             world.everywhere(lambda: require_seen(output, "--output"))  # Collective.
 
         # the answer
         if is_idle:
-            with place.opened(parts[-1], record) as t:  # Collective.
+            with place.opened(parts[0], record) as t:  # Collective.
                 found.rows = _gathered(t, last, requested(t, last, output, given.list))  # Collective.
         else:
             for text in announced(record, parts, given, world):  # Collective.

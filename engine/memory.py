@@ -8,8 +8,9 @@ from contextlib import suppress
 import torch
 
 from engine.attempts import Attempts
+from engine.training import Training
 from utils.distributed.world import World
-from utils.errors import UserError, counted, is_out_of_memory, memory_words
+from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory, memory_words
 
 
 def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:
@@ -51,3 +52,23 @@ def lack_of_memory(work: Callable[[int], None], size: int) -> str:
             torch.accelerator.empty_cache()  # what collectives allocate, they do not take from it
         return f"{socket.gethostname()}: {memory_words(error)}"
     return ""
+
+
+def naming_a_smaller_size(train: Callable[[Training], Exit], t: Training) -> Exit:
+    """Return train(t). If memory runs out, raise an error (64) that names the save and a smaller size. Collective."""
+    try:
+        return train(t)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        flag, size = "--eval-batch-size", t.evaluation.eval_batch
+        if t.strategy.module.training:
+            flag, size = "--micro-batch-size", t.feed.plan.sizes[1]
+        t.watchdog.enter("waiting for the save", t.checkpoints.limit_s, drains=False)
+        t.checkpoints.close()  # finish the save under way
+        step = t.checkpoints.newest_step()
+        saved = "nothing is saved yet" if step is None else f"the run is saved at step {step}"
+        way_out = f"use a smaller {flag} than {size}" if size > 1 else "use a smaller --model"
+        raise RankError(f"out of memory on {t.world.device} of rank {t.world.rank} at step {t.state.progress.step}"
+                        f" ({socket.gethostname()}: {memory_words(error)}); {saved};"
+                        f" {way_out}") from None

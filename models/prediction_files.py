@@ -39,7 +39,7 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Pat
     given: the arguments of models.predict. model: its folder. Raises UserError: 65 if nodes differ, 73.
     """
     files = [file for name in given.inputs for file in (images_in(name) if os.path.isdir(name) else [name])]
-    stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is none
+    stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is no file
     digest = digest_of(vars(given), files, stats, files_in(model), code_digest(), torch.__version__, world.device.type)
     world.require_same(digest, "the model and the inputs")  # Collective.
     parts = Path(f"{given.output}.parts-{digest}")

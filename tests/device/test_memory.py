@@ -67,7 +67,7 @@ def test_evaluation_batches_that_do_not_fit_are_refused(accelerator, words):
     result = accelerator.simulating(memory=40 * 2**20).run(
         None, *words, "--micro-batch-size", 4, "--eval-batch-size", 147)
     assert result.returncode == Exit.USAGE, result.text
-    assert "out of memory: use a smaller --micro-batch-size " in result.err and "(rank 0 on " in result.err
+    assert "at step 0" in result.err and "nothing is saved yet; use a smaller --eval-batch-size than 147" in result.err
 
 
 @pytest.mark.slow
@@ -79,14 +79,15 @@ def test_a_model_that_does_not_fit_at_all_is_refused(accelerator, words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [None, 2])
-def test_after_a_late_lack_of_memory_a_smaller_size_continues_the_run(accelerator, live, words, run_dir, processes):
+def test_late_lack_of_memory_names_the_checkpoint_and_a_smaller_size(accelerator, live, words, run_dir, processes):
     room, size = (ROOM_FOR_14, 29) if processes else (ROOM_FOR_28, 57)
     shrinking = accelerator.simulating(shrinks={"operation": LATER, "memory": room})
     launch = live(shrinking, processes, *words, "--micro-batch-size", size)
-    result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory: use a smaller --micro-batch-size"
-                           " (the global batch stays) or --eval-batch-size (rank 0 on ")
+    result = assert_failed(launch, run_dir, Exit.USAGE, "out of memory on sim:0 of rank 0 at step ",
+                           "the run is saved at step ", f"use a smaller --micro-batch-size than {size}")
     saved = int(newest_checkpoint(run_dir).name.split("-")[1])
-    assert 0 < saved <= trained_steps(run_dir) == status(run_dir)["step"]
+    assert f"the run is saved at step {saved}" in result.err and (
+        0 < saved <= trained_steps(run_dir) == status(run_dir)["step"])
     result = accelerator.simulating(memory=room).run(processes, *words, "--micro-batch-size", size // 2)
     assert result.returncode == 0 and f"resumed at step {saved}" in result.out, result.text
     assert [record["step"] for record in records(run_dir) if record["split"] == "train"] == list(range(1, STEPS + 1))

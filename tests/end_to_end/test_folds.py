@@ -116,7 +116,7 @@ def test_a_run_does_not_outlive_the_command(start_torchrun, own_photos, tmp_path
 
 
 @pytest.mark.slow
-def test_an_inner_fold_chooses_the_epoch_and_the_outer_one_is_evaluated_once(run_train, photo_tables, tmp_path,
+def test_an_inner_fold_chooses_the_epoch_the_outer_one_is_evaluated_once(run_train, photo_tables, tmp_path,
                                                                              folder_of):
     folder = folder_of(run_train(
         "--folds", "3", "--inner", "--output", tmp_path, "--", *IMAGES, "--task", "image-regression", "--data",

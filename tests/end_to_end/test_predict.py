@@ -220,7 +220,7 @@ def test_features_need_files_of_which_there_can_be_parts(words, tmp_path, capsys
     assert "need --output FILE" in capsys.readouterr().err and sorted(os.listdir(tmp_path)) == ["a.txt", "run"]
 
 
-def test_features_that_cannot_be_written_are_73_before_anything_is_computed(photos, tmp_path, capsys):
+def test_features_that_cannot_be_written_are_73_before_any_computation(photos, tmp_path, capsys):
     run = write_image_run(tmp_path / "run", "small-cnn")
     words = [str(run), str(photos / "val"), "--output", str(tmp_path / "rows.csv"), *BATCH]
     assert ended([*words, "--embeddings", str(tmp_path / "gone/f.npy")]) == Exit.CANNOT_CREATE

@@ -221,6 +221,9 @@ def test_the_exit_code_and_a_receipt_say_that_files_differ(copied, run_train, tm
     receipt = json.loads(file.read_text())
     assert (receipt["result"], "links" in receipt) == ("differs", False)
     assert receipt["found"] == [line for line in result.out.splitlines() if "model.safetensors" in line]
+    (copied / "starts.jsonl").write_text("no record\n")
+    result = run_train(copied, "--chain-only", **VERIFY)
+    assert result.returncode == Exit.DIFFERS and "starts.jsonl: cannot be read" in result.out, result.text
 
 
 def test_a_model_of_a_step_that_the_run_went_back_from_is_named(photos, run_dir, run_train):

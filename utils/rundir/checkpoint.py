@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.rundir.chain import Chain, begins_with, content_hash, files_in, starts_hash
-from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of
+from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.run import Run
 from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
@@ -102,6 +102,10 @@ class Checkpoints:
         self._saved, self._saved_at = state.progress, time.monotonic()
         self.count += 1
         self.stall_s += time.monotonic() - began
+
+    def newest_step(self) -> int | None:
+        """The step of the newest checkpoint on disk; None before the first."""
+        return next(map(step_of, self._folder.names()), None)
 
     def has_failed(self) -> bool:
         """Whether the last save failed; known on rank 0."""

@@ -7,6 +7,7 @@ Precedence: task defaults < settings of the built-in data < --config FILE < comm
 
 import os
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
 from utils.settings.spelling import read_settings, setting_of, split, suggestion, what_to_say
 
+_COPY = {**dict.fromkeys(("http", "https", "ftp"), "curl -LO {url}"), "s3": "aws s3 sync {url} DIR",
+         "gs": "gcloud storage rsync --recursive {url} DIR",
+         "hf": "hf download {name} --local-dir DIR"}  # how to get what stands at an address
 LAUNCHER = Path(__file__).parents[2] / "launch.sh"
 DEFAULT_TASK = RunOptions().task
 _SWITCH = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "no", "off"), False)  # of YAML 1.1
@@ -155,8 +159,10 @@ def _check_values(config: Config) -> None:
         if known[name].path and (remote := re.match(r"([\w+.-]+)://(.*)", str(value))):
             if remote[1].lower() == "file":
                 raise UserError(f"{flag(name)} {value}: give the path alone: {remote[2]}")
-            way_out = "" if name == "run_dir" else "; copy it first"
-            raise UserError(f"{flag(name)} {value}: must be on this machine{way_out}")
+            name_on_hub = re.sub("^datasets/(.*)", r"--repo-type dataset \1", remote[2])
+            copy = _COPY.get(remote[1].lower(), "").format(url=shlex.quote(value), name=name_on_hub)
+            way_out = "; copy it first" + (f", for example: {copy}" if copy else "")
+            raise UserError(f"{flag(name)} {value}: must be on this machine{'' if name == 'run_dir' else way_out}")
         if rule := known[name].broken_rule(value):
             raise UserError(f"{' '.join(as_words(name, value))}: must be {rule}")
 

@@ -61,7 +61,7 @@ def test_a_signal_before_the_first_run_ends_it_in_words(handlers, config, monkey
 
 
 @pytest.mark.parametrize("most, is_refused", [(11, True), (12, False)])
-def test_folds_that_are_too_large_for_rows_are_refused_before_anything_starts(
+def test_folds_too_large_for_rows_are_refused_before_anything_starts(
         handlers, config, found, monkeypatch, most, is_refused):
     """Six texts x two labels: models.metrics.labels writes no rows above MAX_SCORES."""
     monkeypatch.setattr(folds, "MAX_SCORES", most)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ask.record import Record, checkpoint_before, last_start, parts_of, read_run, starts_of
+from ask.record import Record, checkpoint_before, last_start, part_of, parts_of, read_run, starts_of
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of
 from utils.rundir.checkpoint_folder import CheckpointFolder, name_of
@@ -52,6 +52,7 @@ def test_a_start_that_went_back_or_took_no_step_computed_what_counts(record_of):
     assert spans(parts_of(record, 0, 10, ALONE)) == [(0, 3, 1), (3, 8, 2), (8, 10, 5)]
     record = record_of(line(1, 0), line(2, 6, lr=1), line(3, 4, lr=2))
     assert spans(parts_of(record, 0, 10, ALONE)) == [(0, 4, 1), (4, 10, 3)]
+    assert part_of(record, 5).line["start"] == 3 and part_of(record, 4).line["start"] == 1
 
 
 def test_those_who_computed_it_are_all_named_though_they_are_one_part(record_of):

@@ -143,7 +143,7 @@ def test_flipped_labels_come_first():
     assert all(row["label"] != row["prediction"] for row in found)
 
 
-def test_a_label_is_doubted_where_the_threshold_of_another_class_is_reached():
+def test_a_label_is_doubted_at_the_threshold_of_another_class():
     """The mean probability of c1 over the samples labelled so is 0.7."""
     labels = [0, 0, 0, 1, 1]
     probabilities = np.array([[0.9, 0.1], [0.35, 0.65], [0.25, 0.75], [0.2, 0.8], [0.4, 0.6]])

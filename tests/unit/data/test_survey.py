@@ -37,7 +37,7 @@ def test_only_classes_and_labels_can_conflict(labels, expected):
     assert pairs_of(survey_of([7, 8, 7, 8], 4, labels=labels)) == {"copy": [[2, 0], [3, 1]]} | expected
 
 
-def test_candidates_are_the_most_alike_of_those_before_that_are_not_the_same():
+def test_candidates_are_the_most_alike_before_that_are_not_the_same():
     generator = np.random.default_rng(0)
     first, other = generator.integers(-127, 128, (2, 256))
     near, nearer = first.copy(), first.copy()
@@ -47,7 +47,7 @@ def test_candidates_are_the_most_alike_of_those_before_that_are_not_the_same():
     assert pairs_of(survey) == {"leak": [[4, 0]], "near leak": [[3, 0], [4, 1]], "near copy": [[1, 0], [4, 3]]}
 
 
-def test_candidates_among_many_need_a_bounded_amount_of_memory_and_no_hash_means_none():
+def test_candidates_among_many_need_bounded_memory_and_no_hash_is_none():
     looks = np.random.default_rng(0).integers(-127, 128, (300, 256))
     looks[250] = looks[7]
     survey = survey_of(range(1000), 500, looks, seen=range(0, 900, 3))
@@ -64,7 +64,7 @@ def test_work_is_shared_out_in_order(world):
     assert shared_out(world, str, []) == []
 
 
-def test_of_many_images_some_are_looked_at_and_all_are_compared_by_their_bytes(tmp_path, world, monkeypatch):
+def test_of_many_images_some_are_seen_and_the_bytes_of_all_compared(tmp_path, world, monkeypatch):
     generator = np.random.default_rng(0)
     for split, count in (("train", 40), ("val", 20)):
         for label in "ab":
