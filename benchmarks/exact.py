@@ -1,7 +1,8 @@
-"""`make bench`: time of an optimizer step under `ddp` and `exact`; ResNet-18 at 224 px, two processes, in one run.
+"""`make bench`: time of an optimizer step under `ddp` and `exact`, two processes, in one run.
 
-The floor, `alone`, is a step that sums nothing over ranks. `int64` is `ddp` that sums integers of 64 bits, as `exact`
-does, but neither rounds nor checks: what these bytes cost in DDP's buckets. Steps alternate (A B C D D C B A ...).
+Rows: ResNet-18 at 224 px, and a BERT of MiniLM's size with sentences of 24 tokens. The floor, `alone`, is a step that
+sums nothing over ranks. `int64` is `ddp` that sums integers of 64 bits, as `exact` does, but neither rounds nor checks:
+what these bytes cost in DDP's buckets. `unchecked` is `exact` without checksums. Steps alternate (A B C C B A ...).
 """
 
 import os
@@ -28,7 +29,7 @@ from utils.strategies.ddp import DDP
 from utils.strategies.exact import Exact
 from utils.strategies.replicated import Replicated
 
-ROUNDS, MICRO_BATCH, SIDE = 12, 32, 224
+ROUNDS, MICRO_BATCH, SIDE, TOKENS = 12, 32, 224, 24
 
 
 class Alone(Replicated):
@@ -52,7 +53,46 @@ class Integers(DDP):
         return future.then(lambda done: gradients.copy_(done.value()[0]))
 
 
-KINDS = {"alone": Alone, "ddp": DDP, "int64": Integers, "exact": Exact}
+class Unchecked(Exact):
+    """`exact` whose checksums are those of no values."""
+
+    def setup(self, num_micro_batches: int) -> None:
+        """As that of Exact. Collective."""
+        super().setup(num_micro_batches)
+        for bucket in self._buckets:
+            nothing = bucket._checksum.new_zeros(())
+            bucket._weighed = lambda nothing=nothing: nothing
+            for group in bucket.groups:
+                group._chunks = [(sums, rows[:0], columns) for sums, rows, columns in group._chunks]
+
+
+KINDS = {"alone": Alone, "ddp": DDP, "int64": Integers, "unchecked": Unchecked, "exact": Exact}
+
+
+def build_resnet() -> nn.Module:
+    """ResNet-18 of 1,000 classes."""
+    return build_classifier("resnet18", 1000)
+
+
+def build_bert() -> nn.Module:
+    """MiniLM's architecture with a head of two classes; its weights do not matter to the time."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(
+        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536))
+
+
+def images(device: torch.device) -> dict[str, Tensor]:
+    """What a ResNet takes, the same in every micro-batch."""
+    return {"x": torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=device).to(memory_format=torch.channels_last)}
+
+
+def sentences(device: torch.device) -> dict[str, Tensor]:
+    """What a BERT takes, the same in every micro-batch."""
+    return {"input_ids": torch.randint(1000, 30000, [MICRO_BATCH, TOKENS], device=device)}
+
+
+ROWS = {f"resnet18 at {SIDE} px": (build_resnet, images), f"MiniLM's size, {TOKENS} tokens": (build_bert, sentences)}
 
 
 @dataclass(frozen=True)
@@ -66,11 +106,11 @@ class Indexed:
         return self
 
 
-def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision: Precision, images: Tensor,
-              micro_batches: int) -> float:
+def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision: Precision,
+              inputs: dict[str, Tensor], micro_batches: int) -> float:
     """Seconds of one optimizer step with `micro_batches` per rank, until all ranks are done. Collective.
 
-    images: [MICRO_BATCH, 3, SIDE, SIDE], the same in every micro-batch.
+    inputs: of the model, the same in every micro-batch.
     """
     world = strategy.world
     dist.barrier()
@@ -78,8 +118,9 @@ def time_step(strategy: Replicated, optimizer: torch.optim.Optimizer, precision:
     share = [Indexed(world.rank + i * world.world_size) for i in range(micro_batches)]
     for model, _ in strategy.accumulate(share, precision.scale):
         with precision.autocast():
-            logits = model(images).float()
-        F.cross_entropy(logits, torch.zeros(len(images), dtype=torch.int64, device=images.device)).backward()
+            output = model(**inputs)
+        logits = getattr(output, "logits", output).float()
+        F.cross_entropy(logits, torch.zeros(MICRO_BATCH, dtype=torch.int64, device=logits.device)).backward()
     is_finite = precision.step(optimizer, strategy.clip_grad_norm_(0))
     strategy.commit_buffers(is_finite)
     optimizer.zero_grad(set_to_none=True)
@@ -94,20 +135,22 @@ def main() -> None:
     micro_batches = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     with World.from_env(sys.argv[1] if len(sys.argv) > 1 else "cpu") as world:
         precision = Precision(hardware_precision(world.device), world.device)
-        images = torch.randn(MICRO_BATCH, 3, SIDE, SIDE, device=world.device).to(memory_format=torch.channels_last)
-        contenders: dict[str, Callable[[], float]] = {}
-        for name, kind in KINDS.items():
-            model: nn.Module = build_classifier("resnet18", 1000).to(world.device, memory_format=torch.channels_last)
-            strategy = kind(model, world)
-            strategy.setup(micro_batches * world.world_size)
-            optimizer = build_optimizer(model, OptimOptions(lr=0.01))
-            contenders[name] = partial(time_step, strategy, optimizer, precision, images, micro_batches)
-            contenders[name]()  # after the first step DDP lays its buckets out anew
-        times = in_turn(contenders, ROUNDS)
-        if world.is_main:
-            torch.set_num_threads(available_cores())  # for the speed of products, which is reported
-            report(f"exact, resnet18 at {SIDE} px, {precision.name}, {world.world_size} x {world.device.type},"
-                   f" {micro_batches} x {MICRO_BATCH} images each", "s a step", times, "ddp")
+        for row, (build, make_inputs) in ROWS.items():
+            inputs = make_inputs(world.device)
+            contenders: dict[str, Callable[[], float]] = {}
+            for name, kind in KINDS.items():
+                model = build().to(world.device, memory_format=torch.channels_last)
+                strategy = kind(model, world)
+                strategy.setup(micro_batches * world.world_size)
+                optimizer = build_optimizer(model, OptimOptions(lr=0.01))
+                contenders[name] = partial(time_step, strategy, optimizer, precision, inputs, micro_batches)
+                contenders[name]()  # after the first step DDP lays its buckets out anew
+            times = in_turn(contenders, ROUNDS)
+            if world.is_main:
+                torch.set_num_threads(available_cores())  # for the speed of products, which is reported
+                report(f"exact, {row}, {precision.name}, {world.world_size} x {world.device.type},"
+                       f" {micro_batches} x {MICRO_BATCH} samples each", "s a step", times, "ddp", "unchecked")
+                torch.set_num_threads(1)
     sys.stdout.flush()
     os._exit(0)
 
