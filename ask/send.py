@@ -13,7 +13,6 @@ mlflow: MLFLOW_TRACKING_URI says where it is, MLFLOW_EXPERIMENT_NAME names the e
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -116,5 +115,4 @@ if __name__ == "__main__":
     PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
     PARSER.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
     PARSER.add_argument("--follow", action="store_true", help="until the run ends")
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it, without a traceback
     exit_after(partial(main, PARSER.parse_args()), "send")

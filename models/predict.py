@@ -62,8 +62,6 @@ def main(arguments: list[str]) -> int:
         return predict(given)
     except BrokenPipeError:  # | head: the reader has what it wanted
         return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
 
 
 def predict(given: argparse.Namespace) -> Exit:

@@ -26,7 +26,7 @@ from models.objectives import answer
 from models.output import Prediction, Predictions
 from utils.array_folder import digest_of
 from utils.distributed.world import World
-from utils.errors import Exit, RankError, say
+from utils.errors import Exit, RankError, UserError, say
 from utils.files import read_checked, write_checked
 from utils.output_files import csv_writer, open_output, require_output
 from utils.rundir.chain import files_in
@@ -77,7 +77,7 @@ def write_files(given: argparse.Namespace, found: Predictions, parts: Path | Non
     """
     num_inputs = num_bad = 0
     pieces = ((_piece(given.format, found.description, batch) for batch in found.batches) if parts is None else
-              (read_checked(parts / str(number)) for number in range(found.num_batches)))
+              (_read_part(parts / str(number)) for number in range(found.num_batches)))
     with open_output(given.output) as file:
         if given.format == "csv":
             names = found.description["classes"]
@@ -99,6 +99,14 @@ def write_files(given: argparse.Namespace, found: Predictions, parts: Path | Non
     if parts is not None:
         shutil.rmtree(parts, ignore_errors=True)  # there is none if there was no input
     return num_inputs, num_bad
+
+
+def _read_part(path: Path) -> tuple[str, list[str], int]:
+    """What _piece returned. Raises UserError (65) if the file is damaged."""
+    try:
+        return read_checked(path)
+    except ValueError as error:
+        raise UserError(f"{error}; remove it, and the same command computes it again", Exit.BAD_DATA) from None
 
 
 def _piece(format: str, description: Mapping[str, Any], batch: Sequence[Prediction]) -> tuple[str, list[str], int]:

@@ -230,6 +230,8 @@ def exit_after(work: Callable[[], int], program: str = "train.py", **ways_out: s
     """
     try:
         code, error = work(), None
+    except KeyboardInterrupt:  # Ctrl-C, where no watchdog takes signals
+        code, error = 128 + signal.SIGINT, None
     except Exception as caught:
         # torch's handler raises wherever the main thread is when a loading process dies: it would end these words, too
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -12,6 +12,7 @@ import transformers
 from PIL import Image
 
 from data.texts.tokenizer import train_tokenizer
+from models import prediction_files
 from models.text.bert import save_model_folder as save_text_folder
 from models.vision.classifier import build_classifier, load_model_folder, save_model_folder
 from tests.harness.predicting import ended
@@ -240,3 +241,19 @@ def test_an_input_that_is_not_there_keeps_the_parts_of_another_command(asked, ru
     (parts := tmp_path / f"rows.csv.parts-{'0' * 20}").mkdir()
     result = run_train(asked[0], tmp_path / "nosuch.csv", "--output", tmp_path / "rows.csv", **PREDICT)
     assert result.returncode == Exit.NO_INPUT and parts.exists(), result.text
+
+
+def test_a_damaged_part_is_named_and_computed_again_once_it_is_removed(photos, tmp_path, capsys, monkeypatch):
+    run, rows = write_image_run(tmp_path / "run", "small-cnn"), tmp_path / "rows.csv"
+    words = [str(run), str(photos / "val"), "--output", str(rows), *BATCH]
+    with monkeypatch.context() as kept:
+        kept.setattr(prediction_files.shutil, "rmtree", lambda *_, **__: None)  # as if killed before the end
+        assert ended(words) == Exit.DONE
+    [parts], expected = tmp_path.glob("rows.csv.parts-*"), rows.read_bytes()
+    rows.unlink()
+    part = parts / "3"
+    part.write_bytes(part.read_bytes().replace(b"red", b"rad"))
+    assert ended(words) == Exit.BAD_DATA and not rows.exists()
+    assert f"predict: {part} is damaged; remove it, and the same command computes it again\n" in capsys.readouterr().err
+    part.unlink()
+    assert ended(words) == Exit.DONE and rows.read_bytes() == expected and not parts.exists()

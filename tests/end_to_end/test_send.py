@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_following_without_a_traceback(copied, tracker, start_to
     wait_until(lambda: read()[0] == expected(run))
     sending.process.send_signal(signal.SIGINT)
     result = sending.wait()
-    assert result.returncode == -signal.SIGINT and "Traceback" not in result.text, result.text
+    assert result.returncode == 128 + signal.SIGINT and "Traceback" not in result.text, result.text
 
 
 def test_steps_that_are_computed_again_keep_their_first_points(copied, tracker, run_train):

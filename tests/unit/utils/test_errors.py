@@ -245,6 +245,7 @@ def leave(work, **environment):
     ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "0", 66, "train.py: rank 1: no such\n"),
     ("fail(PeerError('rank 1: no such', Exit.NO_INPUT, is_shown=False))", "2", 66, ""),
     ("fail(PeerError('rank 1: a bug', Exit.INTERNAL))", "0", 70, ""),
+    ("fail(KeyboardInterrupt())", "0", 130, ""),
     ("fail(OSError(28, 'No space left'))", "1", 74,
      "train.py: OSError: [Errno 28] No space left; free some space, and the same command continues the run\n")])
 def test_a_process_leaves_with_its_code_and_one_message(work, rank, code, message):
