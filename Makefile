@@ -8,18 +8,21 @@ unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of th
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 UNIT := tests/test_architecture.py tests/unit
 
-.PHONY: train check pictures test faults alarms zoo cluster image-test soak lint prove accuracy recipes bench
+.PHONY: train check pictures test full faults alarms zoo cluster image-test soak lint prove accuracy recipes bench
 .PHONY: lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
 	@NPROC_PER_NODE=2 ./launch.sh
 
-check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work
+check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work; a minute
 	$(BIN)/python -m pytest -m "not slow and not long" $(WORKERS) $(UNIT)
 
-test: check                         ## everything that must hold: these, then the long unit tests and the launches
-	$(BIN)/python -m pytest -m "not slow and (long or not unit)" $(WORKERS) --ignore tests/test_architecture.py
+test: check                         ## these, then launches that show each promise once; seven minutes
+	$(BIN)/python -m pytest -m "not slow and not long and not unit" $(WORKERS) --ignore tests/test_architecture.py
+
+full: test                          ## these, then all else that must hold before a change is taken
+	$(BIN)/python -m pytest -m "long and not slow" $(WORKERS)
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
 	$(BIN)/python -m pytest $(WORKERS) tests/faults tests/contracts tests/distributed \

@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,18 @@ COUNTS = {"train": (17, 19, 21), "val": (40, 47, 60)}  # images per class: sizes
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Here and not in tests/device, whose conftest.py is read after the command line."""
     parser.addoption("--device", help="of tests/device: sim, or a real one (cuda); default: sim, where it can be made")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test that is marked rows(n), all rows are long but the first n that are not slow."""
+    num_rows: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("rows")
+        if marker and not item.get_closest_marker("slow"):
+            num_rows[item.path, item.originalname] += 1
+            if num_rows[item.path, item.originalname] > marker.args[0]:
+                item.add_marker("long")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import sys
 import typing
 from pathlib import Path
 
+import pytest
+
 from data import demo
 from models.tasks import TASKS, load_task
 from utils.settings.config import CONFIGS
@@ -290,6 +292,7 @@ def test_every_strategy_is_one_and_can_be_asked_for():
 # --- what an import brings
 
 
+@pytest.mark.long
 def test_an_image_run_never_imports_transformers_or_timm():
     program = ("import sys, train\nfrom models.tasks import load_task\nfrom utils.strategies import load_strategy\n"
                "load_task('image-classification'); load_strategy('ddp'); load_strategy('exact')\n"

@@ -86,6 +86,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_contenders_go_back_and_forth(tmp_path, monkeypatch):
     """A machine that grows slower favours nobody: each contender is as early as it is late."""
     order = []

@@ -87,6 +87,7 @@ def test_special_tokens_come_first_and_the_rest_sorted(trained):
     assert (tuple(tokens(trained)[:5]), rest) == (SPECIAL, sorted(set(rest)))
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("vocab_size", [64, 65, 100, 500, 1000])
 def test_as_many_tokens_as_asked_for_are_trained_where_the_texts_give_them(vocab_size):
     assert len(train_tokenizer(TEXTS, vocab_size)) == vocab_size
@@ -145,6 +146,7 @@ def byte_level():
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", eos_token="[END]")
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("max_length", [16, 32])
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["WordPiece", "byte-level"])

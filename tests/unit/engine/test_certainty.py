@@ -21,6 +21,7 @@ def coverage(draw, truth, sets=1000):
     return np.mean([low <= truth <= high for low, high in found])
 
 
+@pytest.mark.long
 def test_intervals_of_a_loss_cover_the_truth(monkeypatch):
     monkeypatch.setattr(certainty, "MOST", 200)
 
@@ -31,6 +32,7 @@ def test_intervals_of_a_loss_cover_the_truth(monkeypatch):
     assert 0.93 <= coverage(draw, truth=0.6) <= 0.97
 
 
+@pytest.mark.long
 def test_intervals_of_macro_f1_cover_the_truth(monkeypatch):
     """Of three classes, one of which is rare; the truth is macro_f1 of the distribution itself."""
     monkeypatch.setattr(certainty, "MOST", 200)

@@ -158,6 +158,7 @@ def test_the_same_run_gives_the_same_bytes(build):
     assert page([run]) == page([run])
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("count", [1, 3, 60, 25_000])
 @pytest.mark.parametrize("num_classes", [1, 2, 1000])
 def test_any_number_of_classes_and_samples_has_a_page(build, count, num_classes):
@@ -228,6 +229,7 @@ def test_a_report_that_fails_is_a_line_and_no_error(build):
     assert write_report(run) == str(run / "report.html") and (run / "report.html").read_text() == page([run])
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("num_classes", [3, 20])
 def test_averages_over_rare_classes_have_no_interval(build, num_classes):
     names = [f"class {number}" for number in range(num_classes)]

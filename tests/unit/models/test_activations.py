@@ -38,6 +38,7 @@ def trained(model, inputs, steps=2):
                                  if param.grad is not None}
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("name, side", [
     ("resnet18", 32), ("mobilenet_v3_small", 32), ("squeezenet1_1", 32),
     *(pytest.param(*case, marks=pytest.mark.long) for case in (
@@ -54,6 +55,7 @@ def test_images_have_the_same_bits_with_checkpointed_activations(name, side):
     torch.testing.assert_close(trained(model, images, steps), trained(plain, images, steps), rtol=0, atol=0)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("what", ["none", 2])
 def test_bert_has_the_same_bits_with_checkpointed_activations(what):
     plain, ids = bert(), torch.arange(12).view(3, 4)

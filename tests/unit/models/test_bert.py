@@ -106,6 +106,7 @@ def edit(folder: Path, **values) -> None:
     (folder / "config.json").write_text(json.dumps(config | values))
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("name", SIZES)
 def test_a_size_has_its_layers_and_width_and_heads_of_64(name):
     with torch.device("meta"):

@@ -35,6 +35,7 @@ def bert(layers=3):
     return transformers.BertForSequenceClassification(transformers.BertConfig(num_hidden_layers=layers, **SMALL))
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_param_is_in_one_block_and_the_head_is_the_last_layer(name):
     model = drawn(name)

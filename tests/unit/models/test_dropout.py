@@ -27,6 +27,7 @@ def rates(model):
     return found
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("name, argument", [
     ("alexnet", "dropout"), ("vgg11_bn", "dropout"), ("densenet121", "drop_rate"), ("efficientnet_b0", "dropout"),
     ("mobilenet_v2", "dropout"), ("mobilenet_v3_small", "dropout"), ("mnasnet0_5", "dropout"),
@@ -37,6 +38,7 @@ def test_dropout_is_torchvisions_own_argument(name, argument):
     assert rates(model) == rates(vision(name, **{argument: 0.37})) != rates(vision(name))
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("name", ["convnext_tiny", "efficientnet_b0", "swin_t", "maxvit_t"])
 def test_drop_path_keeps_torchvisions_proportions(name):
     def paths(model):

@@ -49,6 +49,7 @@ def named(id2label=CLASSES):
     return {"id2label": dict(enumerate(id2label)), "label2id": {name: number for number, name in enumerate(id2label)}}
 
 
+@pytest.mark.rows(7)
 @pytest.mark.parametrize("pretrained", [True, False])
 @pytest.mark.parametrize("task", HEADS)
 @pytest.mark.parametrize("name", ALL)

@@ -91,6 +91,7 @@ def test_the_kept_value_tells_tokenizers_apart(start):
     assert kept[0] == kept[2] != kept[1]
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("change", [
     lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text() + " "),
     lambda folder: (folder / "tokenizer_config.json").unlink(),

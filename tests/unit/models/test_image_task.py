@@ -33,6 +33,7 @@ def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_pat
     assert baselines == {"always the most frequent class": pytest.approx(COUNTS["val"][most] / sum(COUNTS["val"]))}
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("split", ["train_set", "eval_set"])
 @pytest.mark.parametrize("size", [8, 16])
 def test_training_and_evaluation_read_the_packed_images(build, split, size, monkeypatch):

@@ -166,6 +166,7 @@ def test_batches_larger_than_files_may_be_are_an_error_and_no_wait(run, tmp_path
     assert code == Exit.IO and "it is larger than ulimit -f allows" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_out_of_memory_names_the_flag_of_predict(run, tmp_path, capsys, monkeypatch):
     def too_large(*arguments):
         yield torch.empty(2**55)

@@ -167,6 +167,7 @@ def test_standard_input_of_a_pair_model_has_a_tab_in_each_line(pair_run, tmp_pat
     assert inputs_of(capsys.readouterr().out) == lines
 
 
+@pytest.mark.rows(8)
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 @pytest.mark.parametrize("form", ["csv", "jsonl"])
 @pytest.mark.parametrize("text", ODD)

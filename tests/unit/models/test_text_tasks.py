@@ -126,6 +126,7 @@ def assert_equal_steps(ours, theirs, tolerance):
     assert theirs.norm() > 0.01 and float((ours - theirs).norm() / theirs.norm()) < tolerance
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("task", HEADS)
 @pytest.mark.parametrize("device, kept, multiple", [
     ("cpu", {}, 1), ("cpu", {"pad_to": 8}, 8), ("cuda", {}, 8), ("cuda", {"data": "begun on a CPU", "pad_to": 1}, 1)])
@@ -177,6 +178,7 @@ def test_the_command_for_predict_gives_it_as_many_texts_as_it_takes(build, colum
     assert len(printed.rstrip("\n").split("\t")) == len(columns)
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
 def test_a_step_of_classification_is_the_mean_over_its_samples(family, columns, build, texts, folders):
@@ -263,6 +265,7 @@ def padded_model(build, folders, tmp_path, family, side="right", columns=("text"
                                     ",".join(columns))
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("family", ALONE)
@@ -414,6 +417,7 @@ def test_the_example_is_as_large_as_any_batch(task_name, build):
     assert len(task.example(6).sample_weight) == 6
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("max_length", [32, 500])  # the longest text has fewer than 500 tokens
 @pytest.mark.parametrize("task_name", TASKS)
 def test_the_example_has_a_mask_that_transformers_does_not_drop(task_name, max_length, build):

@@ -60,6 +60,7 @@ def pictures(tmp_path):
     return paths
 
 
+@pytest.mark.long
 def test_predictions_of_real_weights_are_timms_own(world, real_weights, pictures):
     """timm's pixels are Pillow's, ours those of libjpeg-turbo and torch: a level of 255 more or less."""
     # ours
@@ -81,6 +82,7 @@ def test_predictions_of_real_weights_are_timms_own(world, real_weights, pictures
     assert np.abs(found - expected).max() < 0.01
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("for_test", [False, True])
 def test_images_are_prepared_as_timm_does_for_each_of_its_weights(for_test):
     """Its test size and crop for weights as they are, the training ones to fine-tune; read from timm's transforms."""
@@ -223,6 +225,7 @@ def test_weights_that_cannot_be_fetched_are_66_with_ways_out(world, monkeypatch,
     assert error.value.code == Exit.NO_INPUT and "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_model_without_weights_of_timms_is_64(world):
     with pytest.raises(UserError, match="timm has no weights of --model timm/efficientnet_b8") as error:
         built(world, model="timm/efficientnet_b8", pretrained=True)

@@ -76,6 +76,7 @@ def test_new_head_is_all_that_depends_on_the_number_of_classes(name):
     assert differ == {key for key in shapes if key.startswith(f"{head}.")}
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_further_images_change_nothing_while_their_weights_are_0(name):
     side = {"inception_v3": 75, "vit_b_16": 32}.get(name, 64)
@@ -118,6 +119,7 @@ PREFIXES = ("", "module.", "_orig_mod.", "model.", "net.", "backbone.", "encoder
             "module.module.", "_orig_mod.module.", "module._orig_mod.", "model._orig_mod.net.", "learner.0.")
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("wrapped", [
     *(lambda weights, prefix=prefix: under(prefix, weights) for prefix in PREFIXES),
     lambda weights: {"model": weights, "epoch": 3}, lambda weights: {"model_ema": under("module.", weights)},
@@ -304,6 +306,7 @@ def as_vit_was(key: str) -> str:
     return key.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.")
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize(("name", "former"), [
     ("mnasnet0_5", str), ("resnet18", without_counters), ("densenet121", as_densenet_was),
     pytest.param("vit_b_16", as_vit_was, marks=pytest.mark.long)])
@@ -331,6 +334,7 @@ def test_auxiliary_heads_are_left_out(name, world, tmp_path):
     assert model(torch.zeros(2, 3, side, side)).shape == (2, 3)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("name", ["mnasnet0_5", "googlenet", "shufflenet_v2_x0_5"])
 def test_model_folder_gives_back_what_was_saved(name, tmp_path):
     model = build_classifier(name, 3)

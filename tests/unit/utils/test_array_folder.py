@@ -176,6 +176,7 @@ def test_one_works_while_others_wait_and_find_what_it_made(start):
     assert [process.stdout.readline() for process in (first, *others)] == ["found\n"] * 3
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("end", [subprocess.Popen.kill, lambda first: send(first, "fail")], ids=["killed", "failed"])
 def test_where_the_one_that_works_ends_all_others_go_on_at_once(start, end, tmp_path):
     first = start()

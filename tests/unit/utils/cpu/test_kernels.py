@@ -28,6 +28,7 @@ def seeded(monkeypatch):
     torch.manual_seed(0)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("p", P)
 def test_ones_are_as_frequent_as_asked(p):
     """Within five standard deviations of 4 million draws; rounding to 16 binary digits adds at most 1 / 131,072."""

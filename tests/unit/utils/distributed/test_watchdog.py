@@ -399,6 +399,7 @@ ENDINGS = {
     "a bug in the watchdog": ("watched()._where = None; forever()", 70)}
 
 
+@pytest.mark.rows(4)
 @pytest.mark.parametrize("program, code", ENDINGS.values(), ids=ENDINGS)
 @pytest.mark.parametrize("end", TAKES_NO_MORE.values(), ids=TAKES_NO_MORE)
 def test_a_console_that_takes_no_more_keeps_no_process(start, tmp_path, program, code, end):
@@ -561,6 +562,7 @@ forever()
         f"train.py: {late(0, 'starting, training')}", 76, "76\n")
 
 
+@pytest.mark.long
 def test_a_store_whose_host_is_gone_keeps_no_process(start, tmp_path):
     process = start("""
 import torch.distributed as dist

@@ -137,6 +137,7 @@ def kept_after(world, checkpoints_of, folder, total, **options):
     return [int(name[5:15]) for name in names_in(folder)], checkpoints
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("every, expected", [(0, [8, 9]), (3, [3, 6, 8, 9]), (4, [4, 8, 9]), ("auto", [8, 9])])
 def test_besides_the_newest_those_of_every_nth_step_are_kept(world, checkpoints_of, folder, every, expected):
     assert kept_after(world, checkpoints_of, folder, 9, keep=2, keep_every=every)[0] == expected

@@ -72,6 +72,7 @@ def test_a_start_waits_for_one_that_is_exiting(world, another_process, monkeypat
     assert (start(world, "--run-dir=run"), len(attempts) > 1) == ([], True)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("words", [[], ["--fresh"]])
 def test_a_start_that_waits_also_waits_for_a_fresh_one(world, another_process, monkeypatch, words):
     """The other start moves the run away and locks the new directory."""

@@ -186,6 +186,7 @@ def restart(world, monkeypatch, torchrun):
 NOT_RESTARTED = "train.py: not restarted, because a restart would end in the same way:"
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("exit_code, message", [
     (80, "it diverged"), (65, "cannot read a.png"), (64, "m"), (66, "m"), (73, "m"), (78, "m"), (82, "m"),
     (75, "SIGUSR1"), (75, "SIGINT"), (75, "--stop-after")])

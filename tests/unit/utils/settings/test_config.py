@@ -83,6 +83,7 @@ def test_all_settings_but_operational_ones_name_the_run(task):
     assert naming == {name for name in names if facts_of(task, name).kind != OPERATIONAL}
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_a_used_run_directory_takes_what_the_kind_allows(task):
     """Refuses a defining setting, notes a tolerated one, takes an operational one; asks for no resolved one."""
@@ -118,6 +119,7 @@ def test_config_yaml_says_nothing_about_one_launch(task):
                         "audit_every", "stop_after", "profile"}
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_nodes_may_differ_in_the_settings_that_are_per_node(task, monkeypatch):
     monkeypatch.setattr("utils.rundir.identity.code_digest", lambda: "the same on all")  # it takes a while

@@ -37,6 +37,7 @@ def message(capsys):
     return refused
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_every_habitual_spelling_is_answered_by_name(task, message):
     wrong = []
