@@ -26,6 +26,7 @@ def test_the_strategies_that_can_be_audited_are_those_of_this_contract():
     assert [name for name in STRATEGIES if load_strategy(name).can_audit] == ACROSS and set(WORDS) == set(TASKS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task, strategy, processes", [
     pytest.param(*each, marks=() if each in SHORT else pytest.mark.slow) for each in ALL])
 def test_an_audited_run_is_the_one_without_audits(task, strategy, processes, words_of, run_torchrun, run_dir):
@@ -35,6 +36,7 @@ def test_an_audited_run_is_the_one_without_audits(task, strategy, processes, wor
     assert outcome(run_dir) == outcome(plain)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [
     ["--micro-batch-size", "8"],  # three: what is compared is then what DDP sends
     *(pytest.param(more, marks=pytest.mark.slow) for more in (

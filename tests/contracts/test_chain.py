@@ -45,6 +45,7 @@ def assert_is_whole(run):
     assert newest["link"] == links[-1]
 
 
+@pytest.mark.long
 def test_checkpoints_to_repeat_from_stay_to_the_end(session_dir, expected):
     run = session_dir / "chain"
     steps = {step_of(path.name) for path in (run / "checkpoints").iterdir()}
@@ -53,6 +54,7 @@ def test_checkpoints_to_repeat_from_stay_to_the_end(session_dir, expected):
     assert read_starts(run)[0]["settings"]["keep_every"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("share", [0.5, pytest.param(0, marks=pytest.mark.slow)], ids=["cut in half", "lost"])
 def test_a_run_killed_on_2_and_finished_on_3_has_the_links_of_one_on_1(
         run_dir, words, expected, start_torchrun, run_torchrun, share):

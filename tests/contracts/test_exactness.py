@@ -190,6 +190,7 @@ def test_ddp_and_exact_agree_to_rounding_on_2_processes(exact, ddp):
     assert weights_sha256(ddp.straight(2)) != weights_sha256(exact.straight(2))
 
 
+@pytest.mark.long
 @of_ddp
 @pytest.mark.parametrize("processes", [
     *(pytest.param(count, marks=pytest.mark.slow) for count in (1, 2, 4)), 3])

@@ -18,6 +18,7 @@ KINDS["fp16"] = "image-classification", [*KINDS["image-classification"][1], "--p
 SOON = "augmented", "masked-lm"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [
     kind if kind in SOON else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
 def test_a_step_of_any_task_and_technique_is_that_of_the_record(kind, data_of, run_dir, run_train):

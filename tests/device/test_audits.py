@@ -28,6 +28,7 @@ def named(rank):
     return f"rank {rank} on {socket.gethostname()} (sim:{rank})"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("only", ["convolution_backward", *(pytest.param(other, marks=pytest.mark.slow) for other in (
     "convolution", "native_batch_norm", "addmm|mm"))])
 def test_a_unit_that_is_always_wrong_is_named_by_three_ranks(only, accelerator, live, words, run_dir):

@@ -34,6 +34,7 @@ def step(launch, tmp_path_factory):
     return run
 
 
+@pytest.mark.rows(2)
 @simulated_alone
 @pytest.mark.parametrize("words", [
     ("dp", 2, "wide-norm"), ("dp", 4, "wide"), ("dp", 3, "resnet18"), ("model-parallel", 3, "resnet18"),
@@ -83,6 +84,7 @@ EACH = [(strategy, what) for strategy in ("dp", "model-parallel", "dp-classic") 
 ESSENTIAL = [("dp", "text-classification")]
 
 
+@pytest.mark.long
 @pytest.mark.needs("two devices")
 @pytest.mark.parametrize("strategy, what", [
     pytest.param(*each, marks=() if each in ESSENTIAL else pytest.mark.slow) for each in EACH])
@@ -129,6 +131,7 @@ def test_an_evaluation_gives_the_digits_of_ddp(accelerator, runs, strategy, what
     assert found[0] == found[1]
 
 
+@pytest.mark.rows(2)
 @simulated_alone
 @pytest.mark.parametrize("devices, processes, words, parts", [
     (4, 2, ["--strategy", "dp"], ["--strategy dp computes in 1 process, and there are 2", "python train.py"]),

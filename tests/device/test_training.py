@@ -37,6 +37,7 @@ WAITS = {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: EVALUATIONS}  # of a run
 ESSENTIAL = [("image-classification", "ddp", 2), ("masked-lm", "exact", 1)]
 
 
+@pytest.mark.rows(1)
 @pytest.mark.needs("simulation")
 @all_but(*ESSENTIAL)
 def test_the_weights_are_those_of_the_cpu(runs, figure, task, strategy, processes):
@@ -59,6 +60,7 @@ def test_the_host_waits_in_a_step_for_the_flag_of_the_last_one_alone(runs, figur
         assert found == WAITS
 
 
+@pytest.mark.long
 @pytest.mark.needs("simulation")
 @pytest.mark.parametrize("task, precision", [
     pytest.param(*case, marks=[] if case == ("image-classification", "fp16") else [pytest.mark.slow])

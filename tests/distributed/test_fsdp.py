@@ -25,6 +25,7 @@ def told(session_dir, run_torchrun, texts):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_gradients_and_buffers_are_ddps(told, processes):
     """In fp32: the sums are rounded in another order, nothing else differs."""

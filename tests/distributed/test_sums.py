@@ -7,6 +7,7 @@ import pytest
 SIGN_BITS = "two flipped sign bits in the result"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_every_fault_of_the_transport_is_found_on_the_ranks_it_reaches(session_dir, run_torchrun, processes):
     """All but pairs of flipped sign bits: their weights are odd, so that both change the checksum by 2^63."""

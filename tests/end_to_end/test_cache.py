@@ -4,6 +4,7 @@ import json
 import shutil
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from tests.conftest import COUNTS
@@ -15,6 +16,7 @@ WORDS = ["--model", "mobilenet_v3_small", "--image-size", 32, "--global-batch-si
 NUM = sum(sum(counts) for counts in COUNTS.values())
 
 
+@pytest.mark.long
 def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_dir, run_torchrun, run_train):
     """Also with an image that cannot be read, images of 12 bits, after a stop, and on other numbers of processes."""
     sorted(own_photos.glob("train/*/*.png"))[0].write_bytes(b"")

@@ -134,6 +134,7 @@ def table_in(folder, num_train=1000):
     return folder
 
 
+@pytest.mark.long
 def test_a_model_without_a_config_has_a_card(train, run_dir):
     """Task.save_model promises no config.json."""
     words = f"--data {table_in(run_dir.parent / 'table', 64)} --device cpu --workers 0"
@@ -158,6 +159,7 @@ def test_the_strategy_computes_what_ddp_computes(train):
     assert losses[0] == pytest.approx(losses[1], rel=1e-3) and len(losses[0]) == 5
 
 
+@pytest.mark.long
 def test_without_the_text_tasks_images_train_and_help_names_no_other(train, changed, session_dir):
     title = "Delete the text tasks"
     assert len(values(train(title, SMALL), "train")) == 5

@@ -118,6 +118,7 @@ def test_the_data_are_the_same_on_any_number_of_processes(own_pictures, checked,
                               "val": {"tint0": 30, "tint1": 22, "tint2": 10}}
 
 
+@pytest.mark.long
 def test_untouched_data_have_at_most_candidates(pictures, checked):
     found, result = checked(*SMALL, "--data", pictures)
     assert (set(found["findings"]) <= NEAR, result.returncode) == (True, 0), result.text
@@ -127,6 +128,7 @@ def test_untouched_data_have_at_most_candidates(pictures, checked):
     assert len(result.out.splitlines()) <= 40, result.out
 
 
+@pytest.mark.long
 def test_a_training_beside_it_and_a_finished_run_stay_as_they_are(run_dir, run_train, start_torchrun):
     words = ["--run-dir", run_dir, "--epochs", 400]
     training = start_torchrun(None, *words)
@@ -141,6 +143,7 @@ def test_a_training_beside_it_and_a_finished_run_stay_as_they_are(run_dir, run_t
     assert written(run_dir) == before
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_check_that_is_stopped_leaves_nothing(pictures, run_dir, start_torchrun, number):
     live = start_torchrun(None, *SMALL, "--data", pictures, "--run-dir", run_dir / "sub" / "run", real=True)
@@ -188,6 +191,7 @@ def tables(folder: Path, sentences, header=("text", "label")) -> Path:
     return folder
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("task", ["text-classification", "masked-lm"])
 def test_texts_that_differ_in_case_and_spaces_alone_are_the_same(run_dir, sentences, checked, task):
     train, val = sentences["train"], sentences["val"]

@@ -145,6 +145,7 @@ def test_an_image_that_rank_1_alone_cannot_read_stops_all_with_65_and_path(own_p
     assert not list(run_dir.glob("checkpoints/step-*"))
 
 
+@pytest.mark.long
 def test_skipped_bad_images_are_listed_and_in_no_sum_of_an_evaluation(own_photos, run_dir, run_torchrun, run_train):
     words = [*SMALL, "--strategy", "exact", "--bad-samples", "skip", "--epochs", "1"]
     bad = {image_of(own_photos, "train", 20): "not an image", image_of(own_photos, "val", 100): "the file is empty"}
@@ -224,6 +225,7 @@ def test_fresh_starts_over_and_keeps_the_old_run(finished, run_train):
         run / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.long
 def test_a_run_in_use_is_refused_and_ctrl_c_still_stops_and_saves_it(photos, run_dir, start_torchrun, run_train):
     command = [*SMALL, "--data", photos, "--run-dir", run_dir, "--epochs", "1000", "--eval-every", "100000"]
     holder = start_torchrun(2, *command)

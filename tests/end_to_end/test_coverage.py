@@ -1,5 +1,7 @@
 """The coverage line: at an epoch's end, how many samples reached a backward and how many were evaluated."""
 
+import pytest
+
 from tests.conftest import COUNTS
 from tests.harness.run_directory import records
 from utils.errors import Exit
@@ -10,6 +12,7 @@ WORDS = ["--model", "mobilenet_v3_small", "--image-size", "32", "--global-batch-
 NUM_TRAIN, NUM_VAL = sum(COUNTS["train"]), sum(COUNTS["val"])
 
 
+@pytest.mark.long
 def test_what_is_left_out_or_unreadable_is_not_counted_also_after_a_kill(own_photos, run_dir, run_torchrun, run_train):
     """Three steps an epoch: two processes end in the middle of the first epoch, and one goes on."""
     [bad, *_], [unseen, *_] = (sorted((own_photos / split).glob("*/*.png")) for split in ("train", "val"))

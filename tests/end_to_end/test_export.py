@@ -89,6 +89,7 @@ QUICK = {"images": "onnx", "several images": "torch", "labels of images": "onnx"
          "texts": "torch", "pairs": "onnx", "numbers of texts": "onnx", "own texts": "torch"}
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(("kind", "format"), [
     pytest.param(kind, name, marks=[] if QUICK[kind] == name else [pytest.mark.slow])
     for kind in KINDS for name in export.NEEDS])
@@ -166,6 +167,7 @@ PLANTED = {
     "another order of channels": lambda network: plant_logits(network, lambda images: images.flip(1))}
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("format", export.NEEDS)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_an_export_that_predicts_something_else_is_not_written(fault, format, runs, monkeypatch, capsys):
@@ -227,6 +229,7 @@ def test_few_samples_are_called_a_weaker_check(number, capsys):
     assert ("which repeat them (a weaker check)" in capsys.readouterr().out) == (number < 64)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("format", export.NEEDS)
 def test_a_full_disk_is_called_that(format, runs, monkeypatch, tmp_path):
     limits, write_file = resource.getrlimit(resource.RLIMIT_FSIZE), exported.write_file
@@ -271,6 +274,7 @@ def test_int8_is_smaller_and_says_both_accuracies(runs, tmp_path, capsys):
     assert not (tmp_path / "small" / "int8.onnx").exists()
 
 
+@pytest.mark.long
 def test_int8_that_loses_too_much_is_not_written(runs, capsys):
     code, message = refused(capsys, runs["texts"], "--format", "onnx", "--int8", "--max-loss", "-101")
     assert code == Exit.BAD_DATA and "loses more than --max-loss -101 points" in message

@@ -90,6 +90,7 @@ def test_the_card_depends_on_neither_place_nor_processes(runs, run_torchrun, run
     assert re.sub(r" --strategy exact", "", re.sub(r"\d\.\d{4,}", "", ours)) == re.sub(r"\d\.\d{4,}", "", theirs)
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("kind", ["images", "own images", "texts", "pairs"])
 def test_the_command_for_predictions_runs(kind, runs, request):
     command = blocks_of(runs[kind])[0]
@@ -124,6 +125,7 @@ def test_transformers_is_not_named_where_it_would_say_something_else(runs):
         assert "transformers.pipeline" not in (runs[kind] / "model" / "README.md").read_text()
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("kind", ["images", "own images", "texts"])
 def test_the_command_that_made_it_makes_it_again(kind, runs, request, tmp_path):
     """With the data beside, under their name."""

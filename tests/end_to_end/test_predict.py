@@ -84,6 +84,7 @@ def written(result, folder, names=("features.npy", "rows.csv")):
     return [(folder / name).read_bytes() for name in names]
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_processes_writes_the_same_bytes(processes, asked, expected, run_torchrun, tmp_path):
     assert written(run_torchrun(processes, *asked, *output(tmp_path / "out"), **PREDICT), tmp_path / "out") == expected
@@ -92,11 +93,13 @@ def test_any_number_of_processes_writes_the_same_bytes(processes, asked, expecte
     assert features.dtype == np.float32 and features.shape[0] == 147 and features.std(axis=0).max() > 0.01
 
 
+@pytest.mark.long
 def test_threads_of_the_environment_change_no_byte(asked, expected, run_train, tmp_path):
     result = run_train(*asked, *output(tmp_path / "out"), **PREDICT, env={"OMP_NUM_THREADS": "2"})
     assert written(result, tmp_path / "out") == expected
 
 
+@pytest.mark.rows(1)
 def test_after_a_kill_the_same_command_continues_on_any_number(asked, expected, start_torchrun, run_torchrun, tmp_path):
     words = [*asked, *output(tmp_path / "out")]
     killed = start_torchrun(2, 2, *words, script="tests/end_to_end/predict_and_die.py").wait()
@@ -115,6 +118,7 @@ def test_after_a_kill_the_same_command_continues_on_any_number(asked, expected, 
     assert features == expected[0] and text.replace(b"done,", b"", 1) == expected[1] and b"done," in text
 
 
+@pytest.mark.rows(1)
 def test_other_arguments_or_another_model_begin_anew(asked, expected, run_train, tmp_path):
     run, *inputs = asked
     copy, folder = shutil.copytree(run, tmp_path / "run"), tmp_path / "out"
@@ -148,6 +152,7 @@ def test_what_only_one_process_can_do_is_64(words, asked, run_torchrun, tmp_path
         "predict: several processes, and --embeddings, need --output FILE, and inputs other than -\n") == 1
 
 
+@pytest.mark.rows(1)
 def test_an_error_of_the_user_is_said_once(asked, run_torchrun, tmp_path):
     run, *_ = asked
     result = run_torchrun(2, run, tmp_path / "gone.csv", "--output", tmp_path / "rows.csv", **PREDICT)
@@ -166,6 +171,7 @@ def features_of(run, inputs, tmp_path):
     return torch.from_numpy(np.load(tmp_path / "f.npy"))
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize(("architecture", "width"), [
     ("resnet18", 512), ("squeezenet1_1", 512), ("vit_b_16", 768), ("swin_t", 768), ("convnext_tiny", 768),
     ("mobilenet_v3_small", 1024), ("small-cnn", 128)])

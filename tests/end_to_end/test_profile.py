@@ -8,6 +8,7 @@ import pytest
 from tests.harness.run_directory import outcome
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked, recorded", [(2, 2), (9, 5)])  # 9: four of the six, and what follows the last
 def test_each_rank_writes_the_steps_and_the_run_is_the_same(run_torchrun, photos, run_dir, asked, recorded):
     runs = {name: run_dir.parent / name for name in ("with", "without")}

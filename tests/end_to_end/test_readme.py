@@ -68,6 +68,7 @@ def test_the_predict_and_evaluate_lines_run(copy, shell, trained):
     assert json.loads(evaluated.stdout)["top1"] == json.loads((trained / "summary.json").read_text())["best"]["value"]
 
 
+@pytest.mark.long
 def test_the_lines_for_own_data_train_on_a_folder_of_images(shell, photos):
     for line in block("python train.py --data"):
         # Fewer processes and steps for two cores, and no download: its failure is tested with the command line.

@@ -121,6 +121,7 @@ def test_planted_labels_come_first_with_the_same_bytes_on_1_2_and_3(
             "normalizer": BATCH}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ddp_repeats_bits_on_as_many_processes_else_up_to_rounding(of_topics, topics, run_dir, run_torchrun, processes):
     result = run_torchrun(processes, of_topics, "--steps", "25:35", "--output", run_dir, **REPLAY)
@@ -202,6 +203,7 @@ def test_a_run_killed_grown_and_continued_otherwise_is_replayed(
     assert len(read_starts(run_dir)) == 4 and "computing 9 steps again, from step 0 of" in result.err
 
 
+@pytest.mark.long
 def test_a_run_that_is_still_training_is_replayed(photos, run_dir, start_torchrun, run_train):
     live = start_torchrun(None, "--data", photos, *PHOTOS, "--epochs", 1000, "--save-every", 3, "--run-dir", run_dir)
     live.wait_for(lambda: trained_steps(run_dir) >= 4, "four steps")
@@ -220,6 +222,7 @@ def test_data_that_moved_are_found_and_other_data_are_refused(of_digits, digits,
         Exit.OTHER_RUN, 1), result.text
 
 
+@pytest.mark.long
 def test_a_sample_that_cannot_be_read_any_more_is_named(own_photos, run_dir, run_train):
     result = run_train("--data", own_photos, *PHOTOS, "--epochs", 1, "--run-dir", run_dir)
     assert result.returncode == 0, result.text

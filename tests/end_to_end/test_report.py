@@ -32,6 +32,7 @@ def table(session_dir, photos):
     return root
 
 
+@pytest.mark.long
 def test_a_killed_and_continued_run_has_the_report(run_dir, start_torchrun, run_torchrun, run_train, table):
     words = ["--data", table, "--run-dir", run_dir, *WORDS]
     killed = start_torchrun(2, *words)

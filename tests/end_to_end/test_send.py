@@ -99,6 +99,7 @@ def test_a_finished_run_arrives_once_with_all_digits(finished, tracker, run_trai
                               f" {len(run.data.params)} settings\n")
 
 
+@pytest.mark.long
 def test_a_training_is_followed_to_its_end_across_a_kill(tracker, start_torchrun, photos, run_dir):
     env, read = tracker
     words = [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", "2"]
@@ -121,6 +122,7 @@ def test_a_training_is_followed_to_its_end_across_a_kill(tracker, start_torchrun
         name: [step for step, _ in steps] for name, steps in expected(run_dir).items()}
 
 
+@pytest.mark.long
 def test_a_kill_and_a_line_that_is_being_written_double_and_lose_nothing(copied, tracker, start_torchrun):
     env, read = tracker
     run, lines = copied
@@ -155,6 +157,7 @@ def test_ctrl_c_ends_the_following_without_a_traceback(copied, tracker, start_to
     assert result.returncode == 128 + signal.SIGINT and "Traceback" not in result.text, result.text
 
 
+@pytest.mark.long
 def test_steps_that_are_computed_again_keep_their_first_points(copied, tracker, run_train):
     """A resume writes them again, with other times."""
     env, read = tracker
@@ -167,6 +170,7 @@ def test_steps_that_are_computed_again_keep_their_first_points(copied, tracker, 
     assert read()[0] == before
 
 
+@pytest.mark.long
 def test_a_run_that_was_begun_anew_is_another_one(copied, tracker, run_train, client):
     env, read = tracker
     run, _ = copied

@@ -20,6 +20,7 @@ def expected(run_torchrun, photos, session_dir):
     return weights_sha256(run)
 
 
+@pytest.mark.long
 def test_processes_started_by_hand_meet_by_the_environment(expected, launch, photos, run_dir):
     """As docs/launching.md says."""
     with socket.socket() as free:

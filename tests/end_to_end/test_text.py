@@ -115,6 +115,7 @@ def test_an_evaluation_without_data_is_66_and_takes_them_from_elsewhere(life):
         name: records(life.run)[-1][name] for name in ("loss", "top1")}
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_a_model_that_cannot_compute_in_bf16_is_64_on_two_processes(strategy, life, run_dir, run_torchrun):
     """Before a strategy divides it: nobody waits for a rank that failed alone."""
@@ -127,6 +128,7 @@ def test_a_model_that_cannot_compute_in_bf16_is_64_on_two_processes(strategy, li
     assert result.text.count("cannot compute in bf16") == 1 and "use --precision fp32" in result.text
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("case", ["a ragged row", "a name without network"])
 def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_torchrun):
     data = Path(shutil.copytree(texts, run_dir.parent / "texts"))

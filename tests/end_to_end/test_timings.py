@@ -8,6 +8,7 @@ import pytest
 from utils.rundir.clock import SHARES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("exact", marks=pytest.mark.slow)])
 def test_a_slow_rank_is_found_and_named_and_the_shares_make_up_the_whole(run_torchrun, photos, run_dir, strategy):
     result = run_torchrun(

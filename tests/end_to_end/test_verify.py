@@ -226,6 +226,7 @@ def test_the_exit_code_and_a_receipt_say_that_files_differ(copied, run_train, tm
     assert result.returncode == Exit.DIFFERS and "starts.jsonl: cannot be read" in result.out, result.text
 
 
+@pytest.mark.long
 def test_a_model_of_a_step_that_the_run_went_back_from_is_named(photos, run_dir, run_train):
     """Every checkpoint since the evaluation of step 3 was damaged, and the next start evaluated nothing."""
     words = [*WORDS, "--data", photos, "--run-dir", run_dir]
@@ -249,6 +250,7 @@ def test_files_alone_give_no_receipt(copied, run_train, tmp_path):
 # --- a forger who computes all hashes anew
 
 
+@pytest.mark.long
 def test_weights_that_were_changed_between_two_starts_are_found(begun, run_dir, run_train, tmp_path):
     words, run = begun
     shutil.copytree(run, run_dir)
@@ -265,6 +267,7 @@ def test_weights_that_were_changed_between_two_starts_are_found(begun, run_dir, 
     assert result.returncode == 0, result.text
 
 
+@pytest.mark.long
 def test_an_honest_run_with_better_figures_is_found(copied, run_train):
     edited(copied / "metrics.jsonl", '"split": "val", "step": 9, "epoch": 3.0, "samples": 171, "loss": 0.',
            '"split": "val", "step": 9, "epoch": 3.0, "samples": 171, "loss": 0.0')
@@ -322,6 +325,7 @@ def test_a_run_that_an_older_version_began_is_refused(begun, run_dir, run_train)
                 result.text)
 
 
+@pytest.mark.long
 def test_a_run_that_is_still_training_is_verified_on_two(photos, run_dir, start_torchrun, run_torchrun):
     """What rank 0 has read counts for both, though the run has saved more since."""
     words = [*WORDS, "--strategy", "exact", "--data", photos, "--run-dir", run_dir]
@@ -334,6 +338,7 @@ def test_a_run_that_is_still_training_is_verified_on_two(photos, run_dir, start_
     assert f"verified: {run_dir}, steps 1 to 3: 4 links and all records are the same" in result.out
 
 
+@pytest.mark.long
 def test_a_run_whose_last_evaluation_was_abandoned_is_verified(own_photos, run_dir, start_torchrun, run_train):
     held = HeldImage(image_of(own_photos, "val", 0))
     live = start_torchrun(None, *WORDS, "--data", own_photos, "--run-dir", run_dir, "--eval-every", 100)

@@ -95,6 +95,7 @@ def test_weights_that_differ_are_found_at_the_next_audit(processes, run_dir, fai
 # --- what does not disturb an audit, and what an audit does not disturb
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_rank_that_is_killed_in_an_audit_is_lost_and_the_run_goes_on(
         processes, words, run_dir, failing, run_torchrun, undisturbed):
@@ -108,12 +109,14 @@ def test_a_rank_that_is_killed_in_an_audit_is_lost_and_the_run_goes_on(
         assert_as_undisturbed(run_torchrun(2, *words, "--audit-every", 2), run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_a_stop_in_an_audit_saves_after_that_step(words, run_dir, failing, run_torchrun, undisturbed):
     launch = failing(2, 2, kind="in_audit", signal="SIGTERM", step=4)
     assert assert_stopped(launch, run_dir, "SIGTERM to rank 1") in (4, 5)
     assert_as_undisturbed(run_torchrun(2, *words, "--audit-every", 2), run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_samples_that_cannot_be_read_are_no_alarm(own_photos, run_dir, run_torchrun):
     """A sample of the micro-batch that is audited in step 2; skipped, and where it stops the run."""
     words = [*WORDS, "--data", own_photos, "--run-dir", run_dir, "--workers", 0, "--audit-every", 1]
@@ -142,6 +145,7 @@ def test_a_restart_by_torchrun_continues_from_the_save_before(words, run_dir, ru
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_it_continues_on_another_number_of_processes(words, run_dir, run_torchrun):
     """Under exact: with ranks that have no work, and audit others."""
     words += ["--strategy", "exact", "--micro-batch-size", 12]

@@ -50,6 +50,7 @@ def assert_finished(launches, run, undisturbed):
     assert outcome(run) == outcome(undisturbed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("platform", [
     name if name == "PET" else pytest.param(name, marks=pytest.mark.slow) for name in PLATFORMS])
 def test_two_hosts_compute_what_one_does_with_as_many_processes(platform, words, run_dir, start_on, undisturbed):

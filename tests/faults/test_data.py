@@ -28,6 +28,7 @@ def words(own_photos, run_dir):
     return [*WORDS, "--data", own_photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
 
 
+@pytest.mark.long
 def test_a_vanished_image_ends_the_run_and_the_next_start_wants_it_back(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     held = HeldImage(image_of(own_photos, "train", sample_of(rank=1, step=2)))
@@ -67,6 +68,7 @@ def test_a_bad_training_image_stops_all_with_the_step_before_saved(
     assert_as_undisturbed(result, run_dir, undisturbed)
 
 
+@pytest.mark.long
 def test_a_bad_validation_image_stops_all_with_the_epoch_saved(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
     repair = truncate(bad := image_of(own_photos, "val", 60))

@@ -65,6 +65,7 @@ def test_a_rank_that_a_frozen_peer_keeps_from_stopping_says_so_in_time(
     assert_as_undisturbed(run_torchrun(2, *words), run_dir, undisturbed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_image_whose_reading_hangs_is_named(
         workers, words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed):
@@ -109,6 +110,7 @@ def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(words, 
     assert not run_dir.exists()
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize(("present", "said"), [(0, "timed out after 3 s waiting for rank 1"), (1, "rank 1 on ")])
 def test_a_rank_that_never_comes_to_the_meeting_is_missed(present, said, words, run_dir, start_torchrun):
     live = start_torchrun(None, *words, "--step-timeout", 1, env=environments()[present])

@@ -11,6 +11,7 @@ from tests.harness.run_directory import outcome, status, trained_steps
 from utils.errors import Exit
 
 
+@pytest.mark.long
 def test_signals_to_the_launcher_stop_the_run_and_a_good_restart_is_a_0(start_launcher, photos, run_dir, undisturbed):
     words = ["--nproc-per-node", 2, *WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1]
     early = start_launcher(*words)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 LIMIT_S = 5  # from the last process being ready to the group standing
 
 
+@pytest.mark.long
 def test_50_restarts_on_one_store_come_up_with_late_and_varying_ranks(run_train):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     result = run_train(50, store.port, script="tests/faults/meet_again.py", real=True)

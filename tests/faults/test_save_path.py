@@ -59,6 +59,7 @@ def swept():
     return sweep
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", [SAMPLE, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_at_any_call_leaves_the_old_checkpoint_or_the_new_one(swept, every):
     rows = [row for row in swept(every)["rows"] if row["fault"] == "SIGKILL"]
@@ -188,6 +189,7 @@ def newest(saved):
     return saved / "checkpoints" / NAMES[0]
 
 
+@pytest.mark.rows(2)
 @pytest.mark.parametrize("file", FILES)
 def test_a_flipped_bit_is_found(newest, file, record_property):
     tried, missed = flips(newest, file, every=1, bits=8) if file.endswith(".json") else flips(newest, file)

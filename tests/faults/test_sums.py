@@ -35,6 +35,7 @@ def changed(step, on, at=1000, bit=40, **more):
     return {"CHANGED": json.dumps({"step": step, "on": on, "at": at, "bit": bit, **more})}
 
 
+@pytest.mark.long
 def test_a_changed_sum_of_one_rank_is_71_before_its_record_and_its_save(
         words, run_dir, start_torchrun, run_torchrun, exact_undisturbed):
     launch = start_torchrun(2, *words, "--save-every", 1, script=SCRIPT, env=changed(5, on=1))
