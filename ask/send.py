@@ -62,6 +62,7 @@ TRACKERS = {"mlflow": open_mlflow}
 def main(given: argparse.Namespace) -> int:
     """Send, and return the exit code. Raises UserError: 64 if a package is missing, 66 for what is no run, 74."""
     run, known = Path(given.run), ""
+    deadline = time.monotonic() + 60  # until then a run that has ended may go on: its command was started just before
     while True:
         # what is there
         if not (run / "command.txt").exists():
@@ -83,7 +84,8 @@ def main(given: argparse.Namespace) -> int:
             raise UserError(f"--to {given.to}: {first_line(error)}; the same command continues", Exit.IO) from error
         sent.update(new)
         kept.update(settings)
-        if state != "running" or not given.follow:
+        deadline = 0.0 if state == "running" else deadline
+        if not given.follow or state == "finished" or (state != "running" and time.monotonic() > deadline):
             break
         time.sleep(2)
     say(f"{run} is {state}: {given.to} has its {len(sent)} figures and {len(kept)} settings", sys.stdout)

@@ -44,7 +44,7 @@ ALONE = {"workers": 0, "log_every": 1, "cache": "none", "eval_every": sys.maxsiz
          "output": None, "stop_after": None}
 LOOK = "look at them, and remove one if it is the same picture"
 FINDINGS = {  # by the names of Survey.pairs: what is true of the samples, and what to do
-    "unreadable": ("unreadable or truncated", "repair or restore the files, or give --bad-samples skip"),
+    "unreadable": ("unreadable or truncated", "repair or restore the files; --bad-samples skip leaves them out"),
     "conflict": ("the same as another one, with another label", "correct one of the labels, or remove both"),
     "leak": ("in val, and in train, too", "remove them from one of the two, as training has seen what val measures"),
     "copy": ("the same as another one of the split", "remove the copies, unless they are meant to count twice"),
@@ -159,9 +159,10 @@ def _machine_words(found: dict[str, float], t: Training) -> Iterator[str]:
     """The same in lines."""
     memory, disk, free = (f"{found[name] / 1024:.3g} GiB" for name in ("memory", "disk", "free"))
     unit = t.task.unit
+    computed = f"{found['computed_per_s']:,.1f} computed" + ("" if found["workers"] else " in turn")
     hold_up = waiting(found["wait"], found["workers"], t.world.cores) if found["wait"] > WAIT else "no wait for data"
     yield "this machine:"
-    yield f"- {found['loaded_per_s']:,.1f} {unit}/s are loaded, {found['computed_per_s']:,.1f} computed: {hold_up}"
+    yield f"- {found['loaded_per_s']:,.1f} {unit}/s are loaded, {computed}: {hold_up}"
     yield f"- a step takes {found['step_s']:.3g} s, of which {found['sum_s']:.3g} s are for the gradients' sum"
     yield f"- {memory} of memory are taken with a micro-batch of {counted(t.feed.plan.sizes[1], 'sample')}"
     yield f"- the run may take {disk} of the disk, which has {free} free,"

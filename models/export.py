@@ -14,6 +14,7 @@ another one and not a tie within 1e-6, this ends with 65 and writes nothing.
 
 import argparse
 import logging
+import math
 import sys
 import warnings
 from functools import partial
@@ -22,6 +23,14 @@ from importlib.util import find_spec
 from utils.errors import Exit, Parser, UserError, exit_after, some
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}  # packages that requirements.txt does not have
+
+
+def _points(text: str) -> float:
+    if not 0 <= (points := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
+    return points
+
+
 PARSER = Parser("python -m models.export", description=__doc__, allow_abbrev=False,
                 formatter_class=argparse.RawDescriptionHelpFormatter)
 PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
@@ -29,7 +38,7 @@ PARSER.add_argument("--format", choices=NEEDS, required=True, help="onnx = model
 PARSER.add_argument("--output", metavar="FOLDER", help="default: RUN/export/FORMAT; an export there is replaced")
 PARSER.add_argument("--data", metavar="PATH", help="where the data of the run are now; default: where they were")
 PARSER.add_argument("--int8", action="store_true", help="texts: weights of 8 bits, by dynamic quantization")
-PARSER.add_argument("--max-loss", metavar="POINTS", type=float, default=1.0,
+PARSER.add_argument("--max-loss", metavar="POINTS", type=_points, default=1.0,
                     help="refuse --int8 if it loses more accuracy on val; default: 1")
 
 

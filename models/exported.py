@@ -180,7 +180,11 @@ def export(given: argparse.Namespace) -> None:
         shutil.copytree(folder, unnamed, ignore=others, dirs_exist_ok=True)  # the tokenizer, if there is one
         (unnamed / ABOUT).write_text(json.dumps(about | found, indent=1))
 
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot create {output.parent}: {error.strerror}; give --output FOLDER",
+                        Exit.CANNOT_CREATE) from None
     try:
         replace_folder(output, write)
     finally:

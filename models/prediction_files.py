@@ -36,7 +36,8 @@ from utils.rundir.identity import code_digest
 def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Path:
     """FILE.parts-DIGEST; those that other commands left are removed. Collective.
 
-    given: the arguments of models.predict. model: its folder. Raises UserError: 65 if nodes differ, 73.
+    given: the arguments of models.predict. model: its folder. Raises UserError: 64 if an output is also an input or the
+    other output, 65 if nodes differ, 73.
     """
     files = [file for name in given.inputs for file in (images_in(name) if os.path.isdir(name) else [name])]
     stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is no file
@@ -45,9 +46,13 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Pat
     parts = Path(f"{given.output}.parts-{digest}")
 
     def prepare() -> None:
-        require_output(given.output)
-        if given.embeddings:
-            require_output(given.embeddings, "--embeddings")
+        taken = {os.path.realpath(part) for file in files for part in (file, *file.split(","))}
+        for flag, name in (("--output", given.output), ("--embeddings", given.embeddings)):
+            if name and os.path.realpath(name) in taken:
+                raise UserError(f"{flag} {name}: it is an input, or the other output, too; name another file")
+            if name:
+                require_output(name, flag)
+                taken.add(os.path.realpath(name))
         for found in parts.parent.glob(glob.escape(parts.name[:-len(digest)]) + "[0-9a-f]" * len(digest)):
             if found == parts:
                 say(f"predict: continuing: what is in {parts} is done")

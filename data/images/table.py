@@ -19,6 +19,7 @@ from data.labels import require_several
 from data.splits import ValSplit
 from data.tables.source import RowReader, TableSource
 from data.tables.table import TABLES, Row
+from utils.errors import Exit, UserError
 
 CACHE_VERSION = 2
 
@@ -44,6 +45,9 @@ def _read(source: TableSource) -> Found:
     paths: dict[str, list[bytes]] = {split: [] for split in source.splits}
     for split, found in paths.items():
         for _ in reader.rows(split, files.problem):
+            if len(files.paths) > 1 and (wrong := [path for path in files.paths if "," in path]):
+                raise UserError(f"--data {source.root}: {wrong[0]} has a comma, and commas divide the paths of a sample"
+                                " of several images; rename it", Exit.BAD_DATA)
             found.append(b"\0".join(os.fsencode(os.path.relpath(path, root)) for path in files.paths))
         if not found:
             raise reader.no_samples(split)

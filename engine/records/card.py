@@ -28,6 +28,12 @@ TASKS = {"image-classification": "image-classification", "text-classification": 
 METRICS = {"top1": "accuracy", "macro_f1": "f1", "micro_f1": "f1", "auroc": "roc_auc", "r2": "r_squared",
            "pearson": "pearsonr", "spearman": "spearmanr"}
 # of tasks whose outputs transformers gives as they are meant: a regression's would be in standard deviations
+PREDICT = """, and INPUT an image, a folder of images, a table or a file of texts:
+
+    python -m models.predict FOLDER INPUT"""
+FINE_TUNE = """, to train a classifier that begins with its weights:
+
+    python train.py --task text-classification --model FOLDER --data DATA"""
 PIPELINES = {"masked-lm": "", "text-classification": ", truncation=True, max_length={max_tokens}, top_k=None"}
 
 
@@ -35,9 +41,11 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     """Write the card of the model in `folder`. values: of its evaluation, at `step`."""
     # settings; of a path its last part
     config, task, described = start.config, start.task, read_json(folder / "config.json")
-    known, kinds, defaults = facts(config), types(config), identity(type(config)())
+    known, kinds, usual = facts(config), types(config), type(config)()
+    defaults = identity(usual) | {"bad_samples": usual.data.bad_samples}  # which decides what there is to train on
     given = {name: Path(value).name if known[name].path and str(value).startswith("/") else value
-             for name, value in identity(config).items() if name != "device"}
+             for name, value in (identity(config) | {"bad_samples": config.data.bad_samples}).items()
+             if name != "device"}
     command = shlex.join(["python", "train.py", *(
         word for name, value in given.items() if value != defaults[name] or name == "task"
         for word in as_words(name, value, kinds[name]))])
@@ -63,6 +71,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     (folder / CARD).write_text(Path(__file__).with_name("card.md").read_text("utf-8").format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
+        use=FINE_TUNE if given["task"] == "masked-lm" else PREDICT,
         num_train=len(task.train_set), num_val=values.get("evaluated", len(task.eval_set)), origin=origin,
         figures="\n".join(f"| {name} | {rounded(value)} |" for name, value in figures.items()),
         pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",

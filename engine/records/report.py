@@ -9,6 +9,7 @@ report.html.jinja is the page; it escapes all that it is given.
 import csv
 import io
 import os
+import socket
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ def _about(run: Path) -> dict[str, Any]:
     found = records(run, "train", "val", "epoch")
     train, val, epochs = ([each for each in found if each["split"] == split] for split in ("train", "val", "epoch"))
     evaluation = read_json(run / "eval" / "classes.json") or read_json(run / "eval" / "targets.json")
-    saved = [read_json(path)["best"] for path in run.glob("checkpoints/step-*/trainer.json")]
+    saved = [read_json(path).get("best", {}) for path in run.glob("checkpoints/step-*/trainer.json")]
     best = summary.get("best") or max(saved, key=lambda each: each.get("step", 0), default={})
     last = val[-1] if val else {}
 
@@ -104,12 +105,19 @@ def _about(run: Path) -> dict[str, Any]:
         "config": config, "auto": auto, "best": best, "last": last, "figures": figures,
         "of_best": of_best, "ends": ends,
         "train": train, "val": val, "epoch": epochs[-1] if epochs else {}, "starts": read_starts(run),
-        "state": "finished" if summary and summary["step"] == last.get("step") else status.get("state", "not begun"),
+        "state": "finished" if summary and summary["step"] == last.get("step") else _state(status),
         "chosen": [(flag(name), value, usual.get(name)) for name, value in config.items() if value != usual.get(name)],
         "links": valid_links(read_lines(run)),
         "names": sorted(evaluation.get("classes", evaluation.get("targets", {})).items(),
                         key=lambda each: each[1].get("f1", 0))}
     return about | {"curves": _curves([about])}
+
+
+def _state(status: Mapping[str, Any]) -> str:
+    """What status.json says, but for a process that was killed: it could not write that."""
+    is_killed = (status.get("state"), status.get("host")) == ("running", socket.gethostname()) and not (
+        Path(f"/proc/{status['pid']}").exists())
+    return "killed" if is_killed else status.get("state", "not begun")
 
 
 def _curves(abouts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

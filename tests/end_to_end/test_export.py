@@ -303,6 +303,19 @@ def test_what_cannot_be_is_refused_in_words(kind, words, code, part, runs, capsy
     assert found[0] == code and part in found[1], found
 
 
+def test_a_folder_that_cannot_be_made_is_73_with_the_flag(runs, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    found = refused(capsys, runs["images"], "--format", "torch", "--output", tmp_path / "file" / "out")
+    assert found == (Exit.CANNOT_CREATE, f"cannot create {tmp_path / 'file'}: File exists; give --output FOLDER")
+
+
+@pytest.mark.parametrize("points", ["nan", "-1", "inf", "x"])
+def test_a_loss_that_is_no_limit_is_64(points, capsys):
+    with pytest.raises(SystemExit) as ended:
+        export.PARSER.parse_args(["run", "--format", "onnx", "--int8", "--max-loss", points])
+    assert ended.value.code == Exit.USAGE and "--max-loss" in capsys.readouterr().err
+
+
 def test_a_missing_package_is_named_with_the_command(runs, monkeypatch, capsys):
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else name)
     code, message = refused(capsys, runs["images"], "--format", "onnx")

@@ -22,7 +22,8 @@ SHORT = ["--max-steps", "2", "--global-batch-size", "24", "--micro-batch-size", 
 TEXTS = ["--task", "text-classification", "--model", "bert-tiny", "--vocab-size", "200", "--max-length", "32"]
 KINDS = {  # by name: data, words
     "images": ("photos", ["--model", "mobilenet_v3_small", "--image-size", "32", "--mean", "0.4", "0.5", "0.6"]),
-    "own images": ("photos", ["--model", "small-cnn", "--image-size", "16", "--class-weights", "1,2,3"]),
+    "own images": ("photos", ["--model", "small-cnn", "--image-size", "16", "--class-weights", "1,2,3",
+                               "--bad-samples", "skip"]),
     "texts": ("texts", [*TEXTS, "--text-column", "text"]),
     "pairs": ("texts", [*TEXTS, "--text-column", "text,more"]),
     "masked": ("texts", ["--task", "masked-lm", *TEXTS[2:], "--text-column", "text"]),
@@ -101,6 +102,19 @@ def test_the_command_for_predictions_runs(kind, runs, request):
     words = words.replace("FOLDER", str(runs[kind] / "model")).split()
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 148, done.stderr
+
+
+def test_the_command_of_masked_lm_trains_from_its_weights(runs, text_tables, run_dir):
+    command = blocks_of(runs["masked"])[0]
+    assert command == "python train.py --task text-classification --model FOLDER --data DATA"
+    words = command.replace("python", sys.executable).replace("DATA", str(text_tables))
+    words = [*words.replace("FOLDER", str(runs["masked"] / "model")).split(), *SHORT, "--run-dir", str(run_dir)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "weights of" in done.stdout, done.stdout + done.stderr
+
+
+def test_what_decides_which_samples_are_trained_on_is_in_the_command(runs):
+    assert [("--bad-samples skip" in blocks_of(runs[kind])[-1]) for kind in ("own images", "images")] == [True, False]
 
 
 @pytest.mark.parametrize("kind", ["texts", "pairs"])

@@ -263,3 +263,15 @@ def test_a_damaged_part_is_named_and_computed_again_once_it_is_removed(photos, t
     assert f"predict: {part} is damaged; remove it, and the same command computes it again\n" in capsys.readouterr().err
     part.unlink()
     assert ended(words) == Exit.DONE and rows.read_bytes() == expected and not parts.exists()
+
+
+def test_an_output_that_is_an_input_or_the_other_output_is_64(texts, tmp_path, capsys):
+    run, table = write_text_run(tmp_path / "run"), shutil.copy(texts / "val.csv", tmp_path / "in.csv")
+    before = table.read_bytes()
+    (tmp_path / "link.csv").symlink_to(table)
+    for flag, *words in (("--output", "link.csv"), ("--embeddings", "in.csv", "--output", "rows.csv"),
+                         ("--embeddings", "rows.csv", "--output", "rows.csv")):
+        files = [str(tmp_path / word) if "." in word else word for word in words]
+        assert ended([str(run), str(table), flag, *files, *BATCH]) == Exit.USAGE
+        assert f"{flag} {files[0]}: it is an input, or the other output, too" in capsys.readouterr().err
+    assert table.read_bytes() == before and {path.name for path in tmp_path.iterdir()} == {"run", "in.csv", "link.csv"}

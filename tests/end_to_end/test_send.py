@@ -212,3 +212,19 @@ def test_what_is_no_run_is_66_and_the_help_needs_no_tracker(run_train, tmp_path)
     assert (result.returncode, result.err) == (
         Exit.NO_INPUT, f"send: {tmp_path} is not the directory of a run of train.py\n")
     assert run_train("--help", real=True, **SEND).out.startswith("usage: python -m ask.send ")
+
+
+def test_a_run_that_is_about_to_go_on_is_followed(copied, tracker, start_torchrun):
+    """Its command was started just before this one."""
+    env, read = tracker
+    run, lines = copied
+    say_state(run, "stopped")
+    (run / "metrics.jsonl").write_bytes(b"".join(lines[:-1]))
+    sending = start_torchrun(None, run, "--to", "mlflow", "--follow", env=env, **SEND)
+    wait_until(lambda: read()[0] and read()[1].info.status == "KILLED")
+    say_state(run, "running")
+    wait_until(lambda: read()[1].info.status == "RUNNING")
+    (run / "metrics.jsonl").write_bytes(b"".join(lines))
+    say_state(run, "finished")
+    assert sending.wait().returncode == 0
+    assert read()[0] == expected(run) and read()[1].info.status == "FINISHED"

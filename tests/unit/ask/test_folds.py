@@ -110,3 +110,13 @@ def test_a_list_goes_when_no_label_is_doubted_any_more(handlers, found):
 def test_no_label_is_doubted_by_a_loss_that_gives_no_probability(handlers, found):
     said, path = found(rows(1), loss="bce")
     assert "with --loss bce" in said and not path.exists()
+
+
+@pytest.mark.parametrize(("code", "words"), [
+    (Exit.STOPPED, "75; the same"), (137, "137; the same"), (Exit.BAD_DATA, "65; correct what it says, and the same")])
+def test_a_run_that_fails_ends_it_with_a_way_out(handlers, config, tmp_path, monkeypatch, capsys, code, words):
+    (script := tmp_path / "run.py").write_text(f"import sys\nsys.exit({int(code)})\n")
+    monkeypatch.setattr(folds, "TRAIN", script)
+    given, settings = folds.begin(["--folds", "3", "--output", str(tmp_path), "--"])
+    assert folds.main(given, settings, [config()]) == code
+    assert f"exit code {words} command continues" in capsys.readouterr().err

@@ -70,3 +70,12 @@ def test_a_bad_row_is_named_with_its_own_line(tmp_path):
     assert caught.value.code == Exit.BAD_DATA
     lines, _, labels, _ = read_samples(config("text-classification", data=str(tmp_path / "t.csv"), bad_samples="skip"))
     assert len(lines) == 2 and np.array_equal(labels, [0, 1])
+
+
+@pytest.mark.parametrize("name", ["tint|0", "tint0/\udcff.png"])
+def test_folders_that_no_table_can_hold_are_refused_before_any_run(own_photos, name):
+    for folder in own_photos.glob("*/tint0"):
+        (min(folder.iterdir()) if "/" in name else folder).rename(folder.parent / name)
+    with pytest.raises(UserError) as error:
+        read_samples(config("image-classification", data=str(own_photos)))
+    assert error.value.code == Exit.BAD_DATA and "ask.folds makes a table of these folders" in str(error.value)

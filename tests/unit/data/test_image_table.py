@@ -219,3 +219,12 @@ def test_tables_are_told_from_folders_of_classes(table, tmp_path):
     path = table("image,label", name="train.csv")
     assert is_table(str(path)) and is_table(str(path.parent)) and not is_table(str(tmp_path))
     assert not is_table(str(path.parent / "img" / "0.png"))
+
+
+def test_a_comma_in_the_path_of_one_of_several_images_is_refused(table):
+    """models.predict, samples.csv and the report name such a sample by its paths, with commas between them."""
+    path = table("photo,mask,label", '"img/a,b.png",img/1.png,1', "img/0.png,img/1.png,2")
+    (path.parent / "img" / "2.png").rename(path.parent / "img" / "a,b.png")
+    code, message = refusal(path, NUMBERS, column="photo,mask")
+    assert code == Exit.BAD_DATA and "a,b.png has a comma" in message
+    assert len(index_of(path, NUMBERS, column="photo").splits["train"]) > 0

@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import re
 import shutil
+import socket
 from html.parser import HTMLParser
 
 import numpy as np
@@ -252,3 +254,13 @@ def test_a_chart_keeps_all_within_its_frame(values):
     [(_, _, points)] = made["lines"]
     assert len(points) <= 300 and made["y_ticks"] and made["x_ticks"]
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in [*points, (made["mark"], 0)])
+
+
+@pytest.mark.parametrize(("pid", "host", "words"), [
+    (os.getpid(), socket.gethostname(), "Running at"), (2**22 + 1, socket.gethostname(), "Killed at"),
+    (2**22 + 1, "elsewhere", "Running at")])
+def test_a_run_whose_process_is_gone_was_killed(build, pid, host, words):
+    run = build()
+    (run / "summary.json").unlink()
+    (run / "status.json").write_text(json.dumps({"state": "running", "pid": pid, "host": host}))
+    assert words in Page(page([run])).text
