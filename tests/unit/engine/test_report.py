@@ -258,7 +258,7 @@ def test_a_chart_keeps_all_within_its_frame(values):
 
 @pytest.mark.parametrize(("pid", "host", "words"), [
     (os.getpid(), socket.gethostname(), "Running at"), (2**22 + 1, socket.gethostname(), "Killed at"),
-    (2**22 + 1, "elsewhere", "Running at")])
+    (2**22 + 1, "elsewhere", "Running at")], ids=["here", "gone", "elsewhere"])
 def test_a_run_whose_process_is_gone_was_killed(build, pid, host, words):
     run = build()
     (run / "summary.json").unlink()
