@@ -13,6 +13,7 @@ from utils.errors import Exit
 COMPILING_S = 420
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [1, 2])
 def test_without_a_compiler_all_ranks_refuse_and_one_says_so(processes, run_torchrun, photos, run_dir):
     result = run_torchrun(processes, "--data", photos, "--run-dir", run_dir, "--device", "cpu", "--compile",

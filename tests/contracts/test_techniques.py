@@ -69,6 +69,7 @@ def facts(run):
                            "state": status(run)["state"], "optimizer": outcome(run)["state"]}
 
 
+@pytest.mark.long
 def test_a_run_that_stops_early_is_finished_and_its_average_on_record(launch_of, straight, run_train):
     run = straight(EARLY)
     steps = trained_steps(run)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["image-classification", "text-classification"])
 @pytest.mark.parametrize("processes", [None, pytest.param(2, marks=pytest.mark.needs("two devices"))])
 def test_a_check_measures_the_device_and_leaves_nothing(accelerator, runs, run_dir, figure, task, processes):

@@ -34,7 +34,7 @@ def step(launch, tmp_path_factory):
     return run
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @simulated_alone
 @pytest.mark.parametrize("words", [
     ("dp", 2, "wide-norm"), ("dp", 4, "wide"), ("dp", 3, "resnet18"), ("model-parallel", 3, "resnet18"),
@@ -70,6 +70,7 @@ def test_dp_holds_the_same_on_each_device_and_dp_classic_does_not(step, figure):
     assert abs(first - second) < 0.1 * second and gathers > 2 * other
 
 
+@pytest.mark.long
 @simulated_alone
 @pytest.mark.parametrize("number", [2, 3])
 def test_no_device_of_a_split_model_holds_more_than_its_share_and_a_block(step, number):
@@ -131,7 +132,7 @@ def test_an_evaluation_gives_the_digits_of_ddp(accelerator, runs, strategy, what
     assert found[0] == found[1]
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @simulated_alone
 @pytest.mark.parametrize("devices, processes, words, parts", [
     (4, 2, ["--strategy", "dp"], ["--strategy dp computes in 1 process, and there are 2", "python train.py"]),

@@ -37,7 +37,7 @@ WAITS = {ANSWER: STEPS, RECORD: len(RECORDED), METRICS: EVALUATIONS}  # of a run
 ESSENTIAL = [("image-classification", "ddp", 2), ("masked-lm", "exact", 1)]
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.needs("simulation")
 @all_but(*ESSENTIAL)
 def test_the_weights_are_those_of_the_cpu(runs, figure, task, strategy, processes):

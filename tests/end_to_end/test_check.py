@@ -103,6 +103,7 @@ def test_all_that_was_planted_is_found_and_nothing_else(own_pictures, checked):
     assert "cannot read " in result.err and "(and 4 more); repair or restore the file" in result.err, result.text
 
 
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("processes", [2, 3])
 def test_the_data_are_the_same_on_any_number_of_processes(own_pictures, checked, processes):
     plant(own_pictures)
@@ -143,7 +144,7 @@ def test_a_training_beside_it_and_a_finished_run_stay_as_they_are(run_dir, run_t
     assert written(run_dir) == before
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_check_that_is_stopped_leaves_nothing(pictures, run_dir, start_torchrun, number):
     live = start_torchrun(None, *SMALL, "--data", pictures, "--run-dir", run_dir / "sub" / "run", real=True)

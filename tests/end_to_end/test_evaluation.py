@@ -135,7 +135,7 @@ def test_tensorboard_has_the_first_batch_as_it_is_trained_on(trained, shown, pho
     assert picture.shape == (6 + 3 * 70, 6 + 8 * 70, 3) and num_moved > 20
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [
     2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_output_has_the_bytes_that_training_wrote(trained, run_torchrun, tmp_path, processes):
@@ -161,7 +161,7 @@ def test_a_model_folder_is_evaluated_as_it_is_without_a_run(trained, run_train, 
     assert sorted((ROOT / "runs").glob("*")) == before
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SMALL)
 def test_rows_of_bce_are_the_sigmoids_that_predict_gives(kind, photos, texts, run_dir, run_train, tmp_path):
     """So is AUROC; and so they are where its model folder is evaluated without --loss."""

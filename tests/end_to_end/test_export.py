@@ -89,7 +89,7 @@ QUICK = {"images": "onnx", "several images": "torch", "labels of images": "onnx"
          "texts": "torch", "pairs": "onnx", "numbers of texts": "onnx", "own texts": "torch"}
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @pytest.mark.parametrize(("kind", "format"), [
     pytest.param(kind, name, marks=[] if QUICK[kind] == name else [pytest.mark.slow])
     for kind in KINDS for name in export.NEEDS])
@@ -127,6 +127,7 @@ def test_a_program_that_knows_onnx_alone_predicts_from_the_folder(runs, photos, 
         assert np.abs(ours - theirs[part]).max() < 1e-4
 
 
+@pytest.mark.long
 def test_a_program_that_knows_torch_alone_predicts_texts(runs, tmp_path):
     """The tokenizer's files lie beside the model."""
     exports(runs["texts"], "--format", "torch", "--output", tmp_path / "out")
@@ -167,7 +168,7 @@ PLANTED = {
     "another order of channels": lambda network: plant_logits(network, lambda images: images.flip(1))}
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("format", export.NEEDS)
 @pytest.mark.parametrize("fault", PLANTED)
 def test_an_export_that_predicts_something_else_is_not_written(fault, format, runs, monkeypatch, capsys):
@@ -322,6 +323,7 @@ def test_a_missing_package_is_named_with_the_command(runs, monkeypatch, capsys):
     assert code == Exit.USAGE and f"{sys.executable} -m pip install onnxscript;" in message
 
 
+@pytest.mark.long
 def test_images_that_moved_are_found_and_missing_ones_named(runs, photo_tables, photos, tmp_path, capsys):
     """The rows of the validation have absolute paths; of texts they have the texts."""
     for kind, data, moved in (("images", photos, tmp_path / "moved"),

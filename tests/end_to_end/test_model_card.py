@@ -62,6 +62,7 @@ def pipeline_of(run):
     return names["predict"]
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hubs_metadata_has_the_figures_of_the_best_evaluation(kind, runs):
     data = card_of(runs[kind]).data
@@ -77,6 +78,7 @@ def test_the_hubs_metadata_has_the_figures_of_the_best_evaluation(kind, runs):
     assert data.library_name == libraries.get(kind, "transformers")
 
 
+@pytest.mark.rows(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_path_stands_in_the_card(kind, runs, session_dir):
     assert str(session_dir) not in (runs[kind] / "model" / "README.md").read_text()

@@ -36,6 +36,7 @@ def launched(run_torchrun, trained, folder, *words):
     return folder
 
 
+@pytest.mark.rows(1)
 def test_a_stop_changes_nothing(trained, run_dir, run_train):
     words, data, run = trained
     assert run_train(*words, *SHORT, "--data", data, "--run-dir", run_dir).returncode == 0

@@ -84,7 +84,7 @@ def written(result, folder, names=("features.npy", "rows.csv")):
     return [(folder / name).read_bytes() for name in names]
 
 
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 @pytest.mark.parametrize("processes", [2, 3])
 def test_any_number_of_processes_writes_the_same_bytes(processes, asked, expected, run_torchrun, tmp_path):
     assert written(run_torchrun(processes, *asked, *output(tmp_path / "out"), **PREDICT), tmp_path / "out") == expected
@@ -118,7 +118,7 @@ def test_after_a_kill_the_same_command_continues_on_any_number(asked, expected, 
     assert features == expected[0] and text.replace(b"done,", b"", 1) == expected[1] and b"done," in text
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 def test_other_arguments_or_another_model_begin_anew(asked, expected, run_train, tmp_path):
     run, *inputs = asked
     copy, folder = shutil.copytree(run, tmp_path / "run"), tmp_path / "out"

@@ -214,6 +214,7 @@ def test_what_is_no_run_is_66_and_the_help_needs_no_tracker(run_train, tmp_path)
     assert run_train("--help", real=True, **SEND).out.startswith("usage: python -m ask.send ")
 
 
+@pytest.mark.long
 def test_a_run_that_is_about_to_go_on_is_followed(copied, tracker, start_torchrun):
     """Its command was started just before this one."""
     env, read = tracker

@@ -66,6 +66,7 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_named(run_dir, failing)
     assert saved_step(run_dir) == 2
 
 
+@pytest.mark.long
 def test_of_two_ranks_one_that_repeats_its_error_is_one_of_the_two(run_dir, failing):
     either = f"rank 0 on {HOST} (cpu) or rank 1 on {HOST} (cpu) computed micro-batch {{}} of optimizer step 3 wrongly"
     assert_failed(failing(2, 3, kind="always"), run_dir, Exit.HARDWARE, either.format(0), either.format(1))

@@ -39,6 +39,7 @@ def assert_refused(results, code, *parts):
     assert len(said) == 1 and all(part in said[0] for part in parts), [result.text for result in results]
 
 
+@pytest.mark.long
 def test_weights_that_one_node_lacks_are_named_once(on_two_nodes, photos):
     torch.save({}, on_two_nodes.folders[0] / "w.pth")
     results = on_two_nodes(*WORDS, "--data", photos, "--weights", "w.pth")

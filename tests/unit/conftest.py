@@ -1,21 +1,25 @@
 """What unit tests share: one process is a process group of one, as in a run without torchrun."""
 
 import os
-import sys
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 
 
 def pytest_pycollect_makemodule() -> None:
     """Called before a file of this folder is imported. The process that gives files to others imports none."""
-    if "hypothesis" in sys.modules:
-        return
+    prepare()
+
+
+@cache
+def prepare() -> None:
+    """What holds for all files; once."""
     import hypothesis
     import torch
 
     # Shared machines pause; every run draws anew.
-    hypothesis.settings.register_profile("lockstep", deadline=None, database=None, max_examples=50)
+    hypothesis.settings.register_profile("lockstep", deadline=None, database=None, max_examples=30)
     hypothesis.settings.load_profile("lockstep")
     torch.set_num_threads(1)  # tensors here are small
 

@@ -124,6 +124,7 @@ def test_class_names_with_commas_and_quotes_stay_one_column(run, tmp_path, capsy
     assert header == ["input", "prediction", "probability", *CLASSES] and len(row) == len(header)
 
 
+@pytest.mark.long
 def test_batches_read_by_workers_give_the_rows_of_one_batch(run, tmp_path, capsys):
     paths = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(8)]
     ended([str(run), *paths])
