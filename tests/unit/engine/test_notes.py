@@ -59,7 +59,7 @@ def test_a_loss_that_rises_with_the_accuracy_is_explained(loss, top1, applies):
     (0.5, 1.0, 0.8, True), (0.9, 1.0, 0.8, False), (0.5, 0.9, 0.8, False), (0.5, 1.0, 0.9, False)])
 def test_a_training_loss_that_falls_alone_is_noted(fall, loss, top1, applies):
     records = [record for number in range(4) for record in (
-        train(loss=1 - (1 - fall) * number / 3), val(10 * number + 10, loss=loss if number == 3 else 1.0,
+        train(loss=2 - 2 * (1 - fall) * number / 3), val(10 * number + 10, loss=loss if number == 3 else 1.0,
                                                      top1=top1 if number == 3 else 0.8))]
     assert any("memorises" in text for text in said(*records)) == applies
 
