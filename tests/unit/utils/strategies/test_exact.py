@@ -293,3 +293,17 @@ def test_the_step_after_a_non_finite_one_is_finite(world):
     step(strategy, [batch_of(0, {("scale", 0): NAN})])
     step(strategy, BATCHES)
     assert torch.isfinite(strategy.clip_grad_norm_(0.0))
+
+
+@pytest.mark.parametrize("names", [["ab", "a"], ["a", "ab"], ["ab", ""], ["b", "b"]])
+def test_params_that_micro_batches_skip_are_no_corruption(world, monkeypatch, names):
+    """names: the layers of each micro-batch. Each layer is a group of its own, whose columns the checksum is of."""
+    monkeypatch.setattr(exact, "CHUNK", 16)
+    monkeypatch.setattr(exact, "WIDTH", 4)
+    strategy = build(2, world, nn.ModuleDict({name: nn.Linear(4, 4, bias=False) for name in "ab"}))
+    for _ in range(2):
+        for model, batch in strategy.accumulate([OnCpu(index=index, layers=each) for index, each in enumerate(names)],
+                                                ONE):
+            if batch.layers:
+                sum(model[name](torch.ones(1, 4)).sum() for name in batch.layers).backward()
+        assert not strategy.is_corrupted
