@@ -1,6 +1,7 @@
 """engine/records/profile.py: when the files are written, on which ranks, at whose cost, and what is said about them."""
 
 import math
+import re
 import time
 from types import SimpleNamespace
 
@@ -54,7 +55,9 @@ def test_a_start_without_a_step_to_record_says_how_many_it_needs(tmp_path, num_s
 def test_the_note_says_how_many_steps_the_files_hold(tmp_path, num_steps, words):
     [note] = recorded(num_steps, 5, tmp_path / "profile", Ranks())
     assert note.startswith(f"profile of {words}: {tmp_path / 'profile'};")
-    assert "aten::sum" in (tmp_path / "profile/operators.txt").read_text()
+    table = (tmp_path / "profile/operators.txt").read_text()
+    shares = [float(share) for share in re.findall(r"(?m)^ *\S+ +([\d.]+)%", table)]  # of the time, by operator
+    assert "aten::sum" in table and len(shares) > 2 and shares == sorted(shares, reverse=True)
 
 
 def test_without_the_setting_nothing_is_written_said_or_waited_for(tmp_path):
