@@ -26,8 +26,8 @@ NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}  # packages
 
 
 def _points(text: str) -> float:
-    if not 0 <= (points := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
+    if not math.isfinite(points := float(text)):
+        raise argparse.ArgumentTypeError(f"{text}: must be a finite number")
     return points
 
 

@@ -43,6 +43,7 @@ def test_raw_pixels_that_are_not_resized_train_the_same_model(own_photos, run_di
     assert json.loads((run_dir / "raw/model/config.json").read_text())["white_value"] == 4095  # for models.predict
 
 
+@pytest.mark.long
 def test_what_the_task_refuses_is_refused_before_packing(own_photos, run_dir, run_train):
     cache = run_dir.parent / "cache"
     environment = {"LOCKSTEP_CACHE": str(cache)}

@@ -103,7 +103,7 @@ def test_all_that_was_planted_is_found_and_nothing_else(own_pictures, checked):
     assert "cannot read " in result.err and "(and 4 more); repair or restore the file" in result.err, result.text
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, 3])
 def test_the_data_are_the_same_on_any_number_of_processes(own_pictures, checked, processes):
     plant(own_pictures)

@@ -40,6 +40,7 @@ def tutorial(session_dir, run_train, run_torchrun, photo_tables):
     return runs
 
 
+@pytest.mark.long
 def test_the_tutorials_regression_all_reduces_both_losses(tutorial):
     one, two = ([(record["split"], record["step"], record.get("loss")) for record in records(tutorial[processes])]
                 for processes in (1, 2))

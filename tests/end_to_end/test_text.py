@@ -128,7 +128,7 @@ def test_a_model_that_cannot_compute_in_bf16_is_64_on_two_processes(strategy, li
     assert result.text.count("cannot compute in bf16") == 1 and "use --precision fp32" in result.text
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["a ragged row", "a name without network"])
 def test_wrong_input_is_refused_once_on_two_processes(case, texts, run_dir, run_torchrun):
     data = Path(shutil.copytree(texts, run_dir.parent / "texts"))

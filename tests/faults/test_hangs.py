@@ -110,7 +110,7 @@ def test_ranks_that_were_given_other_settings_do_not_wait_for_each_other(words, 
     assert not run_dir.exists()
 
 
-@pytest.mark.rows(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("present", "said"), [(0, "timed out after 3 s waiting for rank 1"), (1, "rank 1 on ")])
 def test_a_rank_that_never_comes_to_the_meeting_is_missed(present, said, words, run_dir, start_torchrun):
     live = start_torchrun(None, *words, "--step-timeout", 1, env=environments()[present])
