@@ -193,7 +193,8 @@ def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequenc
     for number, fold in [*enumerate(runs, 1)][part - 1::num_parts]:
         say(f"folds: run {number} of {len(runs)}, {fold.run}", sys.stdout)
         if code := fold.train():
-            before = "" if code == Exit.STOPPED or code > 128 else "correct what it says, and "
+            is_transient = code in (Exit.STOPPED, Exit.HARDWARE, Exit.LOST_PEERS) or code > 128
+            before = "" if is_transient else "correct what it says, and "
             say(f"folds: ended at {fold.run} with exit code {code}; {before}the same command continues")
             return code
     if num_parts > 1:

@@ -116,5 +116,5 @@ if __name__ == "__main__":
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
     PARSER.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
-    PARSER.add_argument("--follow", action="store_true", help="until the run ends")
+    PARSER.add_argument("--follow", action="store_true", help="until the run ends; a stopped run gets a minute")
     exit_after(partial(main, PARSER.parse_args()), "send")

@@ -17,6 +17,7 @@ import logging
 import math
 import sys
 import warnings
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
@@ -26,9 +27,10 @@ NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}  # packages
 
 
 def _points(text: str) -> float:
-    if not math.isfinite(points := float(text)):
-        raise argparse.ArgumentTypeError(f"{text}: must be a finite number")
-    return points
+    with suppress(ValueError):
+        if math.isfinite(points := float(text)):
+            return points
+    raise argparse.ArgumentTypeError(f"{text}: must be a finite number")
 
 
 PARSER = Parser("python -m models.export", description=__doc__, allow_abbrev=False,

@@ -69,7 +69,7 @@ def predict(given: argparse.Namespace) -> Exit:
     import torch
     from tqdm import tqdm
 
-    from models.prediction_files import compute_parts, folder_of_parts, write_files
+    from models.prediction_files import compute_parts, folder_of_parts, require_outputs, write_files
     from models.tasks import find_model, load_task
     from utils.distributed.world import World
     from utils.hardware.vendor import set_tf32
@@ -90,6 +90,7 @@ def predict(given: argparse.Namespace) -> Exit:
 
         found = world.everywhere(lambda: load_task(task).predict(  # Collective.
             folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
+        world.on_rank_zero(partial(require_outputs, given))  # Collective.
         if has_parts:  # once the inputs are known to be there: other parts are removed
             parts = folder_of_parts(given, folder, world)  # Collective.
         is_hidden = not world.is_main or (given.output is None and sys.stdout.isatty())

@@ -33,26 +33,32 @@ from utils.rundir.chain import files_in
 from utils.rundir.identity import code_digest
 
 
+def require_outputs(given: argparse.Namespace) -> None:
+    """Raise UserError: 64 if an output is an input or the other output, too, 73 if it cannot be written.
+
+    given: the arguments of models.predict, whose inputs are there.
+    """
+    taken = {os.path.realpath(part) for file in _files(given.inputs) for part in (file, *file.split(","))}
+    for flag, name in (("--output", given.output), ("--embeddings", given.embeddings)):
+        if name and os.path.realpath(name) in taken:
+            raise UserError(f"{flag} {name}: it is an input, or the other output, too; name another file")
+        if name:
+            require_output(name, flag)
+            taken.add(os.path.realpath(name))
+
+
 def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Path:
     """FILE.parts-DIGEST; those that other commands left are removed. Collective.
 
-    given: the arguments of models.predict. model: its folder. Raises UserError: 64 if an output is also an input or the
-    other output, 65 if nodes differ, 73.
+    given: the arguments of models.predict. model: its folder. Raises UserError (65) if nodes differ.
     """
-    files = [file for name in given.inputs for file in (images_in(name) if os.path.isdir(name) else [name])]
+    files = _files(given.inputs)
     stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is no file
     digest = digest_of(vars(given), files, stats, files_in(model), code_digest(), torch.__version__, world.device.type)
     world.require_same(digest, "the model and the inputs")  # Collective.
     parts = Path(f"{given.output}.parts-{digest}")
 
     def prepare() -> None:
-        taken = {os.path.realpath(part) for file in files for part in (file, *file.split(","))}
-        for flag, name in (("--output", given.output), ("--embeddings", given.embeddings)):
-            if name and os.path.realpath(name) in taken:
-                raise UserError(f"{flag} {name}: it is an input, or the other output, too; name another file")
-            if name:
-                require_output(name, flag)
-                taken.add(os.path.realpath(name))
         for found in parts.parent.glob(glob.escape(parts.name[:-len(digest)]) + "[0-9a-f]" * len(digest)):
             if found == parts:
                 say(f"predict: continuing: what is in {parts} is done")
@@ -104,6 +110,10 @@ def write_files(given: argparse.Namespace, found: Predictions, parts: Path | Non
     if parts is not None:
         shutil.rmtree(parts, ignore_errors=True)  # there is none if there was no input
     return num_inputs, num_bad
+
+
+def _files(inputs: Sequence[str]) -> list[str]:
+    return [file for name in inputs for file in (images_in(name) if os.path.isdir(name) else [name])]
 
 
 def _read_part(path: Path) -> tuple[str, list[str], int]:

@@ -274,4 +274,5 @@ def test_an_output_that_is_an_input_or_the_other_output_is_64(texts, tmp_path, c
         files = [str(tmp_path / word) if "." in word else word for word in words]
         assert ended([str(run), str(table), flag, *files, *BATCH]) == Exit.USAGE
         assert f"{flag} {files[0]}: it is an input, or the other output, too" in capsys.readouterr().err
+    assert ended([str(run), str(table), "-", "--output", str(table), *BATCH]) == Exit.USAGE  # in no parts
     assert table.read_bytes() == before and {path.name for path in tmp_path.iterdir()} == {"run", "in.csv", "link.csv"}

@@ -113,7 +113,8 @@ def test_no_label_is_doubted_by_a_loss_that_gives_no_probability(handlers, found
 
 
 @pytest.mark.parametrize(("code", "words"), [
-    (Exit.STOPPED, "75; the same"), (137, "137; the same"), (Exit.BAD_DATA, "65; correct what it says, and the same")])
+    (Exit.STOPPED, "75; the same"), (137, "137; the same"), (Exit.LOST_PEERS, "76; the same"),
+    (Exit.BAD_DATA, "65; correct what it says, and the same")])
 def test_a_run_that_fails_ends_it_with_a_way_out(handlers, config, tmp_path, monkeypatch, capsys, code, words):
     (script := tmp_path / "run.py").write_text(f"import sys\nsys.exit({int(code)})\n")
     monkeypatch.setattr(folds, "TRAIN", script)
