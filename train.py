@@ -122,13 +122,13 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         (loss_sum / batch.normalizer * precision.scale).backward()
     end_if_audit_differs(t, batch, losses)  # Collective every --audit-every steps.
 
-    # update; a gradient that is not finite changes nothing, and its step counts as taken
+    # update; a gradient that is not finite changes nothing, and ends the run unless --max-nonfinite allows the step
     t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
     precision.unscale_(optimizer)
     grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
     end_if_diverged(t)  # judges the step before. Collective if its gradient was not finite.
     is_finite = precision.step(optimizer, grad_norm)
-    t.outcome.note(t.state.progress, precision.is_usual(is_finite))
+    t.outcome.note(t.state.progress, precision.is_usual(is_finite))  # fp16: the scale must find its level first
     strategy.commit_buffers(is_finite)  # BatchNorm's running statistics are micro-batch 0's
     optimizer.zero_grad(set_to_none=True)
     t.state.averages.update(step, is_finite)  # --ema-decay

@@ -1,4 +1,8 @@
-"""What `auto` means in a run: resolved at its first start, and kept from then on in RUN/auto.json."""
+"""What `auto` means for device, threads, precision, batch sizes and learning rate: resolved at a run's first start.
+
+RUN/auto.json keeps it (utils/rundir/resolved.py lists all that is kept). Where only one file needs an `auto`, it is
+resolved there: --best in engine/best.py, --workers in data/loader.py, --image-size in models/vision/preprocessing.py.
+"""
 
 import math
 import socket
@@ -41,7 +45,12 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     run.resolve("device", config.device, lambda: world.device.type)
     is_cpu = world.device.type == "cpu"
     is_single = is_cpu and load_strategy(config.strategy).is_invariant
-    torch.set_num_threads(run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process))
+    threads = run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
+    torch.set_num_threads(threads)
+    if is_cpu and config.threads == "auto" and threads > run.cores_per_process:
+        run.note(f"each process computes with {threads} threads, as at the first start, and now has"
+                 f" {counted(run.cores_per_process, 'core')}; --threads {run.cores_per_process} is faster, and the run"
+                 " is then not bit-exact")
 
     # determinism
     torch.use_deterministic_algorithms(is_cpu or config.deterministic, warn_only=is_cpu)

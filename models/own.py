@@ -3,7 +3,7 @@
     python train.py --model small-cnn
     python train.py --task text-classification --model bag-of-words
 
-A network begins with the input and ends with its head: the last layer, which is new where the classes are others.
+A network's children stand in the order of its forward. The last one is the head, which is new if the classes differ.
 --freeze, --layer-decay, fsdp and model-parallel divide it into its children. A name that a library has, too, is yours.
 
 Legend: B samples, C outputs, H, W height and width in pixels, T tokens of the longest text.

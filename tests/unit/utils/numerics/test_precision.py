@@ -1,5 +1,7 @@
 """utils/numerics/precision.py: a step whose gradient is not finite changes nothing."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -228,6 +230,15 @@ def test_under_exact_auto_is_one_thread_whatever_the_cores(world, tmp_path, stra
     run = Run(tmp_path, dict(kept), lock=None, note=print, facts={"start": 1, "cores_per_process": 3})
     resolve_arithmetic(DeviceOptions(precision="fp32", strategy=strategy), run, world)
     assert (torch.get_num_threads(), run.resolved.threads) == (threads, threads)
+
+
+@pytest.mark.usefixtures("_torch_settings")
+@pytest.mark.parametrize("given, cores, expected", [("auto", 1, ["--threads 1"]), ("auto", 4, []), (4, 1, [])])
+def test_a_start_with_fewer_cores_for_a_process_names_the_threads_to_give(world, tmp_path, given, cores, expected):
+    notes = []
+    run = Run(tmp_path, {"threads": 4}, lock=None, note=notes.append, facts={"start": 2, "cores_per_process": cores})
+    resolve_arithmetic(DeviceOptions(precision="fp32", threads=given), run, world)
+    assert [re.search("--threads [0-9]+", note)[0] for note in notes] == expected
 
 
 @pytest.mark.usefixtures("_torch_settings")
