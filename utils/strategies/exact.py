@@ -16,7 +16,7 @@ Source: reproducible summation (Demmel and Nguyen, 2013) over logical workers (E
 and Abraham (1984). It sends twice the bytes of DDP.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from utils.distributed.world import World
+from utils.strategies.checksum import checksum
 from utils.strategies.replicated import Replicated
 
 GRID = 2.0**50  # grid units per 1.0
@@ -41,8 +42,6 @@ class Exact(Replicated):
     bytes_per_param = 8  # its int64 sum
     not_finite = "is not finite, or is larger than 2^12 / micro-batches (--strategy exact)"
 
-    _buckets: "Sequence[_Bucket]" = ()
-    _groups: "Mapping[_Group, int]"  # all of all buckets, with a number
     _hooks: Sequence[RemovableHandle] = ()
 
     def setup(self, num_micro_batches: int) -> None:
@@ -54,14 +53,12 @@ class Exact(Replicated):
         with torch.no_grad():
             for param in self.module.parameters():
                 self.world.broadcast(param)
-        params = [param for param in self.module.parameters() if param.requires_grad]
-        parts = _cut(params[::-1], BUCKET)  # as backward does
+        parts = _cut(self.trainable[::-1], BUCKET)  # as backward does
         self._buckets = [_Bucket(part, self.largest, self.world) for part in parts]
         groups = (group for bucket in self._buckets for group in bucket.groups)
-        self._groups = {group: number for number, group in enumerate(groups)}
-        self._hooks = [
-            param.register_post_accumulate_grad_hook(lambda _, bucket=bucket, group=group: self._add(bucket, group))
-            for bucket in self._buckets for group in bucket.groups for param in group.params]
+        self._groups = {group: number for number, group in enumerate(groups)}  # all of all buckets, with a number
+        self._hooks = [param.register_post_accumulate_grad_hook(lambda _, group=group: self._take(group))
+                       for group in self._groups for param in group.params]
 
     def require_all_grads(self) -> None:
         """From now on every parameter takes the sum over ranks, even if this rank has always skipped its layer."""
@@ -73,26 +70,21 @@ class Exact(Replicated):
         """Add the micro-batch's gradients to the sums, group by group, while its backward pass still runs."""
         self._is_last, self._scale = is_last, scale
         yield
-        self._add_rest(scale, is_last)  # of groups some of whose parameters got no gradient from this micro-batch
+        for group in self._groups:  # what is left: some of its parameters got no gradient from this micro-batch
+            self._add(group)
 
-    def enter(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> None:
+    def entered_by(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> Tensor:
         """Round and convert them where the sums are, which finish() has read."""
         kept = {param: param.grad for param in grads}
         for param, grad in grads.items():
             param.grad = grad
-        self._add_rest(scale, is_last=False)
+        found = checksum((number, group.sums) for group, number in self._groups.items()
+                         if group.add(scale, is_last=False))
         for group in self._groups:
             group.complete()
         for param, grad in kept.items():
             param.grad = grad
-
-    def _add_rest(self, scale: Tensor, is_last: bool) -> None:
-        for group in self._groups:
-            if group.add(scale, is_last):
-                self._note(group)
-
-    def _note(self, group: "_Group") -> None:
-        self.add_entered([(self._groups[group], group.sums)])
+        return found
 
     def finish(self, scale: Tensor) -> None:
         """Wait for the sums, convert them to gradients, and compare their checksums. Collective."""
@@ -104,16 +96,22 @@ class Exact(Replicated):
             bucket.finish(scale)
         self.is_corrupted = torch.stack([bucket.is_corrupted for bucket in self._buckets]).any()
 
-    def _add(self, bucket: "_Bucket", group: "_Group") -> None:
-        if bucket.add_if_complete(group, self._scale, self._is_last):
-            self._note(group)
-        if self._is_last:
-            self._send(self._scale, only_full=True)
+    def _take(self, group: "_Group") -> None:
+        """A parameter of `group` got its gradient: once all of them have theirs, add these. All ranks or none."""
+        group.num_missing -= 1
+        if not group.num_missing:
+            self._add(group)
+            if self._is_last:
+                self._send(self._scale, only_full=True)
+
+    def _add(self, group: "_Group") -> None:
+        if group.add(self._scale, self._is_last):
+            self.add_entered([(self._groups[group], group.sums)])
 
     def _send(self, scale: Tensor, only_full: bool) -> None:
         for bucket in self._buckets:  # in the same order on every rank
             if bucket.work is None:
-                if only_full and bucket.num_missing:
+                if only_full and not all(group.is_counted for group in bucket.groups):
                     return
                 bucket.send(scale)
 
@@ -144,16 +142,8 @@ class _Bucket:
         rows = self._sent[:-2].view(-1, WIDTH).split(lengths)
         self.groups = [_Group(*each, chunk) for each in zip(
             parts, rows, self._columns.split(counts), grads.split(sizes), self._extremes, strict=True)]
-        self.num_missing, self.work = len(self.groups), None  # groups without the last micro-batch's gradients; a sum
+        self.work: dist.Work | None = None  # a sum over ranks that has begun
         self._rank, self._stamps = world.rank, range(world.world_size)  # by rank; no two of a run are equal
-
-    def add_if_complete(self, group: "_Group", scale: Tensor, is_last: bool) -> bool:
-        """A parameter of `group` has got its gradient: add those of the group if all of them are there."""
-        group.num_missing -= 1
-        if group.num_missing:
-            return False
-        self.num_missing -= is_last
-        return group.add(scale, is_last)
 
     def send(self, scale: Tensor) -> None:
         """Start to sum over ranks. Collective."""
@@ -171,7 +161,7 @@ class _Bucket:
         for group in self.groups:
             group.finish(factor)
         self.is_corrupted = self._weighed() + sum(self._stamps) != self._checksum
-        self.num_missing, self.work = len(self.groups), None
+        self.work = None
 
     def _weighed(self) -> Tensor:
         """The checksum of the sums and of the number of bad ranks, without a stamp: scalar int64."""
@@ -196,7 +186,8 @@ class _Group:
             for values, param, order in zip(
                 grads.split([param.numel() for param in params]), params, self._memory_orders, strict=True)]
         self.used: set[int] = set()  # indices of params that have had a gradient in any step, or must have one
-        self.num_missing, self._is_added, self._is_counted = len(params), False, False
+        self.num_missing, self._is_added = len(params), False
+        self.is_counted = False  # the sums have what this rank's last micro-batch adds, and so have the columns
 
     def add(self, scale: Tensor, is_last: bool) -> bool:
         """Add the gradients that are there to the sums, and forget them: the next ones start from nothing.
@@ -226,7 +217,7 @@ class _Group:
         for param in self.params:
             param.grad = None
         self.used |= found
-        self.num_missing, self._is_added, self._is_counted = len(self.params), True, is_last
+        self.num_missing, self._is_added, self.is_counted = len(self.params), True, is_last
         return True
 
     def complete(self) -> None:
@@ -234,10 +225,10 @@ class _Group:
         if not self._is_added:
             self.sums.zero_()
             self._extremes.zero_()
-        if not self._is_counted:
+        if not self.is_counted:
             for _, rows, columns in self._chunks:
                 torch.sum(rows, 0, out=columns)
-        self._is_added = self._is_counted = False
+        self._is_added = self.is_counted = False
 
     def finish(self, factor: Tensor) -> None:
         """Make the sums the gradients, times factor; and the columns those of the sums."""

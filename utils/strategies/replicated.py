@@ -66,14 +66,11 @@ class Replicated(Strategy):
         params = self.trainable
         grads = torch.autograd.grad(loss * scale, params, allow_unused=True)
         self._buffers.restore()
-        kept, self.entered, self.is_watched = self.entered, torch.zeros_like(self.entered), True
-        self.enter(dict(zip(params, grads, strict=True)), scale)
-        found, self.entered, self.is_watched = self.entered, kept, False
-        return found
+        return self.entered_by(dict(zip(params, grads, strict=True)), scale)
 
-    def enter(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> None:
-        """Call add_entered as accumulate does for these gradients of a micro-batch; the sums are over for this step."""
-        self.add_entered(enumerate(grads.values()))
+    def entered_by(self, grads: dict[nn.Parameter, Tensor | None], scale: Tensor) -> Tensor:
+        """What `entered` would be after these gradients of a micro-batch; the sums are over for this step."""
+        return checksum(enumerate(grads.values()))
 
     def weights_checksum(self) -> Tensor:
         """Without BatchNorm's running statistics, which only rank 0 keeps in a step."""
