@@ -35,8 +35,8 @@ class DDP(Replicated):
     def finish(self, scale: Tensor) -> None:
         """DDP has waited for the sums, at the end of the backward pass; zeros for the gradients that it left out."""
         self.communication.stop()
-        for param in self.module.parameters() if self._fills else ():
-            if param.requires_grad and param.grad is None:
+        for param in self.trainable if self._fills else ():
+            if param.grad is None:
                 param.grad = torch.zeros_like(param)
 
     @contextmanager

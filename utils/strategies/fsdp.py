@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
 
 from utils.distributed.world import World
 from utils.strategies.base import AnyMicroBatch, Block, BlocksOf, Item, MicroBatches
@@ -64,8 +65,7 @@ class FSDP(Replicated):
         """Whether this rank's loss and its gradient, before it is summed over ranks, are finite. Collective."""
         if not self.is_sharded:
             return super().is_finite(loss_of)
-        params = [param for param in self.module.parameters() if param.requires_grad]
-        grads, found = [param.grad for param in params], []
+        grads, found = [param.grad for param in self.trainable], []
 
         def watch(part: nn.Module, args: Any) -> None:
             for param in part.parameters():  # gathered: FSDP's own hook comes first
@@ -77,10 +77,10 @@ class FSDP(Replicated):
             for part in self.module.modules():
                 if isinstance(part, FSDPModule):
                     stack.callback(part.register_forward_pre_hook(watch).remove)
-            for param in params:
+            for param in self.trainable:
                 param.grad = None
             (loss := loss_of()).backward()
-        for param, grad in zip(params, grads, strict=True):
+        for param, grad in zip(self.trainable, grads, strict=True):
             param.grad = grad
         return bool(torch.isfinite(loss)) and all(map(bool, found))
 
@@ -91,12 +91,6 @@ class FSDP(Replicated):
     def model_state(self) -> dict[str, Tensor]:
         """Rank 0: full tensors in host memory, gathered one at a time; other ranks: nothing. Collective."""
         return self._whole(super().model_state())
-
-    def load_model_state(self, state: dict[str, Tensor]) -> None:
-        """Keep this rank's parts."""
-        own = self.own_state()
-        super().load_model_state({name: self.placed(tensor, own[name]) if name in own else tensor
-                                  for name, tensor in state.items()})
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         """As model_state. Collective."""
@@ -110,16 +104,12 @@ class FSDP(Replicated):
         return super().placed(tensor, like)
 
     def _whole(self, nest: dict[str, Any]) -> dict[str, Any]:
-        whole = {}
-        for name, value in nest.items():
-            if isinstance(value, dict):
-                value = self._whole(value)
-            elif isinstance(value, DTensor):
-                value = value.full_tensor()
-                value = value.cpu() if self.world.is_main else None
-            if self.world.is_main:
-                whole[name] = value
-        return whole
+        def gathered(tensor: DTensor) -> Tensor | None:
+            full = tensor.full_tensor()
+            return full.cpu() if self.world.is_main else None
+
+        nest = tree_map_only(DTensor, gathered, nest)
+        return nest if self.world.is_main else {}
 
 
 def shard(module: nn.Module, blocks: Sequence[Block], world: World) -> None:

@@ -121,12 +121,13 @@ class Replicated(Strategy):
         return {name: tensor.detach() for name, tensor in state.items() if names.setdefault(id(tensor), name) == name}
 
     def load_model_state(self, state: dict[str, Tensor]) -> None:
-        """Copy into the module's tensors."""
+        """Copy into the module's tensors, one by one."""
         own = self.own_state()
         wrong = sorted(set(own) ^ set(state)) or [name for name in own if own[name].shape != state[name].shape]
         if wrong:
             raise KeyError(f"{len(wrong)} tensors differ, for example {wrong[0]}")
-        self.module.load_state_dict(state, strict=False)  # it lacks the second names of tied tensors
+        for name, tensor in state.items():
+            own[name].copy_(self.placed(tensor, own[name]))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Any]]:
         """The optimizer's own tensors, not copies."""
