@@ -65,10 +65,9 @@ class World:
         local_rank = int(os.environ.get("LOCAL_RANK", 0))
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         try:
-            if world_size == local_world_size:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # gloo would listen at the address of the host's name
-            else:
-                require_own_name()
+            if world_size == local_world_size and not os.environ.get("GLOO_SOCKET_IFNAME"):
+                os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would listen at the address of the host's name
+            require_own_name()
         except UserError as error:  # only this node has it; its first rank prints it
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         timeouts = timeouts or FaultOptions()

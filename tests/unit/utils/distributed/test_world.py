@@ -1,8 +1,17 @@
 """utils/distributed/world.py: what needs no second rank. (What ranks do together: tests/distributed.)"""
 
+import pytest
 import torch.distributed as dist
 
-from utils.distributed.world import write_flight_record
+from utils.distributed.world import World, write_flight_record
+from utils.errors import UserError
+
+
+def test_an_interface_that_is_not_there_is_refused_on_one_machine_too(monkeypatch):
+    """gloo would fail, in words that look like those of a lost peer."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth77")
+    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME=eth77: .* has no network interface eth77; it has lo"):
+        World.from_env("cpu")
 
 
 def test_ranks_wait_for_each_other_for_a_section_or_hours(world, monkeypatch):
