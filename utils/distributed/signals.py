@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from utils.errors import SIGNALS
@@ -78,8 +79,11 @@ class Signals:
 
 def _is_orphan() -> bool:
     """Whether process 1 has inherited this one; in a container torchrun may be process 1 itself."""
-    with open("/proc/1/cmdline", "rb") as file:
-        return os.getppid() == 1 and not re.search(rb"python|torch", file.read())
+    if os.getppid() != 1:
+        return False
+    with suppress(OSError), open("/proc/1/cmdline", "rb") as file:  # proc(5), hidepid: /proc may lack others' processes
+        return not re.search(rb"python|torch", file.read())
+    return True
 
 
 def end_with_parent(number: int) -> None:

@@ -1,11 +1,13 @@
 """utils/distributed/signals.py: what each signal means. (That they arrive: test_watchdog.py.)"""
 
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from utils.distributed import signals
 from utils.distributed.signals import Signals
 from utils.errors import SIGNALS
 
@@ -72,6 +74,22 @@ def test_stop_after_is_a_reason_once_its_time_is_over(clock):
         clock.now += seconds
         found.append((signals.wants_to_stop(), signals.reason))
     assert found == [(False, None), (True, "--stop-after")]
+
+
+@pytest.mark.parametrize("parent, is_killed", [(1, True), (4713, False)])
+def test_torchruns_death_is_seen_where_others_processes_are_hidden(monkeypatch, parent, is_killed):
+    """proc(5), hidepid: /proc has the processes of this user alone."""
+    def hidden(path, mode="r"):
+        raise FileNotFoundError(path)
+
+    sent = []
+    monkeypatch.setattr("builtins.open", hidden)
+    monkeypatch.setattr(os, "getppid", lambda: parent)
+    monkeypatch.setattr(os, "kill", lambda process, number: sent.append(number))
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda how, numbers: None)
+    monkeypatch.setattr(signals, "end_with_parent", lambda number: None)
+    Signals(0, TORCHRUN).block()
+    assert sent == [signal.SIGTERM] * is_killed
 
 
 _ORPHAN = """
