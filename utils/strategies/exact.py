@@ -180,11 +180,9 @@ class _Group:
         self.sums = rows.view(-1)[:len(grads)]
         self._chunks = [*zip(self.sums.split(chunk), rows.split(chunk // WIDTH), columns, strict=True)]
         # A gradient has the strides of its parameter (channels_last, say); in memory order it is flat without a copy.
-        self._memory_orders = [sorted(range(param.ndim), key=lambda dim, p=param: -p.stride(dim)) for param in params]
-        self._views = [
-            values.view([param.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(param.ndim)])
-            for values, param, order in zip(
-                grads.split([param.numel() for param in params]), params, self._memory_orders, strict=True)]
+        parts = grads.split([param.numel() for param in params])
+        self._views = [part.as_strided(param.shape, torch.empty_like(param, device="meta").stride())
+                       for part, param in zip(parts, params, strict=True)]
         self.used: set[int] = set()  # indices of params that have had a gradient in any step, or must have one
         self.num_missing, self._is_added = len(params), False
         self.is_counted = False  # the sums have what this rank's last micro-batch adds, and so have the columns
@@ -239,10 +237,10 @@ class _Group:
             self.params[index].grad = self._views[index]
 
     def _flat_grad(self, index: int) -> Tensor:
-        param, order = self.params[index], self._memory_orders[index]
-        if not param.grad.permute(order).is_contiguous():
-            param.grad = torch.empty_like(param).copy_(param.grad)
-        return param.grad.detach().permute(order).view(-1)
+        grad, view = self.params[index].grad.detach(), self._views[index]
+        if grad.stride() != view.stride():
+            grad = torch.empty_like(view).copy_(grad)
+        return grad.as_strided([grad.numel()], [1])
 
 
 def _cut(params: list[nn.Parameter], size: int) -> list[list[nn.Parameter]]:
