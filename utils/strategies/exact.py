@@ -50,9 +50,8 @@ class Exact(Replicated):
         for hook in self._hooks:
             hook.remove()
         self._buckets, self._groups = [], {}  # frees their memory
-        with torch.no_grad():
-            for param in self.module.parameters():
-                self.world.broadcast(param)
+        for param in self.module.parameters():
+            self.world.broadcast(param.detach())
         parts = _cut(self.trainable[::-1], BUCKET)  # as backward does
         self._buckets = [_Bucket(part, self.largest, self.world) for part in parts]
         groups = (group for bucket in self._buckets for group in bucket.groups)

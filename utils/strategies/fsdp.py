@@ -36,9 +36,8 @@ class FSDP(Replicated):
         self.is_sharded = self.needs_every_grad = world.world_size > 1
         self._most = 1  # micro-batches of a rank in one step
         if self.is_sharded:
-            with torch.no_grad():
-                for param in module.parameters():
-                    world.broadcast(param)
+            for param in module.parameters():
+                world.broadcast(param.detach())
             shard(module, blocks_of(module), world)
         module.to(world.device)  # what is not sharded
         self.communication = None  # it happens inside of forward and backward
