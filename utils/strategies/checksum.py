@@ -33,12 +33,12 @@ def checksum(tensors: Iterable[tuple[int, Tensor | None]]) -> Tensor:
             if values.is_floating_point():
                 values = values.nan_to_num(NAN, torch.inf, -torch.inf) + 0.0
             bits = values.view(INTEGERS[values.itemsize])
-            total = total + (bits * _weights(size, tensor.device)[:len(bits)]).sum() * _odd(number, part)
+            total = total + (bits * odd_numbers(size, tensor.device)[:len(bits)]).sum() * _odd(number, part)
     return total
 
 
 @cache
-def _weights(size: int, device: torch.device) -> Tensor:
+def odd_numbers(size: int, device: torch.device) -> Tensor:
     """Odd pseudo-random numbers, [size] int64, the same ones everywhere."""
     generator = torch.Generator().manual_seed(0)
     return (torch.randint(-2**63, 2**63 - 1, [size], generator=generator) | 1).to(device)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from utils.distributed.world import World
-from utils.strategies.checksum import checksum
+from utils.strategies.checksum import checksum, odd_numbers
 from utils.strategies.replicated import Replicated
 
 GRID = 2.0**50  # grid units per 1.0
@@ -134,9 +134,7 @@ class _Bucket:
 
         # what it is made of
         self._columns = torch.zeros(sum(counts), WIDTH, dtype=torch.int64, device=device)  # sums of columns, by chunk
-        weights = torch.empty(self._columns.shape, dtype=torch.int64)  # the same on every rank, and odd
-        weights.random_(-2**63, None, generator=torch.Generator().manual_seed(0))
-        self._weights = weights.bitwise_or_(1).to(device)
+        self._weights = odd_numbers(self._columns.numel(), device).view_as(self._columns)
         self._limit, self._extremes = limit, torch.zeros(len(parts), 2, dtype=dtype, device=device)  # of all values
         rows = self._sent[:-2].view(-1, WIDTH).split(lengths)
         self.groups = [_Group(*each, chunk) for each in zip(
