@@ -4,15 +4,15 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
-from engine.attempts import Attempts
+from engine.attempts import try_training
 from engine.audit import require_comparable
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
@@ -43,7 +43,6 @@ from utils.rundir.state import Progress, TrainState
 from utils.settings.config import Config
 from utils.settings.option import Interval
 from utils.settings.run_options import OptimOptions
-from utils.strategies.base import Strategy
 
 
 class Feeds(NamedTuple):
@@ -90,8 +89,7 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     is_new = checkpoints.is_empty()  # Collective.
     start, optim, state = build_state(start, is_new)  # Collective.
     strategy = state.strategy
-    attempts = Attempts(start, strategy.module, state.optimizer, strategy.bytes_per_param)
-    plan = _plan_that_fits(start, strategy, attempts, is_new)  # Collective.
+    plan = _plan_that_fits(start, state, is_new)  # Collective.
     eval_batch = resolve_eval_batch(start, strategy, plan)
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
@@ -112,7 +110,7 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     log = build_log(start, state.progress, plan, optim, total_steps)
     return Training(
         **vars(start), **feeds._asdict(), log=log, strategy=strategy, state=state,
-        schedule=build_schedule(optim, total_steps), checkpoints=checkpoints, attempts=attempts,
+        schedule=build_schedule(optim, total_steps), checkpoints=checkpoints,
         profile=Profile(config.record.profile, run.path / "profile", world, log.note),
         total_steps=total_steps, last_step=min(total_steps, state.progress.step + stop.steps))
 
@@ -126,10 +124,12 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
     model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim.layer_decay, start.run.resolved.head_lr_factor),
                                 undecayed(model, start.run.resolved.undecayed_tables))
-    averages = Averages(_live_weights(strategy, optim), optim.ema_decay)
+    if optim.ema_decay and strategy.is_sharded:
+        raise UserError(f"--ema-decay {optim.ema_decay}: this --strategy keeps no averages; use --strategy ddp, or"
+                        " leave it out (the averages of a run that had them are lost then)")
+    averages = Averages(strategy.model_state() if optim.ema_decay else {}, optim.ema_decay)
     coverage = Coverage(len(start.task.train_set))
-    scaler = start.precision.scaler
-    return start, optim, TrainState(strategy, optimizer, scaler, averages=averages, coverage=coverage)
+    return start, optim, TrainState(strategy, optimizer, start.precision.scaler, averages=averages, coverage=coverage)
 
 
 def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int, checkpoints: Checkpoints) -> Feeds:
@@ -176,23 +176,18 @@ def _rates(lr: float, head_lr_factor: float) -> str:
     return f"{lr:g}" + (f" (head {lr * head_lr_factor:g})" if head_lr_factor != 1 else "")
 
 
-def _live_weights(strategy: Strategy, optim: OptimOptions) -> dict[str, Tensor]:
-    """What --ema-decay averages. Raises UserError (64) for a strategy without averages."""
-    if optim.ema_decay and strategy.is_sharded:
-        raise UserError(f"--ema-decay {optim.ema_decay}: this --strategy keeps no averages; use --strategy ddp, or"
-                        " leave it out (the averages of a run that had them are lost then)")
-    return strategy.model_state() if optim.ema_decay else {}
-
-
-def _plan_that_fits(start: Start, strategy: Strategy, attempts: Attempts, is_new: bool) -> BatchPlan:
+def _plan_that_fits(start: Start, state: TrainState, is_new: bool) -> BatchPlan:
     """The plan of this run; if its micro-batches do not fit into memory and may change, a finer one. Collective."""
-    plan, world = resolve_plan(start, strategy), start.world
+    strategy, world = state.strategy, start.world
+    plan = resolve_plan(start, strategy)
+    attempt = partial(try_training, start, strategy.module, optimizer=state.optimizer,
+                      bytes_per_param=strategy.bytes_per_param)
     is_auto = start.config.batch.micro_batch_size == "auto"
     is_free = is_auto and is_new and not strategy.is_invariant  # else bits depend on it
     start.watchdog.enter("looking for sizes that fit", start.config.faults.section_timeout)
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     largest = plan.sizes[1]
-    if not strategy.is_sharded and (fit := resolve_size(largest, attempts, is_free, world)) < largest:  # Collective.
+    if not strategy.is_sharded and (fit := resolve_size(largest, attempt, is_free, world)) < largest:  # Collective.
         plan = resolve_plan(start, strategy, fit)
     require_partners(start, strategy, plan)
     start.watchdog.enter("starting", math.inf)

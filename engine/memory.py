@@ -7,37 +7,27 @@ from contextlib import suppress
 
 import torch
 
-from engine.attempts import Attempts
 from engine.training import Training
 from utils.distributed.world import World
 from utils.errors import Exit, RankError, UserError, counted, is_out_of_memory, memory_words
 
 
-def resolve_size(size: int, attempts: Attempts, is_free: bool, world: World) -> int:
+def resolve_size(size: int, attempt: Callable[[int], None], is_free: bool, world: World) -> int:
     """`size`, or the largest of size / 2, ... such that micro-batches fit into every rank's device. Collective.
 
-    is_free: the size may change. Raises UserError (64) where it may not, or not even one sample fits. (Host memory is
-    not tried out.)
+    attempt: tries a size on this rank. is_free: the size may change. Raises UserError (64) where it may not, or not
+    even one sample fits. (Host memory is not tried out.)
     """
     if world.device.type == "cpu":
         return size
-    fit, reason = largest_fit(attempts.train, size, lambda lack: next(filter(None, world.gather(lack)), ""))
+    fit, reason = size, ""  # of the first size that does not fit
+    while fit and (lack := next(filter(None, world.gather(lack_of_memory(attempt, fit))), "")):  # Collective.
+        fit, reason = fit // 2, reason or lack
     if fit < size and not (is_free and fit):
         way_out = f"--micro-batch-size {fit} fits" if fit else (
             "one sample does not fit: use a smaller --model, or a smaller --image-size or --max-length")
         raise UserError(f"micro-batches of {counted(size, 'sample')} do not fit into memory ({reason}); {way_out}")
     return fit
-
-
-def largest_fit(attempt: Callable[[int], None], size: int, agree: Callable[[str], str]) -> tuple[int, str]:
-    """The largest of size, size / 2, ... that fits, or 0; and the error message of the first that does not.
-
-    agree: gives all ranks one rank's message.
-    """
-    reason = ""
-    while size and (lack := agree(lack_of_memory(attempt, size))):
-        size, reason = size // 2, reason or lack
-    return size, reason
 
 
 def lack_of_memory(work: Callable[[int], None], size: int) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from data.plan import BatchPlan
-from engine.attempts import Attempts
+from engine.attempts import try_evaluation, try_training
 from engine.start import Start
 from utils.cpu.kernels import replace_kernels
 from utils.distributed.world import World
@@ -96,11 +96,11 @@ def _reason_against(start: Start, model: nn.Module, trains: bool) -> str:
     """Why the model cannot compute in the precision, by trying; "" if it can, or if memory is too small to try."""
 
     def attempt(precision: Precision) -> None:
-        attempts = Attempts(replace(start, precision=precision), model)
+        tried = replace(start, precision=precision)
         with seeded(0):
             if trains:
-                attempts.train(2)  # BatchNorm needs two samples
-            attempts.evaluate(2)
+                try_training(tried, model, 2)  # BatchNorm needs two samples
+            try_evaluation(tried, model, 2)
 
     try:
         attempt(start.precision)

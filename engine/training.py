@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from data.loader import BadSamples
-from engine.attempts import Attempts
 from engine.evaluation import Evaluation
 from engine.feed import Feed
 from engine.records.log import Log, SilentLog
@@ -35,7 +34,6 @@ class Training(Start):
     flags: Agreement  # what one rank tells all others: to stop, to save, that a sample cannot be read
     outcome: Outcome  # of the last step: whether its gradient was finite, and its sum arrived as it was sent
     bad_samples: BadSamples
-    attempts: Attempts
     clock: Clock
     profile: Profile
     total_steps: int  # of the run

@@ -7,6 +7,7 @@ depend on where in a bucket a gradient lies.
 import torch
 from torch import nn
 
+from engine.attempts import try_evaluation
 from engine.step import forward
 from engine.training import Training
 from utils.cpu.allocator import keep_freed_memory
@@ -51,7 +52,7 @@ def warm_up(t: Training) -> None:
         t.strategy.setup(t.feed.plan.num_micro_batches)  # Collective.
     t.strategy.require_all_grads()
 
-    t.attempts.evaluate(t.evaluation.eval_batch)
+    try_evaluation(t, module, t.evaluation.eval_batch)
 
 
 def names_unused(t: Training, without: dict[str, nn.Parameter]) -> list[str]:

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from engine.memory import largest_fit, resolve_size
+from engine.memory import resolve_size
 from utils.errors import UserError
 
 
@@ -16,7 +16,7 @@ class Room:
     def __init__(self, room: int, error: type[Exception] = torch.OutOfMemoryError):
         self.room, self.error, self.tried, self.held = room, error, [], []
 
-    def train(self, size: int) -> None:
+    def __call__(self, size: int) -> None:
         self.tried.append(size)
         allocated = torch.zeros(size)
         self.held.append(weakref.ref(allocated))
@@ -37,17 +37,17 @@ class OneRank:
 
 
 @pytest.mark.parametrize("size, room, fit, tried", [
-    (64, 64, 64, [64]), (64, 63, 32, [64, 32]), (48, 5, 3, [48, 24, 12, 6, 3]), (1, 0, 0, [1]), (5, 1, 1, [5, 2, 1])])
+    (64, 64, 64, [64]), (64, 63, 32, [64, 32]), (48, 5, 3, [48, 24, 12, 6, 3]), (5, 1, 1, [5, 2, 1])])
 def test_the_largest_fit_is_found_by_halving(size, room, fit, tried):
     attempt = Room(room)
-    assert largest_fit(attempt.train, size, str)[0] == fit and attempt.tried == tried
+    assert resolve_size(size, attempt, True, OneRank()) == fit and attempt.tried == tried
 
 
 def test_an_attempt_that_fails_holds_no_memory_at_the_next():
     attempt = Room(8)
     gc.disable()
     try:
-        largest_fit(attempt.train, 32, str)
+        resolve_size(32, attempt, True, OneRank())
         assert [held() is None for held in attempt.held] == [True] * 3
     finally:
         gc.enable()
@@ -55,7 +55,7 @@ def test_an_attempt_that_fails_holds_no_memory_at_the_next():
 
 def test_another_error_is_no_lack_of_memory():
     with pytest.raises(ZeroDivisionError):
-        largest_fit(Room(8, ZeroDivisionError).train, 32, str)
+        resolve_size(32, Room(8, ZeroDivisionError), True, OneRank())
 
 
 def test_a_free_size_gives_way_and_a_given_one_is_refused():
