@@ -18,7 +18,7 @@ from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed
 from engine.memory import resolve_size
-from engine.records.log import Log, SilentLog, open_log
+from engine.records.log import Log, SilentLog
 from engine.records.profile import Profile
 from engine.records.steps import watch_run
 from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
@@ -153,7 +153,7 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
 def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions, total_steps: int) -> Log | SilentLog:
     """The log from the position `done` on; it has said in words what this start trains."""
     config, world, run, task = start.config, start.world, start.run, start.task
-    log = open_log(run, task, done, total_steps)
+    log = Log(run.path, task, done, total_steps) if run.writes else SilentLog()
     log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"

@@ -1,6 +1,6 @@
 """The log of a run: console, RUN/metrics.jsonl, TensorBoard. Rank 0 only; the other ranks hold a silent object.
 
-    log = open_log(run, task, state.progress, total_steps)
+    log = Log(run.path, task, state.progress, total_steps) if run.writes else SilentLog()
 
 - metrics.jsonl has one JSON object per line, floats with all their digits, a non-finite one as null. After a resume it
   holds what an uninterrupted run would hold; only the fields in TIMING differ from one run of a command to the next.
@@ -31,7 +31,6 @@ from utils.errors import rounded, say
 from utils.files import json_lines, lines_of, write_atomically
 from utils.rundir.clock import SHARES
 from utils.rundir.identity import identity
-from utils.rundir.run import Run
 from utils.rundir.state import Progress
 
 # the rest of the fields are pure functions of the position
@@ -45,11 +44,6 @@ _TAGS = {
               **{name: f"perf/{name}" for name in TIMING}},
     "val": _NONE,
     "epoch": {**_NONE, "trained": "progress/trained", **{name: f"time/{name}" for name in SHARES}}}
-
-
-def open_log(run: Run, task: Task, done: Progress, total_steps: int) -> "Log | SilentLog":
-    """The run's log on rank 0, a silent one on the other ranks. done: where it resumes; later records are dropped."""
-    return Log(run.path, task, done, total_steps) if run.writes else SilentLog()
 
 
 def json_line(split: str, record: Mapping[str, Any]) -> str:
@@ -83,6 +77,7 @@ class Log:
     """Rank 0's log. Nothing here is slow: the other ranks wait at the next collective meanwhile."""
 
     def __init__(self, run_dir: Path, task: Task, done: Progress, total_steps: int):
+        """done: where the run resumes; later records are dropped."""
         # console
         self._task, self._resume_step, self._total_steps, self._stream = task, done.step, total_steps, sys.stdout
         # A terminal without a window (`script`, `docker run -t` in CI) has 0 rows or columns; tqdm would draw nothing.
@@ -124,30 +119,23 @@ class Log:
     def train(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1); tokens_per_s and memory
         if known."""
-        new = self._write("train", record)
-        step, eta = record["step"], self._eta(record["step"])
+        loss, step = f"loss {rounded(record['loss'])}", f"step {record['step']}/{self._total_steps}"
         speed = f"{record['samples_per_s']:.0f} {self._task.unit}/s wait {100 * record['data_wait']:.0f} %"
-        if self._is_terminal:
-            self._show_bar()
+        if self._bar is not None:  # it shows them with the next advance()
             self._bar.set_description_str(f"epoch {record['epoch']:.2f}", refresh=False)
-            # shown with the next advance()
-            self._bar.set_postfix_str(f"loss {rounded(record['loss'])} {speed}", refresh=False)
+            self._bar.set_postfix_str(f"{loss} {speed}", refresh=False)
+            self._write("train", record)
         else:
             memory = f" {record['memory']:.0f} MiB" if "memory" in record else ""
-            self.note(f"epoch {record['epoch']:.2f} step {step}/{self._total_steps} loss {rounded(record['loss'])}"
-                      f" lr {record['lr']:.4g} grad {record['grad_norm']:.3g} {speed}{memory}{eta}")
-        for text in new:
-            self.note(text)
+            self._write("train", record, f"{step} {loss} lr {record['lr']:.4g} grad {record['grad_norm']:.3g}"
+                                         f" {speed}{memory}{self._eta(record['step'])}")
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples, then the metrics; those that are tensors are left out."""
-        new = self._write("val", record)
         quiet = {"evaluated", *_POSITION}.union(*(metric.quiet for metric in self._task.metrics))
         shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in record.items()
                          if name not in quiet and not isinstance(value, Tensor))
-        self.note(f"epoch {record['epoch']:.2f} step {record['step']}/{self._total_steps} validation {shown}")
-        for text in new:
-            self.note(text)
+        self._write("val", record, f"step {record['step']}/{self._total_steps} validation {shown}")
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES."""
@@ -164,33 +152,37 @@ class Log:
     def advance(self, step: int) -> None:
         """`step` optimizer steps are done: move the bar."""
         self._clock = self._clock or (time.monotonic(), step)
-        if self._is_terminal:
-            self._show_bar()
+        if self._is_terminal and self._bar is None:
+            from tqdm import tqdm
+            self._bar = tqdm(initial=self._resume_step, total=self._total_steps, unit="step", file=self._stream,
+                             dynamic_ncols=True)
+        if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
     def flush(self) -> None:
         """Write the records to the disk: before the checkpoint that refers to them. From any thread."""
-        if self._metrics is not None:
+        if not self._metrics.closed:  # close() may come before the last save has ended
             os.fsync(self._metrics.fileno())
-        if self._writer is not None:  # close() may come before the last save has ended
-            self._writer.flush()
+        self._writer.flush()
 
     def close(self) -> None:
         """Flush and close; note() still works afterwards."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        for file in filter(None, (self._metrics, self._writer)):
-            file.close()
-        self._metrics = self._writer = None
+        self._metrics.close()
+        self._writer.close()
 
-    def _write(self, split: str, record: Mapping[str, Any]) -> list[str]:
-        """Write a record; returns what there is to say about it."""
+    def _write(self, split: str, record: Mapping[str, Any], words: str = "") -> None:
+        """Write a record, show it in words, and say what there is to say about it."""
         line = json_line(split, record)
         self._metrics.write(f"{line}\n")
         self._metrics.flush()
         self._chart(split, record)
-        return self._notes.add(json.loads(line)) if self._notes and split != "epoch" else []
+        if words:
+            self.note(f"epoch {record['epoch']:.2f} {words}")
+        for text in self._notes.add(json.loads(line)) if self._notes and split != "epoch" else ():
+            self.note(text)
 
     def _chart(self, split: str, record: Mapping[str, Any]) -> None:
         """The figures of a record in TensorBoard."""
@@ -218,17 +210,10 @@ class Log:
     def _eta(self, step: int) -> str:
         """" eta h:mm:ss" from the steps after the first one, whose warm-up does not count; "" before there are any."""
         now = time.monotonic()
-        self._clock = self._clock or (now, step)
-        start, first = self._clock
+        start, first = self._clock or (now, step)
         if step <= first:
             return ""
         return f" eta {timedelta(seconds=round((now - start) / (step - first) * (self._total_steps - step)))}"
-
-    def _show_bar(self) -> None:
-        if self._bar is None:
-            from tqdm import tqdm
-            self._bar = tqdm(initial=self._resume_step, total=self._total_steps, unit="step", file=self._stream,
-                             dynamic_ncols=True)
 
 
 def _put_first(folder: Path) -> None:
