@@ -29,9 +29,9 @@ LOSS_ROSE = 1.05  # times the lowest validation loss
 TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations before
 
 
-@dataclass(frozen=True)
-class Circumstances:
-    """What a note needs to know besides the records."""
+@dataclass
+class Notes:
+    """See above; fed with every record. Its fields are what a note needs to know besides."""
 
     total_steps: int
     majority: float | None  # share of the evaluation set that is of the most frequent class of train; None = no classes
@@ -40,12 +40,7 @@ class Circumstances:
     is_even: bool  # all ranks have equally many micro-batches
     chosen: Mapping[str, Any] = field(default_factory=dict)  # the settings by name
 
-
-class Notes:
-    """See above; fed with every record."""
-
-    def __init__(self, about: Circumstances):
-        self._about = about
+    def __post_init__(self) -> None:
         self._said: set[str] = set()
         self._evaluations: list[dict[str, Any]] = []  # with the mean training loss since the one before
         self._losses: list[float] = []  # of the train records since the last evaluation
@@ -56,7 +51,8 @@ class Notes:
         if record["split"] == "train":
             self._losses.append(_number(record["loss"]))
             self._timings = [*self._timings, record][-NUM_TIMINGS:]
-            found = {"data_wait": self._data_wait(), "slow_rank": self._slow_rank()}
+            is_enough = len(self._timings) == NUM_TIMINGS
+            found = {"data_wait": self._data_wait(), "slow_rank": self._slow_rank()} if is_enough else {}
         else:
             train_loss = float(np.mean(self._losses)) if self._losses else math.nan
             self._evaluations.append({**record, "loss": _number(record.get("loss")), "train_loss": train_loss})
@@ -69,13 +65,11 @@ class Notes:
 
     def _data_wait(self) -> str:
         wait = sum(each["data_wait"] for each in self._timings) / NUM_TIMINGS
-        if len(self._timings) < NUM_TIMINGS or wait <= WAIT:
-            return ""
-        return waiting(wait, self._about.workers, self._about.cores)
+        return waiting(wait, self.workers, self.cores) if wait > WAIT else ""
 
     def _slow_rank(self) -> str:
         ranks = {each.get("slowest_rank") for each in self._timings}
-        if not self._about.is_even or len(self._timings) < NUM_TIMINGS or len(ranks) > 1 or ranks == {None}:
+        if not self.is_even or len(ranks) > 1 or ranks == {None}:
             return ""
         slow_s, usual_s = (sum(each[name] for each in self._timings) / NUM_TIMINGS
                            for name in ("slowest_step_s", "step_s"))
@@ -87,18 +81,18 @@ class Notes:
 
     def _settled(self) -> list[dict[str, Any]]:
         """The evaluations that tell what the model has learnt."""
-        return [each for each in self._evaluations if each["step"] >= min(SETTLED, self._about.total_steps)]
+        return [each for each in self._evaluations if each["step"] >= min(SETTLED, self.total_steps)]
 
     def _never_predicted(self) -> str:
         last = self._settled()[-2:]
-        needed = 1 if self._evaluations[-1]["step"] >= self._about.total_steps else 2
+        needed = 1 if self._evaluations[-1]["step"] >= self.total_steps else 2
         if len(last) < needed or not all(each.get("never_predicted") for each in last):
             return ""
         return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']};"
                 " RUN/eval/classes.json has the recall of each class, of the best model so far")
 
     def _majority(self) -> str:
-        now, majority = self._evaluations[-1], self._about.majority
+        now, majority = self._evaluations[-1], self.majority
         if majority in (None, 1) or now["epoch"] < 1 or not self._settled() or now["top1"] > majority + 1e-9:
             return ""  # 1: the validation set has one class, and no model can be above
         return (f"top1 {100 * now['top1']:.2f} % is not above {100 * majority:.2f} %, which always answering the most"
@@ -108,9 +102,8 @@ class Notes:
         now, lowest = self._evaluations[-1], min(self._evaluations, key=lambda each: each["loss"])
         if "top1" not in now or now["top1"] <= lowest["top1"] or now["loss"] < LOSS_ROSE * lowest["loss"]:
             return ""
-        chosen = self._about.chosen
-        ways_out = ["; --label-smoothing 0.1 counters it"] if not chosen.get("label_smoothing") else []
-        ways_out += ["; --best loss keeps the model with the lowest loss"] if chosen.get("best") != "loss" else []
+        ways_out = ["; --label-smoothing 0.1 counters it"] if not self.chosen.get("label_smoothing") else []
+        ways_out += ["; --best loss keeps the model with the lowest loss"] if self.chosen.get("best") != "loss" else []
         return (f"the validation loss rose from {rounded(lowest['loss'])} at step {lowest['step']} to"
                 f" {rounded(now['loss'])}, while top1 rose from {100 * lowest['top1']:.2f} % to"
                 f" {100 * now['top1']:.2f} %: this is common, the model becomes too sure of its mistakes"
@@ -192,7 +185,7 @@ def notes_of(
 
     # the records; a run that has some has said what there is to say about the data
     workers = num_workers(chosen["workers"], world)
-    notes = Notes(Circumstances(total_steps, majority, workers, world.cores, is_even, chosen))
+    notes = Notes(total_steps, majority, workers, world.cores, is_even, chosen)
     for record in records:
         notes.add({**record, "slowest_rank": None})  # a rank of another start: other process, other share of the work
         first = []

@@ -1,20 +1,19 @@
 """engine/records/notes.py: each note when it applies, once, and not when it does not; the same after a resume."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data.plan import BatchPlan
-from engine.records.notes import Circumstances, Notes, few_steps, imbalance, notes_of, workers_needed
+from engine.records.notes import Notes, few_steps, imbalance, notes_of, workers_needed
 from models.losses import class_weights
 from models.objectives import Classes, Labels
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings
 from utils.settings.run_options import ClassLossOptions
 
-ABOUT = Circumstances(total_steps=100, majority=0.5, workers=1, cores=8, is_even=True)
+ABOUT = {"total_steps": 100, "majority": 0.5, "workers": 1, "cores": 8, "is_even": True}
 
 
 def train(loss=1.0, wait=0.05, step=1):
@@ -27,7 +26,7 @@ def val(step, loss=1.0, top1=0.8, never=0):
 
 def said(*records, about=ABOUT):
     """What is said, in its order."""
-    notes = Notes(about)
+    notes = Notes(**about)
     return [text for record in records for text in notes.add(record)]
 
 
@@ -37,7 +36,7 @@ def said(*records, about=ABOUT):
     ([val(98, never=1), val(99, never=1)], False), ([val(98, never=1), val(99, never=1), val(100, never=1)], False)])
 def test_a_class_that_is_never_predicted_is_named_after_two_evaluations(records, applies):
     """Not before step 100, when BatchNorm's statistics do not follow the weights yet."""
-    assert any("never predicted" in text for text in said(*records, about=replace(ABOUT, total_steps=900))) == applies
+    assert any("never predicted" in text for text in said(*records, about=ABOUT | {"total_steps": 900})) == applies
 
 
 @pytest.mark.parametrize("step, top1, applies", [
@@ -78,7 +77,7 @@ def test_four_records_are_too_few_to_speak_of_waiting():
     (64, "--workers 10 would end it"), (4, "--workers 3 would shorten it, and 10, on as many more cores, would end it"),
     (2, "no core is free for more --workers")])
 def test_the_workers_are_capped_by_the_cores(cores, words):
-    about = replace(ABOUT, majority=None, cores=cores)
+    about = ABOUT | {"majority": None, "cores": cores}
     [found] = said(*[train(wait=0.9)] * 5, about=about)
     assert words in found
 
@@ -93,7 +92,7 @@ def slow(rank=3, by=1.3):
     ([slow()] * 5, False, False),  # with unequal shares the largest takes longest
     ([train()] * 5, True, False)])
 def test_a_rank_that_is_slow_again_and_again_is_named(records, is_even, applies):
-    found = said(*records, about=replace(ABOUT, is_even=is_even))
+    found = said(*records, about=ABOUT | {"is_even": is_even})
     rank = records[0].get("slowest_rank")
     assert [text.partition(":")[0] for text in found] == [f"rank {rank} is slow, and the others wait for it"] * applies
 
@@ -107,9 +106,9 @@ def test_the_number_of_workers_follows_from_the_measured_rates(wait, workers, ex
 
 def test_a_note_is_said_once_and_not_again_after_a_resume():
     records = [val(100, never=1), val(200, never=1), val(300, never=1), val(400, top1=0.1, never=1)]
-    about = replace(ABOUT, total_steps=900)
+    about = ABOUT | {"total_steps": 900}
     whole = said(*records, about=about)
-    notes = Notes(about)
+    notes = Notes(**about)
     for record in records[:2]:
         notes.add(record)
     assert [text for record in records[2:] for text in notes.add(record)] == whole[1:]
@@ -119,7 +118,7 @@ def test_a_note_is_said_once_and_not_again_after_a_resume():
 def test_nothing_is_said_of_a_language_model_that_learns():
     evaluations = [{"split": "val", "step": step, "epoch": step / 10, "loss": 5 - step / 20, "perplexity": 9.0}
                    for step in range(10, 60, 10)]
-    assert said(*evaluations, about=replace(ABOUT, majority=None)) == []
+    assert said(*evaluations, about=ABOUT | {"majority": None}) == []
 
 
 @pytest.mark.parametrize("counts, applies", [([10, 100], True), ([11, 100], False), ([0, 10], True), ([5, 5], False)])
@@ -151,12 +150,12 @@ def test_what_balanced_weights_are_said_to_do_is_true():
     ({}, ["--label-smoothing", "--best loss"]), ({"label_smoothing": 0.1}, ["--best loss"]),
     ({"best": "loss"}, ["--label-smoothing"]), ({"label_smoothing": 0.1, "best": "loss"}, [])])
 def test_what_is_on_already_is_not_advised(chosen, advised):
-    [found] = said(val(10, loss=1.0, top1=0.7), val(20, loss=1.2), about=replace(ABOUT, chosen=chosen))
+    [found] = said(val(10, loss=1.0, top1=0.7), val(20, loss=1.2), about=ABOUT | {"chosen": chosen})
     assert [flag for flag in ("--label-smoothing", "--best loss") if flag in found] == advised
 
 
 def test_where_all_validation_samples_are_of_one_class_it_is_no_bar():
-    assert said(val(10, top1=1.0), about=replace(ABOUT, majority=1.0)) == []
+    assert said(val(10, top1=1.0), about=ABOUT | {"majority": 1.0}) == []
 
 
 def start_of(world):
