@@ -174,7 +174,7 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 
   # several: torchrun
   command=("$python" -m torch.distributed.run "--nproc-per-node=$processes" "--nnodes=$nnodes")
-  if knows shutdown-timeout; then  # torch 2.13 or later; its default is 30 s, and a save may take longer
+  if grep -q -- --shutdown-timeout "$torch/distributed/run.py"; then  # torch 2.13 or later; its default is 30 s, and a save may take longer
     environment+=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}")
   fi
   if can_bind; then command+=(--numa-binding=node); fi
@@ -204,16 +204,12 @@ can_bind() {  # whether torchrun can bind each process to the NUMA node of its G
   local gpus
   gpus=$(nvidia-smi --list-gpus >/dev/null 2>&1 && count_gpus)  # other vendors: not tested, so not bound
   ((1 < gpus && processes <= gpus)) && ! is_on_cpu && [[ -d /sys/devices/system/node/node1 ]] &&
-    [[ $has_all_cores == True ]] && knows numa-binding && numactl --physcpubind=+0 true 2>/dev/null &&
+    [[ $has_all_cores == True ]] && numactl --physcpubind=+0 true 2>/dev/null &&
     "$python" -c 'import sys, torch; sys.exit(not torch.accelerator.is_available())'  # torchrun needs it
 }
 
 is_on_cpu() {
   [[ " ${settings[*]} " == *" --device"[\ =]"cpu "* ]]
-}
-
-knows() {  # whether this torchrun has an option
-  grep -q -- "\"--$1\"" "$torch/distributed/run.py"
 }
 
 compose_for_many() {
