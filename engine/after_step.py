@@ -1,7 +1,5 @@
 """What happens between two steps: evaluations, saves and stops, where they are due."""
 
-from typing import Any
-
 from engine.best import update_best
 from engine.corruption import end_if_corrupted
 from engine.nonfinite import end_if_diverged
@@ -67,23 +65,16 @@ def evaluate_and_save(t: Training) -> None:
     # Collective. Nothing is lost, whatever ends the evaluation; and it forks while no thread writes.
     wait_for_save(t)
     with t.clock.on("evaluation"):
-        found = evaluate(t)  # Collective.
+        values, averaged = t.evaluation.run(), {}  # Collective.
+        if values is not None and t.state.averages.values:  # --ema-decay
+            with t.state.averages.swapped_in():
+                averaged = t.evaluation.run()  # Collective.
         t.strategy.module.train()
-        if found is None:
+        if values is None or averaged is None:
             return
-        values, averaged = found
         of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
         t.log.evaluation(t.state.progress.position(t.feed.plan.num_samples) | values | of_average)
         if t.state.progress.sample_offset == 0:
             note_coverage(t, values["evaluated"])  # Collective.
         best = update_best(t, values, averaged)  # Collective.
     save(t, best)  # Collective.
-
-
-def evaluate(t: Training) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The metrics of the weights, and with --ema-decay of their average; None if a stop was agreed. Collective."""
-    values, averaged = t.evaluation.run(), {}  # Collective.
-    if values is not None and t.state.averages.values:
-        with t.state.averages.swapped_in():
-            averaged = t.evaluation.run()  # Collective.
-    return None if values is None or averaged is None else (values, averaged)
