@@ -1,6 +1,9 @@
 """The first moments of a start, before torch is imported: --help, typing errors and finished runs answer in 0.3 s."""
 
+from __future__ import annotations  # so that an older Python comes as far as the message
+
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
     from utils.settings.config import Config
 
 
-def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
+def begin(argv: Sequence[str]) -> tuple[Config, Watchdog]:
     """The settings of this start, and the watchdog, which signals go to from here on.
 
     Exits: 0 after --help and where the run is finished, 64 and 66 on what the user got wrong.
@@ -25,13 +28,13 @@ def begin(argv: Sequence[str]) -> tuple["Config", "Watchdog"]:
     return config, watchdog
 
 
-def begin_process(program: str = "train.py") -> "Watchdog":
+def begin_process(program: str = "train.py") -> Watchdog:
     """The watchdog of this process. Exits with 64 where the system or a package is not what the program needs.
 
     program: whose name stands before its messages.
     """
-    _require_linux()
-    from utils.distributed.preflight import require_packages  # these need Linux
+    _require_system()
+    from utils.distributed.preflight import require_packages  # these need Linux and Python 3.11
     from utils.distributed.watchdog import Watchdog
     from utils.errors import forget_exit_code
 
@@ -41,10 +44,18 @@ def begin_process(program: str = "train.py") -> "Watchdog":
     return watchdog
 
 
-def _require_linux() -> None:
-    """Exit with 64 (Exit.USAGE, which cannot be imported everywhere) on another system. A node's first rank says so."""
+def _require_system() -> None:
+    """Exit with 64 (Exit.USAGE, which cannot be imported everywhere) on another system, or where Python is too old.
+
+    A node's first rank says so.
+    """
+    problem = ""
+    if sys.version_info < (3, 11):  # noqa: UP036
+        problem = f"this is Python {platform.python_version()}, and train.py needs 3.11 or newer: use another one"
     if sys.platform != "linux":
+        problem = (f"this system is {sys.platform}, and train.py needs Linux: use a Linux machine, a container"
+                   " (Dockerfile), or WSL 2 on Windows")
+    if problem:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"train.py: this system is {sys.platform}, and train.py needs Linux: use a Linux machine, a container"
-                  " (Dockerfile), or WSL 2 on Windows", file=sys.stderr)
+            print(f"train.py: {problem}", file=sys.stderr)
         raise SystemExit(64)

@@ -27,3 +27,12 @@ def test_another_system_than_linux_is_refused_in_one_line(system, rank):
     lines = [f"train.py: this system is {system}, and train.py needs Linux: use a Linux machine, a container"
              " (Dockerfile), or WSL 2 on Windows\n"]
     assert (done.returncode, done.stdout, done.stderr) == (Exit.USAGE, "", lines[0] if rank == "0" else "")
+
+
+def test_a_python_that_is_too_old_is_refused_in_one_line():
+    older = ("import os, runpy, sys; sys.version_info, sys.path[0] = (3, 10, 14), os.getcwd();"
+             " runpy.run_path('train.py', run_name='__main__')")
+    done = subprocess.run([sys.executable, "-c", older], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("train.py: this is Python 3.") and "needs 3.11 or newer" in line
