@@ -34,6 +34,10 @@ def begin_process(program: str = "train.py") -> Watchdog:
     program: whose name stands before its messages.
     """
     _require_system()
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:  # it was closed (>&-), and the next file would get its number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            setattr(sys, name, os.fdopen(descriptor, "w"))
     from utils.distributed.preflight import require_packages  # these need Linux and Python 3.11
     from utils.distributed.watchdog import Watchdog
     from utils.errors import forget_exit_code
