@@ -287,11 +287,9 @@ pass() {
 
 requeue() {
   [[ -n ${SLURM_JOB_ID:-} && ${node_rank:-0} == 0 ]] || return 0
-  if scontrol requeue "$SLURM_JOB_ID"; then
-    echo "launch.sh: job $SLURM_JOB_ID goes back into the queue and will continue the run" >&2
-  else
-    echo "launch.sh: job $SLURM_JOB_ID could not be requeued; submit it again to continue the run" >&2
-  fi
+  local outcome="goes back into the queue and will continue the run"
+  scontrol requeue "$SLURM_JOB_ID" || outcome="could not be requeued; submit it again to continue the run"
+  echo "launch.sh: job $SLURM_JOB_ID $outcome" >&2
 }
 
 main "$@"
