@@ -174,7 +174,8 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 
   # several: torchrun
   command=("$python" -m torch.distributed.run "--nproc-per-node=$processes" "--nnodes=$nnodes")
-  if grep -q -- --shutdown-timeout "$torch/distributed/run.py"; then  # torch 2.13 or later; its default is 30 s, and a save may take longer
+  # torch 2.13 or later; its default is 30 s, and a save may take longer
+  if grep -q -- --shutdown-timeout "$torch/distributed/run.py"; then
     environment+=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}")
   fi
   if can_bind; then command+=(--numa-binding=node); fi
