@@ -1,7 +1,6 @@
 """The token ids of a data set: made once, by one process per node, kept in the cache, mapped by every process.
 
-    tokenize(source, tokenizer, cache)                       # one process per node
-    found = open_texts(source, cache)                        # TextIndex(classes, splits, fingerprint, notes)
+    found = open_texts(source, tokenizer, cache)             # TextIndex(classes, splits, fingerprint, notes)
 """
 
 import copy
@@ -53,33 +52,23 @@ class TextIndex:
     folder: Path  # in the cache
 
 
-def tokenize(source: TextSource, tokenizer: PreTrainedTokenizerBase, cache: Path) -> None:
-    """Make the token ids of `source` under `cache`, unless they are there. Raises UserError (65, 66, 73, 74).
+def open_texts(source: TextSource, tokenizer: PreTrainedTokenizerBase, cache: Path) -> TextIndex:
+    """The token ids of `source` under `cache`, made if they are not there. Raises UserError (65, 66, 73, 74).
 
     They appear whole or not at all; of several processes at once one works, and the others wait.
     """
-    folder = _folder(source, cache)
+    folder = cache / f"texts-{source.digest(CACHE_VERSION)}"  # the name holds all that decides what is in it
     try:
         make_folder(folder, lambda partial: _Writer(source, tokenizer, partial).write(), open_arrays)
     except OSError as error:
         raise UserError(f"cannot keep token ids in {folder}: {error.strerror}; set LOCKSTEP_CACHE to a folder with"
                         " room", Exit.CANNOT_CREATE) from None
-
-
-def open_texts(source: TextSource, cache: Path) -> TextIndex:
-    """What `tokenize` made. Raises UserError (74) if it is not there any more."""
-    folder = _folder(source, cache)
     if (found := open_arrays(folder)) is None:
         raise UserError(f"{folder} was removed or damaged before it could be read; start again", Exit.IO)
     about, arrays = found
     splits = {split: TokenTable(**{name: arrays[f"{split}.{name}"] for name in ARRAYS}) for split in about["splits"]}
     return TextIndex(tuple(about["classes"]), tuple(about["text_columns"]), splits, about["fingerprint"],
                      tuple(about["notes"]), arrays.get("groups"), folder)
-
-
-def _folder(source: TextSource, cache: Path) -> Path:
-    """The name holds all that decides what is in it, so nothing needs to be compared."""
-    return cache / f"texts-{source.digest(CACHE_VERSION)}"
 
 
 def read_texts(source: TextSource) -> Iterator[str]:

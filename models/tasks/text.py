@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from data import demo
 from data.batch import Batch
@@ -16,7 +17,7 @@ from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
 from data.survey import Survey
 from data.tables.table import TEXTS
-from data.texts.index import TextIndex, TextSource, open_texts, read_texts, tokenize
+from data.texts.index import TextIndex, TextSource, open_texts, read_texts
 from data.texts.survey import survey_texts
 from data.texts.text_set import TextSample, TokenTable, padded
 from models.tasks.base import Task
@@ -67,12 +68,9 @@ class TextTask(Task):
         self._pad_to = run.resolve("pad_to", "auto", partial(width_multiple, world.device.type))
 
         # token ids: the first process of a node writes them, the others map what it has written
-        def prepare() -> None:
-            tokenize(source, self._tokenizer, cache)
-            _open_splits(source, val, cache)
-
-        world.on_rank_zero(prepare, per_node=True)  # Collective.
-        index, self._eval = world.everywhere(lambda: _open_splits(source, val, cache), takes_long=True)  # Collective.
+        opened = partial(_open_splits, source, self._tokenizer, val, cache)
+        world.on_rank_zero(lambda: len(opened()[1]), per_node=True)  # Collective.
+        index, self._eval = world.everywhere(opened, takes_long=True)  # Collective.
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
         self._text_columns, self._train = index.text_columns, index.splits["train"]
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
@@ -152,13 +150,15 @@ class TextTask(Task):
         return [samples[0, longest]] * size
 
 
-def _open_splits(source: TextSource, val: ValSplit, cache: Path) -> tuple[TextIndex, TokenTable]:
-    """What `tokenize` made, with val held out of train where there is none; and what is evaluated, in order of length.
+def _open_splits(
+    source: TextSource, tokenizer: PreTrainedTokenizerBase, val: ValSplit, cache: Path
+) -> tuple[TextIndex, TokenTable]:
+    """The token ids, with val held out of train where there is none; and what is evaluated, in order of length.
 
     So evaluation batches are padded little, and the order depends on the data alone. Raises UserError (64, 65, 66, 74).
     """
     # splits
-    index = open_texts(source, cache)
+    index = open_texts(source, tokenizer, cache)
     folder = index.folder
     if "val" not in index.splits:
         folder = val.folder(folder)

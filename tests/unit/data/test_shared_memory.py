@@ -90,11 +90,11 @@ def test_four_processes_share_one_text_table(tmp_path):
     share, one = copies(
         tmp_path / "cache", tmp_path / "texts.csv",
         "from data.splits import ValSplit\nfrom data.tables.table import TEXTS\n"
-        "from data.texts.index import TextSource, tokenize\nfrom data.texts.tokenizer"
-        " import train_tokenizer\n"
+        "from data.texts.index import TextSource\nfrom data.texts.tokenizer import train_tokenizer\n"
         "from models.tasks.text import _open_splits\n"
-        "source = TextSource(sys.argv[2], TEXTS, 'text', ('label',), tokenizer='', max_length=8, split_long=False)\n",
-        "tokenize(source, train_tokenizer(['so red a hill'] * 9, 100), cache)\n    tables()",
-        "index, evaluated = _open_splits(source, ValSplit(0.4, 0), cache)\n    return [*index.splits.values(),"
-        " evaluated]")
+        "source = TextSource(sys.argv[2], TEXTS, 'text', ('label',), tokenizer='', max_length=8, split_long=False)\n"
+        "tokenizer = train_tokenizer(['so red a hill'] * 9, 100)\n",
+        "tables()",
+        "index, evaluated = _open_splits(source, tokenizer, ValSplit(0.4, 0), cache)\n"
+        "    return [*index.splits.values(), evaluated]")
     assert one > 3e6 and 1 <= share < 1.3

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data.labels import LABELS, NUMBERS
 from data.tables.table import TEXTS
-from data.texts.index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts, tokenize
+from data.texts.index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts
 from data.texts.text_set import TextSample, TextSet, padded
 from data.texts.tokenizer import is_special, load_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
@@ -67,9 +67,7 @@ def write(tmp_path):
 def opened(tokenizer, tmp_path):
     """opened(root, max_length=..., ...): tokenizes and opens."""
     def opened(root, by=tokenizer, **changes):
-        source = source_of(root, **changes)
-        tokenize(source, by, tmp_path / "cache")
-        return open_texts(source, tmp_path / "cache")
+        return open_texts(source_of(root, **changes), by, tmp_path / "cache")
     return opened
 
 
@@ -365,13 +363,10 @@ def test_a_short_file_of_the_cache_is_made_anew(write, opened, tmp_path, name):
     assert samples(opened(root).splits["train"]) == expected and list((tmp_path / "cache").iterdir()) == [folder]
 
 
-def test_what_was_removed_before_it_could_be_read_is_named(write, opened, tmp_path):
-    root = write("train.csv", SMALL)
-    opened(root)
-    (folder,) = (tmp_path / "cache").iterdir()
-    (folder / "train.ids").unlink()
-    code, message = refusal(open_texts, source_of(root), tmp_path / "cache")
-    assert (code, str(folder) in message, "start again" in message) == (Exit.IO, True, True)
+def test_what_is_removed_before_it_can_be_read_is_named(write, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr("data.texts.index.make_folder", lambda *_: None)  # it was made, and is gone
+    code, message = refusal(open_texts, source_of(write("train.csv", SMALL)), tokenizer, tmp_path / "cache")
+    assert (code, f"{tmp_path}/cache/texts-" in message, "start again" in message) == (Exit.IO, True, True)
 
 
 def test_the_fingerprint_is_that_of_the_content_wherever_it_lies(write, opened):
@@ -428,7 +423,7 @@ def test_what_was_interrupted_leaves_nothing_behind(write, tokenizer, tmp_path):
     tokenizer.__class__ = Stopping
     root = write("train.csv", [("red hill", "xy"[number % 2]) for number in range(ROWS_AT_ONCE + 1)])
     with pytest.raises(KeyboardInterrupt):
-        tokenize(source_of(root), tokenizer, tmp_path / "cache")
+        open_texts(source_of(root), tokenizer, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -450,8 +445,7 @@ def test_several_at_once_all_succeed_and_leave_one_entry(write, folder, tmp_path
                 return super().__call__(texts, **options)
 
         tokenizer.__class__ = Meeting
-        tokenize(source, tokenizer, tmp_path / "cache")
-        return samples(open_texts(source, tmp_path / "cache").splits["train"])
+        return samples(open_texts(source, tokenizer, tmp_path / "cache").splits["train"])
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(work, range(3)))
@@ -460,7 +454,7 @@ def test_several_at_once_all_succeed_and_leave_one_entry(write, folder, tmp_path
 
 def test_a_cache_that_cannot_be_written_is_named(write, tokenizer, tmp_path):
     (tmp_path / "file").touch()
-    code, message = refusal(tokenize, source_of(write("train.csv", SMALL)), tokenizer, tmp_path / "file")
+    code, message = refusal(open_texts, source_of(write("train.csv", SMALL)), tokenizer, tmp_path / "file")
     assert (code, f"{tmp_path}/file" in message, "LOCKSTEP_CACHE" in message) == (Exit.CANNOT_CREATE, True, True)
 
 
