@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,11 +61,6 @@ class ImageIndex:
         """That of the first of them."""
         return self.paths(index)[0]
 
-    def relabelled(self, own: Iterable[str], classes: Iterable[str]) -> "ImageIndex":
-        """The same samples, with labels that count `classes` and not `own`, which are among them."""
-        label_of = {name: label for label, name in enumerate(classes)}
-        return replace(self, labels=np.array([label_of[name] for name in own], np.int32)[self.labels])
-
 
 @dataclass(frozen=True, eq=False)
 class FolderIndex:
@@ -78,7 +74,9 @@ class FolderIndex:
 
     def labelled(self, classes: Sequence[str]) -> "FolderIndex":
         """The same samples, with labels that count `classes`, among which are all of its own."""
-        splits = {name: split.relabelled(self.classes, classes) for name, split in self.splits.items()}
+        label_of = {name: label for label, name in enumerate(classes)}
+        new = np.array([label_of[name] for name in self.classes], np.int32)
+        splits = {name: replace(split, labels=new[split.labels]) for name, split in self.splits.items()}
         return replace(self, classes=tuple(classes), splits=splits)
 
 
@@ -177,30 +175,29 @@ class _Scan:
             raise UserError(f"--data {root}: cannot list {error.filename}: {error.strerror}", Exit.IO) from None
 
     def _read(self) -> Found:
-        # read every split, with labels of its own
+        # read every split
         folders = self._folders_of_splits()
         first = next(iter(folders))
-        class_names, splits = {}, {}
-        for split, folder in folders.items():
-            class_names[split], splits[split] = self._read_split(split, folder)
+        found = {split: self._read_split(split, folder) for split, folder in folders.items()}
 
         # classes are those of train, or of what alone is evaluated
-        classes = class_names[first]
+        classes = list(found[first])
         if len(classes) == 1 and not self._only:
             raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; add another", Exit.BAD_DATA)
-        require_classes(np.bincount(splits[first].labels), f"--data {self.root}: {_shown(folders[first])}",
+        require_classes(np.array([*map(len, found[first].values())]), f"--data {self.root}: {_shown(folders[first])}",
                         "put all images of a class into one folder")
 
-        # the labels of the other splits
-        for split in [split for split in splits if split != first]:
-            if not class_names[split]:
+        # labels
+        label_of, splits = {name: label for label, name in enumerate(classes)}, {}
+        for split, images_of in found.items():
+            if not any(images_of.values()):
                 self.notes.append(f"{folders[split]}/ has no images in class folders and is not used")
-                del splits[split]
                 continue
-            if extra := sorted(set(class_names[split]) - set(classes)):
+            if extra := sorted(set(images_of) - set(classes)):
                 raise UserError(f"--data {self.root}: {folders[split]}/ has {some(extra)}, which train/ lacks"
                                 f"{hint_at(extra[0], classes)}; move, rename or remove some", Exit.BAD_DATA)
-            splits[split] = splits[split].relabelled(class_names[split], classes)
+            labels = np.array([label_of[name] for name, images in images_of.items() for _ in images], np.int32)
+            splits[split] = ImageIndex.of(self.root, [*chain.from_iterable(images_of.values())], labels)
 
         # notes, fingerprint
         self.notes += self._names.notes
@@ -239,32 +236,28 @@ class _Scan:
             self.notes.append(f"there is no val/, so {val}/ is used for validation")
         return found
 
-    def _read_split(self, split: str, folder: str) -> tuple[list[str], ImageIndex]:
-        """Class names and images of ROOT/folder; labels count its own classes. No classes: test without images."""
+    def _read_split(self, split: str, folder: str) -> dict[str, list[bytes]]:
+        """{class: its images} of ROOT/folder. Only a test that is not evaluated may have no images."""
         # classes
         folders, files = self._list(os.path.join(self.root, folder))
         named: dict[str, list[str]] = {}
         for name in folders:
             named.setdefault(self._names.name_of(name) or name, []).append(name)
-        classes = sorted(named)
-        self.strays += [os.path.join(folder, name) for name in files] if classes else []
+        self.strays += [os.path.join(folder, name) for name in files] if named else []
 
         # images
-        samples, counts = [], []
-        for class_name in classes:
+        images_of = {}
+        for class_name in sorted(named):
             found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
-            encoded = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
-            if not encoded and split == "train":
+            images_of[class_name] = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
+            if not images_of[class_name] and split == "train":
                 raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
                                 f" images ({' '.join(EXTENSIONS)}); remove it or fill it", Exit.BAD_DATA)
-            samples += encoded
-            counts.append(len(encoded))
-        if not samples and (split != "test" or self._only == split):
-            found = f", but only {some(files)}" if files else "" if classes else ": it is empty"
+        if not any(images_of.values()) and (split != "test" or self._only == split):
+            found = f", but only {some(files)}" if files else "" if named else ": it is empty"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put them"
                             f" into {os.path.join(folder, 'CLASS')}/*{_task_for(files)}", Exit.BAD_DATA)
-        labels = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        return classes if samples else [], ImageIndex.of(self.root, samples, labels)
+        return images_of
 
     def walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
         """(folder, its images) for ROOT/folder and all below; links to a folder above are not followed."""
