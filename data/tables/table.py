@@ -173,19 +173,16 @@ def _fields(path: Path) -> Iterator[tuple[int, list[str]]]:
         yield from ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(path) if line.strip("\r\n"))
         return
     csv.field_size_limit(MAX_FIELD)
-    reader = csv.reader((line for _, line in _lines(path)), strict=True)
-    while True:
-        number = reader.line_num + 1
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            rule = "there is a carriage return outside quotes" if "new-line" in str(error) else str(error)
-            way_out = _separator_meant(path) or "CSV: double a quote inside a quoted field, and close every quote"
-            raise _wrong(path, number, f"{rule} ({way_out})") from None
-        if fields is None:
-            return
-        if fields:
-            yield number, fields
+    reader, number = csv.reader((line for _, line in _lines(path)), strict=True), 1
+    try:
+        for fields in reader:
+            if fields:
+                yield number, fields
+            number = reader.line_num + 1
+    except csv.Error as error:
+        rule = "there is a carriage return outside quotes" if "new-line" in str(error) else str(error)
+        way_out = _separator_meant(path) or "CSV: double a quote inside a quoted field, and close every quote"
+        raise _wrong(path, number, f"{rule} ({way_out})") from None
 
 
 def _names(path: Path, rows: Iterator[tuple[int, list[str]]]) -> list[str]:
