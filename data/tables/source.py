@@ -17,14 +17,13 @@ import numpy as np
 
 from data.labels import CLASSES, LabelReader, require_labels
 from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
-from data.tables.table import SPLIT, Columns, Inputs, Row, choose_columns, column_names, read_rows
+from data.tables.table import SPLIT, TEXTS, Columns, Inputs, Row, choose_columns, column_names, read_rows
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users
 
 MANY = 10_000  # files that are looked at to find out what a folder holds
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 _SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val", **{name: name for name in VAL_NAMES}}
 
 
@@ -44,7 +43,7 @@ class TableSource:
 
     @cached_property
     def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
-        return find_tables(self.root, self.label_columns)
+        return find_tables(self.root, self.label_columns, self.inputs.suffixes)
 
     @cached_property
     def columns(self) -> Columns:
@@ -179,12 +178,14 @@ def _split_of(path: Path, row: Row) -> str:
     return _SPLITS[row.split.lower()]
 
 
-def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[Path]], list[str]]:
+def find_tables(
+    root: str, labels: Sequence[str] = (), suffixes: tuple[str, ...] = TEXTS.suffixes
+) -> tuple[dict[str, list[Path]], list[str]]:
     """The files of each split (train and, if there are such, val and test), and notes for the user.
 
-    root: a file; or a folder with train.csv, val.csv, ... (any of SUFFIXES) or with train/, val/, ... that hold such
-    files; or a folder that holds such files directly, all for training. labels: columns without which test is not used
-    for validation. Raises UserError (65, 66).
+    root: a file; or a folder with train.csv, val.csv, ... (any of TEXTS.suffixes) or with train/, val/, ... that hold
+    files with `suffixes`; or a folder that holds such files directly, all for training. labels: columns without which
+    test is not used for validation. Raises UserError (65, 66).
     """
     # a file
     top = Path(root)
@@ -194,9 +195,9 @@ def find_tables(root: str, labels: Sequence[str] = ()) -> tuple[dict[str, list[P
         return {"train": [table_at(root)]}, []
 
     # a folder with splits
-    if train := _files_of(top, "train"):
-        val = next((name for name in VAL_NAMES if _files_of(top, name)), "test")
-        files = {"train": train} | {name: found for name in (val, "test") if (found := _files_of(top, name))}
+    if train := _files_of(top, "train", suffixes):
+        val = next((name for name in VAL_NAMES if _files_of(top, name, suffixes)), "test")
+        files = {"train": train} | {name: found for name in (val, "test") if (found := _files_of(top, name, suffixes))}
         named, notes = splits_in(files), []
         if named.get("val") == "test" and (lacking := [
                 name for name in labels if name not in (column_names(files["test"][0]) or labels)]):
@@ -230,19 +231,19 @@ def table_at(name: str) -> Path:
         raise UserError(f"{name}: there is no such file", Exit.NO_INPUT)
     if not _is_table(path):
         way_out = "; for images give --task image-classification" if path.suffix.lower() in IMAGE_SUFFIXES else ""
-        raise UserError(f"{name}: a file of texts ends in {', '.join(SUFFIXES)}{way_out}", Exit.BAD_DATA)
+        raise UserError(f"{name}: a file of texts ends in {', '.join(TEXTS.suffixes)}{way_out}", Exit.BAD_DATA)
     return path
 
 
-def _files_of(top: Path, split: str) -> list[Path]:
+def _files_of(top: Path, split: str, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a split: top/split.csv, or those in top/split/. Raises UserError if there are several kinds."""
-    inside = sorted(path for path in (top / split).rglob("*") if _is_table(path)
+    inside = sorted(path for path in (top / split).rglob("*") if _is_table(path, suffixes)
                     and all(map(is_users, path.relative_to(top).parts)))
-    found = [top / f"{split}{suffix}" for suffix in SUFFIXES if _is_table(top / f"{split}{suffix}")]
+    found = [path for suffix in TEXTS.suffixes if _is_table(path := top / f"{split}{suffix}")]
     if len(kinds := found + ([top / split] if inside else [])) > 1:
         raise UserError(f"--data {top}: {some(path.name for path in kinds)} each hold {split}; keep one", Exit.BAD_DATA)
     return inside or found
 
 
-def _is_table(path: Path) -> bool:
-    return path.suffix in SUFFIXES and path.is_file()
+def _is_table(path: Path, suffixes: tuple[str, ...] = TEXTS.suffixes) -> bool:
+    return path.suffix in suffixes and path.is_file()

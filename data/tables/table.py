@@ -34,10 +34,12 @@ class Inputs(NamedTuple):
     usual: tuple[str, ...]  # names of the column; the first that a table has
     most: int  # columns of a sample
     several: str  # what several columns are, in words
+    suffixes: tuple[str, ...]  # of files in the folder of a split; a .txt beside an image may be its caption
 
 
-TEXTS = Inputs("text", "--text-column", ("text",), 2, "two (A,B) for a sentence pair")
-IMAGES = Inputs("image", "--image-column", ("image", "path", "file", "filename", "file_name"), 8, "several (A,B)")
+TEXTS = Inputs("text", "--text-column", ("text",), 2, "two (A,B) for a sentence pair", (*TABLES, ".txt"))
+IMAGES = Inputs(
+    "image", "--image-column", ("image", "path", "file", "filename", "file_name"), 8, "several (A,B)", TABLES)
 SPLIT = "split"  # the column that says of which split a row is
 
 

@@ -52,6 +52,15 @@ def lines_of(numbers, label="ab"):
     return [f"img/{number}.png,{label[number % len(label)]}" for number in numbers]
 
 
+def test_a_caption_beside_an_image_is_no_table(table):
+    path = table("image,label", *lines_of(range(12)), name="train.csv")
+    (path.parent / "img").rename(path.parent / "train")
+    path.write_text(path.read_text().replace("img/", "train/"))
+    (path.parent / "train" / "0.txt").write_text("a red square\n")
+    found = build_table_index(source_of(path.parent), VAL, path.parent / "cache")
+    assert sum(map(len, found.splits.values())) == 12 and set(found.splits) == {"train", "val"}
+
+
 def test_paths_are_relative_to_the_table_and_kept_in_the_cache(table):
     path = table("image,label", *lines_of(range(12)))
     for _ in range(2):  # made, then from the cache

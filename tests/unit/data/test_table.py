@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.tables.source import SUFFIXES, find_tables
+from data.tables.source import find_tables
 from data.tables.table import MAX_FIELD, MAX_LINE, TEXTS, Columns, Row, choose_columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 
@@ -69,7 +69,7 @@ def found(tmp_path):
 # --- which files
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("suffix", TEXTS.suffixes)
 def test_a_file_is_all_for_training(write, suffix):
     file = write(f"reviews{suffix}")
     assert find_tables(str(file)) == ({"train": [file]}, [])
