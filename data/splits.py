@@ -22,8 +22,8 @@ from utils.array_folder import kept_arrays
 from utils.errors import Exit, UserError, counted, some
 from utils.numerics.seed import derive_seed
 
-VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
-SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
+VAL_NAMES = ("val", "valid", "validation", "dev", "eval", "test")  # the first that exists
+SPLIT_NAMES = ("train", "training", *VAL_NAMES)
 FEW_CLASSES = 10  # up to here numbers are taken for classes
 SURELY_CLASSES = 1000  # up to here labels are taken for classes, however few samples each has
 MAX_SINGLE = 0.9  # above: the share of the classes that may have one sample

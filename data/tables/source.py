@@ -24,7 +24,7 @@ from utils.files import is_users
 
 MANY = 10_000  # files that are looked at to find out what a folder holds
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-_SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val", **{name: name for name in VAL_NAMES}}
+_SPLITS = {name: name for name in SPLIT_NAMES} | {"training": "train", "dev": "val", "eval": "val"}
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def test_a_folder_named_like_a_table_is_no_table(write, tmp_path, folder):
     assert found(tmp_path)[0] == {"train": [f"{folder}a.csv"]}
 
 
-@pytest.mark.parametrize("val", ["valid", "validation", "test"])
+@pytest.mark.parametrize("val", ["valid", "validation", "dev", "eval", "test"])
 @pytest.mark.parametrize("form", ["{}.csv", "{}/a.csv"])
 def test_val_may_have_another_name_which_is_noted(write, tmp_path, val, form):
     write("train.csv")
@@ -132,7 +132,7 @@ def test_the_first_name_of_val_that_exists_is_taken(write, tmp_path):
     assert found(tmp_path)[0] == {"train": ["train.csv"], "val": ["valid.csv"]}
 
 
-@pytest.mark.parametrize("val", ["val", "valid", "validation"])
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "dev", "eval"])
 def test_test_next_to_val_is_a_split_of_its_own(write, tmp_path, val):
     for name in ("train.csv", f"{val}.csv", "test.csv"):
         write(name)
