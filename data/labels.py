@@ -54,7 +54,7 @@ class LabelReader:
             rows.append(tuple(map(float, cells)))
         else:
             codes = tuple(self._codes.setdefault(name, len(self._codes)) for name in self._names_in(cells))
-            rows.append(codes if self._kind == LABELS else codes[0] if codes else 0)
+            rows.append(codes if self._kind == LABELS else codes[0])
 
     def encoded(self) -> tuple[tuple[str, ...], dict[str, np.ndarray]]:
         """Names of the model's outputs in their order, and the labels of each split.
@@ -65,7 +65,7 @@ class LabelReader:
             return self._columns, {split: np.array(rows, np.float64) for split, rows in self._rows.items()}
         names = sort_classes(self._codes)
         place = {name: index for index, name in enumerate(names)}
-        new = np.array([place[name] for name in self._codes] or [0], np.int32)  # without labels all are 0
+        new = np.array([place[name] for name in self._codes], np.int32)
         if self._kind == CLASSES:
             return tuple(names), {split: new[np.array(rows, np.int32)] for split, rows in self._rows.items()}
         arrays = {}
