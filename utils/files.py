@@ -109,10 +109,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part of it."""
     partial = path.with_name(f".tmp-{path.name}")
     try:
-        with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(partial)
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -46,14 +46,11 @@ class Clock:
 
     def waiting(self, loader: Iterable[Any]) -> Iterator[Any]:
         """The loader's items; the time until each arrives counts as waiting."""
-        items = iter(loader)
-        while True:
-            began = time.perf_counter()
-            item = next(items, None)
-            if item is None:
-                return
+        began = time.perf_counter()
+        for item in loader:
             self._since["data_wait"] += time.perf_counter() - began
             yield item
+            began = time.perf_counter()
 
     def step(self, samples: int, tokens: int = 0) -> None:
         """Count an optimizer step over these samples and, in text, tokens. A device may lag behind: it evens out."""
