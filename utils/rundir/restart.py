@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import Exit, UserError, record_exit, rounded, say
+from utils.errors import Exit, UserError, leave, rounded
 from utils.files import ask_server, read_json
 from utils.rundir.identity import compare, identity, run_path
 from utils.settings.config import Config
@@ -38,18 +38,13 @@ def finish_early(config: Config) -> None:
         last = read_json(path / "status.json")
         is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
         if is_restart and _has_seen(last, [launch_id()]) and _is_final(last["exit_code"], last["message"]):
-            record_exit(last["exit_code"])
-            if os.environ.get("RANK", "0") == "0":
-                say("train.py: not restarted, because a restart would end in the same way:"
-                    f" {last['state']}, {last['message']}")
-            raise SystemExit(last["exit_code"])
+            leave("train.py: not restarted, because a restart would end in the same way:"
+                  f" {last['state']}, {last['message']}", last["exit_code"])
 
     # a finished run. Several nodes may not see the same yet: main() asks rank 0.
     is_one_node = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")
     if is_one_node and (words := words_if_finished(config)):
-        if os.environ.get("RANK", "0") == "0":
-            say(words, sys.stdout)
-        raise SystemExit(0)
+        leave(words, Exit.DONE, sys.stdout)
 
 
 def words_if_finished(config: Config) -> str | None:
