@@ -49,7 +49,7 @@ class Run:
     def __init__(self, path: Path, kept: dict[str, Any], facts: Mapping[str, Any], note: Callable[[str], None],
                  lock: RunLock | None):
         self.path, self.note = path, note
-        self._resolved = Resolved.of(kept)
+        self.resolved = Resolved.of(kept)  # what RUN/auto.json holds, or will hold; keep() changes it
         self.is_read_only = lock is None
         self.is_there = facts.get("is_there", True)
         self.writes = lock is not None and lock.is_held
@@ -58,11 +58,6 @@ class Run:
         self._facts, self._lock = dict(facts), lock
         self._state: TrainState | None = None
         self._writing = threading.Lock()
-
-    @property
-    def resolved(self) -> Resolved:
-        """What RUN/auto.json holds, or will hold."""
-        return self._resolved
 
     def resolve(self, name: str, given: Any, derive: Callable[[], Any]) -> Any:
         """The value of a setting that may be `auto`: resolved at the first start, kept from then on."""
@@ -76,7 +71,7 @@ class Run:
 
     def keep(self, **values: Any) -> None:
         """From here on these are what the run has resolved, by fields of Resolved."""
-        self._resolved = replace(self._resolved, **values)
+        self.resolved = replace(self.resolved, **values)
 
     def require_same(self, name: str, value: str, what: str) -> None:
         """Raise UserError (78) if the run was created with another value."""
