@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from tests.harness.project_copy import copy_project, run_in
 from tests.harness.run_directory import newest_checkpoint
 from utils.errors import Exit
-from utils.rundir.checkpoint_folder import _digest, _own_digest
+from utils.rundir.chain import digest_of
+from utils.rundir.checkpoint_folder import _digest
 
 STEPS = 6
 WORDS = ["--max-steps", STEPS, "--log-every", "1", "--save-every", "2", "--workers", "0", "--threads", "1",
@@ -165,7 +166,7 @@ def test_one_bit_of_a_checkpoint_is_found(trained, compared, table, run_train):
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     manifest = json.loads((folder / "MANIFEST.json").read_text())
     manifest["files"]["model.safetensors"] = _digest(folder / "model.safetensors")
-    manifest["sha256"] = _own_digest({name: value for name, value in manifest.items() if name != "sha256"})
+    manifest["sha256"] = digest_of(manifest, "sha256")
     (folder / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
     result = run_train(*IMAGES, "--data", table("base"), "--run-dir", run)
     assert result.returncode == 0, result.text

@@ -99,9 +99,9 @@ def valid_links(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(links.values())
 
 
-def digest_of(link: Mapping[str, Any]) -> str:
-    """The sha256 of a link, without itself."""
-    return hashlib.sha256(json.dumps({name: value for name, value in link.items() if name != "link"},
+def digest_of(values: Mapping[str, Any], own: str = "link") -> str:
+    """The sha256 of a link or another JSON object, but for its value `own`, which holds this digest."""
+    return hashlib.sha256(json.dumps({name: value for name, value in values.items() if name != own},
                                      sort_keys=True).encode()).hexdigest()
 
 

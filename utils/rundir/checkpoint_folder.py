@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 
 from utils.errors import Exit, UserError, counted
 from utils.files import sync
+from utils.rundir.chain import digest_of
 
 FORMAT = 1
 CHUNK = 16 * 2**20  # bytes hashed at once; sha256 does 1.3 GB/s per core, and chunks run in parallel
@@ -80,7 +81,7 @@ class CheckpointFolder:
             # the manifest; then the name
             manifest = {"format": FORMAT, "chunk": CHUNK, "link": link,
                         "files": {file: _digest(partial / file) for file in files}}
-            manifest["sha256"] = _own_digest(manifest)
+            manifest["sha256"] = digest_of(manifest, "sha256")
             (partial / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
             sync(partial / "MANIFEST.json")
             sync(partial)
@@ -105,7 +106,7 @@ class CheckpointFolder:
         for name in self.names():
             with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
                 manifest = json.loads((self.path / name / "MANIFEST.json").read_bytes())
-                if manifest.pop("sha256") == _own_digest(manifest):
+                if manifest["sha256"] == digest_of(manifest, "sha256"):
                     links.append(manifest["link"])
         return links
 
@@ -195,13 +196,12 @@ def find_damage(folder: Path) -> str | None:
         # the manifest itself
         written = (folder / "MANIFEST.json").read_bytes()
         manifest = json.loads(written)
-        rewritten = json.dumps(manifest, indent=1).encode()
-        if manifest.pop("sha256") != _own_digest(manifest):
+        if manifest["sha256"] != digest_of(manifest, "sha256"):
             return "MANIFEST.json: checksum differs"
         if manifest["format"] > FORMAT:
             raise UserError(f"{folder} has format {manifest['format']}, and this program reads formats up to {FORMAT}:"
                             " use the newer program that wrote it", Exit.OTHER_RUN)
-        if written != rewritten:
+        if written != json.dumps(manifest, indent=1).encode():
             return "MANIFEST.json: not as it was written"
 
         # the files that it lists
@@ -240,7 +240,3 @@ def _digest(path: Path, chunk: int = CHUNK) -> dict[str, Any]:
 
     with ThreadPoolExecutor() as pool:
         return {"bytes": size, "sha256": list(pool.map(hashed, range(0, size, chunk)))}
-
-
-def _own_digest(manifest: dict) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.unit.utils.rundir.conftest import build_state, flip, names_in, save, train_step
-from utils.rundir.chain import FILE, content_hash, read_lines, valid_links
-from utils.rundir.checkpoint_folder import CheckpointFolder, _own_digest
+from utils.rundir.chain import FILE, content_hash, digest_of, read_lines, valid_links
+from utils.rundir.checkpoint_folder import CheckpointFolder
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_checkpoints_of_a_version_without_links_are_continued(start, folder):
     for name in names_in(folder):
         path = folder / name / "MANIFEST.json"
         manifest = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("link", "sha256")}
-        path.write_text(json.dumps(manifest | {"sha256": _own_digest(manifest)}, indent=1))
+        path.write_text(json.dumps(manifest | {"sha256": digest_of(manifest, "sha256")}, indent=1))
     state, checkpoints = start(2)
     assert state.progress.step == 2 and not (folder.parent / FILE).exists()
     train(state, checkpoints)
