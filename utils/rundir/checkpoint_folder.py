@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class CheckpointFolder:
     def __init__(self, path: Path, keep: int, note: Callable[[str], None]):
         self.path, self._keep, self._note = path, keep, note
         self.keep_every = 0  # steps: those of its multiples stay; 0 = none
-        self._valid: set[str] = set()  # names that this process has checked
+        self._damage = cache(lambda name: find_damage(path / name))  # each checkpoint is read back once
 
     def names(self) -> list[str]:
         """Names of finished checkpoints, the newest (step, then start, then the evaluated one) first."""
@@ -47,8 +48,6 @@ class CheckpointFolder:
         def age(name: str) -> tuple[int, ...]:
             return *map(int, re.findall(r"\d+", name)), not name.endswith(_UNEVALUATED)
 
-        if not self.path.is_dir():
-            return []
         return sorted(filter(_NAME.fullmatch, (path.name for path in self.path.glob("step-*"))), key=age, reverse=True)
 
     def num_bytes(self) -> int:
@@ -122,9 +121,8 @@ class CheckpointFolder:
         # rename damaged ones until one is valid
         damaged = {}
         for name in self.names():
-            problem = find_damage(self.path / name)
+            problem = self._damage(name)
             if problem is None:
-                self._valid.add(name)
                 break
             try:
                 os.rename(self.path / name, self.path / f"damaged-{name}")
@@ -140,7 +138,7 @@ class CheckpointFolder:
             lost = (f"using {name}, to repeat {counted(step_of(other) - step_of(name), 'step')}" if name
                     else "no older one is valid")
             self._note(f"checkpoint {other} is damaged ({problem}) and was renamed to damaged-{other}; {lost}")
-        aside = sorted(path.name for path in self.path.glob("damaged-*")) if self.path.is_dir() else []
+        aside = sorted(path.name for path in self.path.glob("damaged-*"))
         if name is None and aside:
             raise UserError(
                 f"{self.path} holds {counted(len(aside), 'checkpoint')} and none is valid ({aside[-1]} is the newest);"
@@ -174,17 +172,13 @@ class CheckpointFolder:
         landmarks = [name for step, name in by_step.items() if self.keep_every and step % self.keep_every == 0]
         spared = [by_step[step] for step in dict.fromkeys([*newest, best_step]) if step in by_step]
         doomed = [name for name in names if name not in spared and name not in landmarks]
-        # Each new one is read back once, before an old one is removed because of it.
-        while doomed and len(self._checked(spared)) < LEAST_KEPT:
+        # A new one is read back before an old one is removed because of it.
+        while doomed and [self._damage(name) for name in spared].count(None) < LEAST_KEPT:
             spared.append(doomed.pop(0))
         for name in doomed:
             removed = self.path / f".tmp-removed-{name}"
             os.rename(self.path / name, removed)  # a partly removed one must not look like a checkpoint
             shutil.rmtree(removed)
-
-    def _checked(self, names: list[str]) -> set[str]:
-        self._valid |= {name for name in names if name not in self._valid and find_damage(self.path / name) is None}
-        return self._valid.intersection(names)
 
 
 def find_damage(folder: Path) -> str | None:
