@@ -19,7 +19,7 @@ class RunOptions:
     run_dir: str | None = option(None, "run directory; default: runs/TASK-MODEL-DATA-HASH: the same command continues"
                                  " the run", OPERATIONAL, kept=False, per_node=True, path=PATH)
     config: str | None = option(None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False,
-                                per_node=True, path=PATH)
+                                in_file=False, per_node=True, path=PATH)
     fresh: bool = option(False, "start over, once per launch; moves the old run directory to .old/ in its parent"
                          " folder", OPERATIONAL, kept=False, in_file=False)
     seed: int = option(

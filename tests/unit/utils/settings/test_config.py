@@ -158,7 +158,7 @@ def test_a_file_may_hold_the_settings_that_say_so(task, name):
     Path("settings.yaml").write_text(json.dumps({name: value}))  # JSON is YAML
     try:
         found = settings(parse_command_line([f"--task={task}", "--config=settings.yaml"], {}))[name]
-        assert facts_of(task, name).in_file and found == ("settings.yaml" if name == "config" else value)
+        assert facts_of(task, name).in_file and found == value
     except SystemExit as refused:
         assert (facts_of(task, name).in_file, refused.code) == (False, 64)
 
