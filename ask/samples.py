@@ -24,7 +24,7 @@ from models.tasks.base import Task
 from utils.numerics.seed import seed_micro_batch
 from utils.output_files import csv_writer, open_output
 
-SHOWN, WIDTH = 20, 120  # rows of a table on the terminal, and characters of a line
+SHOWN, WIDTH, MOST_COLUMNS = 20, 120, 12  # rows of a table on the terminal, characters of a line, columns
 Rows = list[dict[str, Any]]
 
 
@@ -114,13 +114,15 @@ def write_rows(rows: Rows, name: str) -> None:
 
 
 def table(rows: Rows, most: int = SHOWN) -> list[str]:
-    """The first rows for a terminal, in columns; the widest are cut."""
-    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows[:most])]
+    """The first rows for a terminal, in columns, of which the widest are cut; and what is left out, in words."""
+    cells = [[*row][:MOST_COLUMNS] for row in (rows[0], *(map(_cell, row.values()) for row in rows[:most]))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
     lines = ["  ".join(_cut(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    return lines + [f"... and {len(rows) - most} more"] * (len(rows) > most)
+    more = {f"... and {len(rows) - most} more": len(rows) > most,
+            f"... and {len(rows[0]) - MOST_COLUMNS} columns more": len(rows[0]) > MOST_COLUMNS}
+    return lines + [words for words, is_so in more.items() if is_so]
 
 
 def shortened(rows: Rows) -> tuple[str, Rows]:

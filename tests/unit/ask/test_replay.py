@@ -67,6 +67,13 @@ def test_a_table_fits_a_terminal_and_says_how_much_it_leaves_out():
     assert table(rows[:2])[-1] == lines[2]
 
 
+def test_a_table_of_many_columns_fits_too_and_says_how_many_it_leaves_out():
+    """As of a regression with fifteen targets; columns of two characters would say nothing."""
+    lines = table([row(**{f"target{number}_prediction": number + 0.123456 for number in range(30)})] * 3)
+    assert lines[-1] == "... and 22 columns more" and max(map(len, lines)) <= 120
+    assert lines[1].split()[:2] == ["3", "0"] and "7.123" in lines[1] and len(lines) == 5
+
+
 def test_files_have_all_digits_and_what_is_not_finite_is_null(tmp_path):
     rows = [row(label="a,\"b\"", loss=0.1 + 0.2), row(label="c", loss=float("nan"))]
     write_rows(rows, str(tmp_path / "samples"))
