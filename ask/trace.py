@@ -113,10 +113,10 @@ def note_state(t: Training, trace: Trace, stage: int) -> None:
 
 
 def names_of(t: Training, batch: Batch) -> list[str]:
-    """The names of its samples, without the place of the data."""
+    """The names of its samples, without the place of the data, if they have one (the built-in ones do not)."""
     data = t.config.data.data
     root = data if os.path.isdir(data) else os.path.dirname(data)
-    return [t.task.train_set.name(index).removeprefix(f"{root}/") for index in batch.indices]
+    return [t.task.train_set.name(index).removeprefix(os.path.join(root, "")) for index in batch.indices]
 
 
 def first_difference(one: Found, two: Found) -> Key | None:

@@ -1,10 +1,12 @@
 """ask.compare: what its words say of records, samples and traces that differ."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from ask.compare import first_apart, record_apart, samples_apart, settings_apart
-from ask.trace import AFTER, GRADIENT, INPUT, OUTPUT, distance, first_difference
+from ask.trace import AFTER, GRADIENT, INPUT, OUTPUT, distance, first_difference, names_of
 
 
 def line(settings=None, resolved=None, **facts):
@@ -71,6 +73,14 @@ def test_stages_come_before_micro_batches_and_these_before_time():
     assert first_difference(one, two) == (INPUT, 1, "images")
     assert first_difference(one, two | {(OUTPUT, 0, "norm"): ("", "")}) == (INPUT, 1, "images")
     assert first_difference(one, one | {(OUTPUT, 0, "norm"): ("", "")}) == (OUTPUT, 0, "norm")
+
+
+@pytest.mark.parametrize("data, name", [("/data/x.csv", "train/7.png"), ("demo", "/data/train/7.png")])
+def test_a_sample_is_named_by_its_path_in_the_data_or_its_whole_path(data, name):
+    named = SimpleNamespace(name=lambda index: f"/data/train/{index}.png")
+    t = SimpleNamespace(config=SimpleNamespace(data=SimpleNamespace(data=data)),
+                        task=SimpleNamespace(train_set=named))
+    assert names_of(t, SimpleNamespace(indices=[7])) == [name]
 
 
 def test_how_much_two_tensors_differ_is_said_by_the_largest_value():
