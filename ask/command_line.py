@@ -1,7 +1,7 @@
 """What the commands of ask/ have in common before torch is imported: arguments, signals, errors in them."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 def parser_of(name: str, about: str, *runs: str) -> Parser:
     """The parser of `python -m ask.NAME`, with its run directories and what says where it computes."""
-    parser = Parser(f"python -m ask.{name}", description=about, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(f"ask.{name}", about)
     for run in runs:
         parser.add_argument(run.lower(), metavar=run, help="a run directory of train.py")
     parser.add_argument("--data", nargs=len(runs), metavar=("PATH",) * len(runs), default=[None] * len(runs),
@@ -24,18 +23,13 @@ def parser_of(name: str, about: str, *runs: str) -> Parser:
     return parser
 
 
-def begin(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, "Watchdog"]:
+def begin(parser: Parser) -> tuple[argparse.Namespace, "Watchdog"]:
     """The arguments, and the watchdog, which signals go to. Exits: 0 after --help, 64 on invalid arguments."""
-    given = parser.parse_args(argv)
-    return given, begin_process(_name_of(parser))
+    return parser.parse_args(), begin_process(parser.name)
 
 
 def answer(main: Callable[[argparse.Namespace, "Watchdog"], int], given: argparse.Namespace,
            watchdog: "Watchdog", parser: Parser) -> NoReturn:
     """Run `main`, and exit with its code, or with that of its error."""
-    exit_after(partial(main, given, watchdog), _name_of(parser), killed="ask again",
+    exit_after(partial(main, given, watchdog), parser.name, killed="ask again",
                out_of_memory="--device cpu computes the same steps in the host's memory, where bits may differ")
-
-
-def _name_of(parser: Parser) -> str:
-    return parser.prog.rpartition(".")[2]

@@ -22,7 +22,7 @@ PARSER = parser_of("compare", __doc__, "RUN1", "RUN2")
 PARSER.add_argument("--locate", action="store_true", help="compute both again, to the first tensor that differs")
 
 if __name__ == "__main__":  # before torch is imported
-    GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
+    GIVEN, WATCHDOG = begin(PARSER)
 
 from ask.locate import NAMES, is_an_answer, locate
 from ask.record import Part, Record, read_run

@@ -27,9 +27,7 @@ from data import demo
 from utils.errors import SIGNALS, Exit, Parser, UserError, exit_after, leave, say
 from utils.settings.command_line import parse_command_line
 
-PARSER = Parser("python -m ask.folds", description=__doc__, allow_abbrev=False,
-                usage="%(prog)s [options] [-- SETTINGS [--against SETTINGS]]",
-                formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER = Parser("ask.folds", __doc__, usage="%(prog)s [options] [-- SETTINGS [--against SETTINGS]]")
 PARSER.add_argument("--folds", type=int, default=5, metavar="N", help="how many (default: 5)")
 PARSER.add_argument("--seeds", type=int, default=1, metavar="N",
                     help="how often, each time with the next --seed, which shuffles samples, or groups of about one"
@@ -282,4 +280,4 @@ def report(folder: Path, name: str, rows: Rows, shown: int = 20) -> None:
 
 
 if __name__ == "__main__":
-    exit_after(partial(main, GIVEN, WORDS, CONFIGS), "folds")
+    exit_after(partial(main, GIVEN, WORDS, CONFIGS), PARSER.name)

@@ -14,7 +14,6 @@ import argparse
 import math
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ PARSER.add_argument("--inputs-only", action="store_true", help="draw the inputs,
 PARSER.add_argument("--list", action="store_true", help="print the samples' names, and read none of them")
 
 if __name__ == "__main__":  # before torch is imported
-    GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
+    GIVEN, WATCHDOG = begin(PARSER)
 
 import torch
 from torch import Tensor

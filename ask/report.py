@@ -13,13 +13,12 @@ from pathlib import Path
 from ask.command_line import answer, begin
 from utils.errors import Parser
 
-PARSER = Parser("python -m ask.report", description=__doc__, allow_abbrev=False,
-                formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER = Parser("ask.report", __doc__)
 PARSER.add_argument("runs", nargs="+", metavar="RUN", help="a run directory of train.py")
 PARSER.add_argument("--output", metavar="FILE", default="report.html", help="the page; default: report.html")
 
 if __name__ == "__main__":  # before torch is imported
-    GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
+    GIVEN, WATCHDOG = begin(PARSER)
 
 from engine.records.report import page
 from utils.distributed.watchdog import Watchdog

@@ -112,9 +112,8 @@ def settings_of(run: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    PARSER = Parser("python -m ask.send", description=__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    PARSER = Parser("ask.send", __doc__)
     PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
     PARSER.add_argument("--to", required=True, choices=TRACKERS, help="the tracker")
     PARSER.add_argument("--follow", action="store_true", help="until the run ends; a stopped run gets a minute")
-    exit_after(partial(main, PARSER.parse_args()), "send")
+    exit_after(partial(main, PARSER.parse_args()), PARSER.name)

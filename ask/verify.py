@@ -33,7 +33,7 @@ PARSER.add_argument("--output", metavar="FILE", help="write a receipt, as JSON")
 PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: do the files belong together?")
 
 if __name__ == "__main__":  # before torch is imported
-    GIVEN, WATCHDOG = begin(PARSER, sys.argv[1:])
+    GIVEN, WATCHDOG = begin(PARSER)
 
 from ask.integrity import Link, findings
 from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, require_begun, starts_of

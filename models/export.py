@@ -33,8 +33,7 @@ def _points(text: str) -> float:
     raise argparse.ArgumentTypeError(f"{text}: must be a finite number")
 
 
-PARSER = Parser("python -m models.export", description=__doc__, allow_abbrev=False,
-                formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER = Parser("models.export", __doc__)
 PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
 PARSER.add_argument("--format", choices=NEEDS, required=True, help="onnx = model.onnx; torch = model.pt2")
 PARSER.add_argument("--output", metavar="FOLDER", help="default: RUN/export/FORMAT; an export there is replaced")

@@ -36,8 +36,7 @@ def _count(text: str) -> int:
 
 
 # torch is imported inside the function that needs it, so that --help and wrong arguments are answered at once.
-PARSER = Parser("python -m models.predict", description=__doc__, allow_abbrev=False,
-                formatter_class=argparse.RawDescriptionHelpFormatter)
+PARSER = Parser("models.predict", __doc__)
 PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
 PARSER.add_argument("inputs", metavar="INPUT", nargs="+",
                     help="images: files, folders, .csv, .tsv, .jsonl; texts: .csv, .tsv, .jsonl, .txt or -")

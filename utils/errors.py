@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import traceback
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import IntEnum
@@ -216,11 +216,19 @@ def leave(message: str, code: int, stream: TextIO | None = None) -> NoReturn:
 
 
 class Parser(ArgumentParser):
-    """argparse's, but for the exit code of invalid arguments, which is 2 there."""
+    """argparse's, for `python -m MODULE`: --help has the module's docstring as it is, and nothing is abbreviated.
+
+    Invalid arguments exit with 64, which is 2 there. name: of the command, before its messages.
+    """
+
+    def __init__(self, module: str, about: str | None, **given: str):
+        super().__init__(f"python -m {module}", description=about, allow_abbrev=False,
+                         formatter_class=RawDescriptionHelpFormatter, **given)
+        self.name = module.rpartition(".")[2]
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong, on the first process of a node, and exit with 64."""
-        leave(f"{self.format_usage()}{self.prog.rpartition('.')[2]}: {message}", Exit.USAGE)
+        leave(f"{self.format_usage()}{self.name}: {message}", Exit.USAGE)
 
 
 def exit_after(work: Callable[[], int], program: str = "train.py", **ways_out: str) -> NoReturn:
