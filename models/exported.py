@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from data.tables.table import TABLES
-from models.losses import loss_of, probabilities
+from models.losses import meaning_of
 from models.metrics.metric import MAX_SCORES
 from models.objectives import answer
 from models.tasks import find_model, load_task
@@ -58,12 +58,7 @@ class Exportable(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """[B, C]: probabilities, or float64 numbers in the units of the targets."""
-        logits = self.logits(*inputs)                                                       # [B, C]
-        if "target_mean" in self.description:
-            mean, std = (torch.tensor(self.description[name], dtype=torch.float64)
-                         for name in ("target_mean", "target_std"))
-            return logits.double() * std + mean
-        return probabilities(loss_of(self.description), logits)
+        return meaning_of(self.description, self.logits(*inputs))
 
 
 def load_texts(folder: Path, description: Mapping[str, Any]) -> tuple[Exportable, Prepare]:

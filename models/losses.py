@@ -63,6 +63,17 @@ def loss_of(description: Mapping[str, Any]) -> str | None:
     return "bce" if description.get("problem_type") == "multi_label_classification" else description.get("loss")
 
 
+def meaning_of(description: Mapping[str, Any], logits: Tensor) -> Tensor:
+    """What outputs mean, [..., C]: probabilities in their dtype, or float64 numbers in the units of the targets.
+
+    description: of the model, with what Objective.described() gave. logits: [..., C], of numbers in host memory.
+    """
+    if "target_mean" not in description:
+        return probabilities(loss_of(description), logits)
+    mean, std = (torch.tensor(description[name], dtype=torch.float64) for name in ("target_mean", "target_std"))
+    return logits.double() * std + mean
+
+
 def cross_entropies(
     logits: Tensor, labels: Tensor, config: LossOptions, is_training: bool, weights: Tensor | None = None
 ) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, lacking, outputs_for
-from models.losses import ClassificationLoss, class_weights, loss_of, probabilities, weight_notes
+from models.losses import ClassificationLoss, class_weights, loss_of, meaning_of, weight_notes
 from models.metrics.classes import classification_metrics
 from models.metrics.labels import LABEL_COLUMNS, multi_label_metrics
 from models.metrics.metric import Metric
@@ -261,14 +261,8 @@ class Numbers(Objective):
 
 
 def values_of(description: Mapping[str, Any], logits: Tensor) -> np.ndarray:
-    """What outputs mean, [..., C] float64: probabilities, or numbers in the units of the targets.
-
-    description: of the model, with what described() gave. logits: [..., C].
-    """
-    logits = logits.double().cpu()
-    if "target_mean" in description:
-        return logits.numpy() * np.array(description["target_std"]) + np.array(description["target_mean"])
-    return probabilities(loss_of(description), logits).numpy()
+    """meaning_of() in float64, on the host."""
+    return meaning_of(description, logits.double().cpu()).numpy()
 
 
 def answer(
