@@ -6,7 +6,6 @@ Legend: B samples or predicted tokens, C classes, N training samples.
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,40 +15,7 @@ from torch.nn import functional as F
 
 from data.splits import number, plain
 from utils.errors import UserError, some
-from utils.settings.run_options import ClassLossOptions, LossOptions
-
-
-class ClassificationLoss:
-    """--loss, --label-smoothing and --class-weights: what the samples of a global batch cost, and their normalizer.
-
-    Smoothing and weights count in training alone. A loss is linear in its target: the loss of a mixed label is that
-    mixture of the labels' losses.
-    """
-
-    def __init__(self, config: ClassLossOptions, classes: tuple[str, ...], labels: np.ndarray):
-        """labels: [N] int32, of the training set. Raises UserError (64) for weights that do not suit `classes`."""
-        self._config, self._labels = config, labels
-        self.probabilities = partial(probabilities, config.loss)
-        self.weights = class_weights(config.class_weights, classes, labels)  # [C] float32 on the CPU, or None
-        self._weights_there = self.weights  # on the logits' device: copied once, as the host would wait for it
-
-    def normalizer(self, indices: Tensor) -> float:
-        """The number of samples of a global batch, or the sum of their class weights; a skipped bad one counts, too.
-
-        indices: [N] int64 into the training set, those of all ranks.
-        """
-        if self.weights is None:
-            return float(len(indices))
-        labels = torch.from_numpy(self._labels[indices.numpy()]).long()
-        return float(self.weights.double()[labels].sum())
-
-    def __call__(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
-        """[B] losses in the dtype of logits [B, C], each times the weight of its class. labels: [B] int64."""
-        loss = binary_cross_entropies if self._config.loss == "bce" else cross_entropies
-        if self.weights is None or not is_training:
-            return loss(logits, labels, self._config, is_training)
-        self._weights_there = self._weights_there.to(logits)
-        return loss(logits, labels, self._config, is_training, self._weights_there)
+from utils.settings.run_options import LossOptions
 
 
 def probabilities(loss: str | None, logits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data.labels import CLASSES, LABELS, NUMBERS, SEPARATOR, lacking, outputs_for
-from models.losses import ClassificationLoss, class_weights, loss_of, meaning_of, weight_notes
+from models.losses import binary_cross_entropies, class_weights, cross_entropies, loss_of, meaning_of, weight_notes
 from models.metrics.classes import classification_metrics
 from models.metrics.labels import LABEL_COLUMNS, multi_label_metrics
 from models.metrics.metric import Metric
@@ -34,6 +34,12 @@ class Objective(Protocol):
     columns: tuple[str, ...]  # ... and what its columns are; the last one may be missing
     given: tuple[str, ...]  # what sample() takes from the data alone
     notes: tuple[str, ...] = ()  # for the user, a line each
+    weights: Tensor | None = None  # [C], of the classes or labels in training
+
+    def weights_at(self, logits: Tensor) -> Tensor | None:
+        """`weights` where the logits are, from the first call on: the host would wait for each copy."""
+        self.weights = None if self.weights is None else self.weights.to(logits)
+        return self.weights
 
     def encode(self, labels: Sequence[Any]) -> Tensor:
         """The labels of B samples, as in the index of the data."""
@@ -115,18 +121,29 @@ def _kind_of_model(description: Mapping[str, Any]) -> str:
 
 
 class Classes(Objective):
-    """One class of each sample."""
+    """One class of each sample. A loss is linear in its target: that of a mixed label is the labels' losses, mixed."""
 
     best, figures, given = "top1", "classes", ("label",)
     columns = ("precision", "recall", "f1", "support", "auroc")
 
     def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
-        self.names = names
+        self.names, self._config, self._train = names, config, train
         self.class_counts, self.eval_counts = (
             np.bincount(labels, minlength=len(names)) for labels in (train, evaluated))  # [C] each
-        self._config, self.losses = config, ClassificationLoss(config, names, train)
-        self.normalizer, self.weights = self.losses.normalizer, self.losses.weights
-        self.metrics = classification_metrics(len(names), evaluated, self.losses)
+        self.weights = class_weights(config.class_weights, names, train)  # [C] float32, or None
+        self._wide_weights = None if self.weights is None else self.weights.double().numpy()
+        self.metrics = classification_metrics(len(names), evaluated, self.losses, config.loss)
+
+    def normalizer(self, indices: Tensor) -> float:
+        """The number of samples, or the sum of their class weights; a skipped bad one counts, too."""
+        if self._wide_weights is None:
+            return super().normalizer(indices)
+        return float(torch.from_numpy(self._wide_weights[self._train[indices.numpy()]]).sum())
+
+    def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
+        """In the dtype of logits, each times the weight of its class; smoothed and weighted in training alone."""
+        loss = binary_cross_entropies if self._config.loss == "bce" else cross_entropies
+        return loss(logits, labels, self._config, is_training, self.weights_at(logits) if is_training else None)
 
     def encode(self, labels: Sequence[int]) -> Tensor:
         """[B] int64."""
@@ -147,7 +164,7 @@ class Classes(Objective):
 
     def sample(self, index: int, row: Sequence[float]) -> dict[str, str]:
         """The row is that of models.metrics.classes.SAMPLE_COLUMNS."""
-        _, label, predicted, probability, loss = row
+        _, label, predicted, _, probability, loss = row
         return {"label": self.names[int(label)], "prediction": self.names[int(predicted)],
                 "probability": f"{probability:.6f}", "loss": f"{loss:.6f}"}
 
@@ -178,9 +195,7 @@ class Labels(Objective):
         if is_training:
             smoothing = self._config.label_smoothing
             labels = labels * (1 - smoothing) + smoothing / 2
-            if self.weights is not None:
-                self.weights = self.weights.to(logits)  # once: the host would wait for each copy
-        weights = self.weights if is_training else None
+        weights = self.weights_at(logits) if is_training else None
         return F.binary_cross_entropy_with_logits(
             logits, labels.to(logits), pos_weight=weights, reduction="none").mean(dim=1)
 

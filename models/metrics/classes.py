@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 
 from data.batch import Batch
-from models.losses import ClassificationLoss
-from models.metrics.metric import HIGHER, LOSS, MAX_SCORES, Metric, ratio
+from models.losses import probabilities
+from models.metrics.metric import HIGHER, LOSS, MAX_SCORES, Losses, Metric, ratio
 from models.output import Output
 
-SAMPLE_COLUMNS = ("counts", "label", "prediction", "probability", "loss")  # counts: 0 if it could not be read
+# counts: 0 if it could not be read; top5: whether the label is among the five most probable classes
+SAMPLE_COLUMNS = ("counts", "label", "prediction", "top5", "probability", "loss")
 _AVERAGES = ("macro_precision", "macro_recall", "weighted_precision", "weighted_recall", "weighted_f1")
 
 
-def classification_metrics(num_classes: int, labels: np.ndarray, losses: ClassificationLoss) -> tuple[Metric, ...]:
-    """loss; top1 and top5, shares of the samples; averages over the classes; auroc; tensors for files.
+def classification_metrics(num_classes: int, labels: np.ndarray, losses: Losses, loss: str) -> tuple[Metric, ...]:
+    """loss; all else needs a row for each sample: top1 and top5, averages over the classes, auroc, tensors for files.
 
-    labels: [N] integers, those of the evaluation set, in its order. losses: of the task. The last metric alone needs
-    every sample (auroc, rows).
+    labels: [N] integers, those of the evaluation set, in its order. losses: of the task. loss: see probabilities.
 
+    top1, top5: shares of the samples.
     macro_... and weighted_precision, _recall and _f1 are those of scikit-learn with zero_division=0: means over the
     classes that occur or are predicted, plain or weighted by how often a class occurs. classes: [C, 4] float64, their
     precision, recall, f1 and support; a class that neither occurs nor is predicted has zeros. never_predicted: the
@@ -32,36 +33,14 @@ def classification_metrics(num_classes: int, labels: np.ndarray, losses: Classif
     auroc: one class against the rest, by probability, exact with ties; the mean over the classes that have samples and
     are not the only one. class_auroc: [C] float64, NaN for the others. Of two classes it is that of the second.
     Left out: top5 up to five classes; auroc where samples x classes are more than MAX_SCORES, or only one class occurs.
-    rows: [N, 5] float32, a row for each sample, see SAMPLE_COLUMNS.
+    rows: [N, 6] float32, a row for each sample, see SAMPLE_COLUMNS.
     """
-
-    def class_sums(output: Output, batch: Batch) -> Tensor:
-        predicted = output.logits.argmax(dim=1)                                             # [B]
-        counts = (batch.sample_weight > 0).long()                                           # [B]
-        sums = torch.zeros(3, num_classes, dtype=torch.int64, device=counts.device)         # [3, C]
-        sums[0].index_add_(0, predicted, counts * (predicted == batch.labels))  # right
-        sums[1].index_add_(0, batch.labels, counts)                             # true
-        sums[2].index_add_(0, predicted, counts)                                # predicted
-        return sums
-
-    def top5_sums(output: Output, batch: Batch) -> Tensor:
-        hit = (output.logits.topk(5, dim=1).indices == batch.labels[:, None]).any(dim=1)    # [B]
-        counts = batch.sample_weight > 0
-        return torch.stack([(hit & counts).sum(), counts.sum()])
-
-    metrics = [
-        LOSS,
-        Metric(class_sums, class_values, is_count=True, percentages=("top1",),
-               names=dict.fromkeys(("top1", "macro_f1", *_AVERAGES), HIGHER),
-               quiet=(*_AVERAGES, "never_predicted")),
-    ]
-    if num_classes > 5:
-        metrics.append(Metric(top5_sums, lambda sums: {"top5": ratio(sums[0], sums[1])}, is_count=True,
-                              percentages=("top5",), names={"top5": HIGHER}))
     has_auroc = len(labels) * num_classes <= MAX_SCORES and labels.min() < labels.max()
-    rows, values = partial(_sample_rows, losses, has_auroc), partial(_sample_values, losses)
-    names = {"auroc": HIGHER} if has_auroc else {}
-    return (*metrics, Metric(rows, values, is_count=False, names=names, is_per_sample=True))
+    names = ["top1", "macro_f1", *_AVERAGES] + ["top5"] * (num_classes > 5) + ["auroc"] * int(has_auroc)
+    return LOSS, Metric(
+        partial(_sample_rows, losses, loss, has_auroc), partial(_sample_values, num_classes, loss), is_count=False,
+        percentages=("top1", "top5"), names=dict.fromkeys(names, HIGHER), quiet=(*_AVERAGES, "never_predicted"),
+        is_per_sample=True)
 
 
 def by_class(right: Tensor, true: Tensor, predicted: Tensor) -> dict[str, Tensor]:
@@ -82,24 +61,29 @@ def class_values(sums: Tensor) -> dict[str, Any]:
     return values | {"classes": torch.stack([*figures.values(), true], dim=1)}
 
 
-def _sample_rows(losses: ClassificationLoss, has_scores: bool, output: Output, batch: Batch) -> Tensor:
-    """[B, 5] float32, or [B, 5 + C] with the logits."""
+def _sample_rows(losses: Losses, loss: str, has_auroc: bool, output: Output, batch: Batch) -> Tensor:
+    """[B, 6] float32, see SAMPLE_COLUMNS; or [B, 6 + C] with the logits."""
     logits, predicted = output.logits.float(), output.logits.argmax(dim=1)                  # [B, C], [B]
-    probability = losses.probabilities(logits).gather(1, predicted[:, None])[:, 0]          # [B]
-    rows = torch.stack([(batch.sample_weight > 0).float(), batch.labels.float(), predicted.float(), probability,
-                        losses(logits, batch.labels, False)], dim=1)                        # [B, 5]
-    return torch.cat([rows, logits], dim=1) if has_scores else rows
+    highest = output.logits.topk(min(5, logits.shape[1]), dim=1).indices                    # [B, 5]
+    probability = probabilities(loss, logits).gather(1, predicted[:, None])[:, 0]           # [B]
+    rows = torch.stack([batch.sample_weight > 0, batch.labels, predicted, (highest == batch.labels[:, None]).any(dim=1),
+                        probability, losses(logits, batch.labels, False)], dim=1)           # [B, 6]
+    return torch.cat([rows, logits], dim=1) if has_auroc else rows
 
 
-def _sample_values(losses: ClassificationLoss, rows: Tensor) -> dict[str, Any]:
-    samples, logits = rows.split([len(SAMPLE_COLUMNS), rows.shape[1] - len(SAMPLE_COLUMNS)], dim=1)
-    values: dict[str, Any] = {"rows": samples}
-    if logits.shape[1]:
-        counts = samples[:, 0] > 0
-        aurocs = auroc_by_class(losses.probabilities(logits[counts].double()), samples[counts, 1].long())
+def _sample_values(num_classes: int, loss: str, rows: Tensor) -> dict[str, Any]:
+    """See classification_metrics. rows: [N, 6] or [N, 6 + C], of _sample_rows."""
+    counted, num_columns = rows[rows[:, 0] > 0], len(SAMPLE_COLUMNS)
+    label, predicted, top5 = counted[:, 1:4].long().T                                       # [N] each
+    values = class_values(torch.stack([
+        each.bincount(minlength=num_classes) for each in (label[label == predicted], label, predicted)]))
+    if num_classes > 5:
+        values["top5"] = ratio(top5.sum(), len(top5))
+    if rows.shape[1] > num_columns:
+        aurocs = auroc_by_class(probabilities(loss, counted[:, num_columns:].double()), label)
         is_known = ~aurocs.isnan()
         values |= {"class_auroc": aurocs} | ({"auroc": float(aurocs[is_known].mean())} if is_known.any() else {})
-    return values
+    return values | {"rows": rows[:, :num_columns]}
 
 
 def auroc_by_class(probabilities: Tensor, labels: Tensor) -> Tensor:

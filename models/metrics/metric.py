@@ -28,7 +28,7 @@ MAX_SCORES = 10**7  # samples x classes: above, the scores that auroc needs take
 class Metric:
     """Two pure functions. sums(output, batch) -> [S] float64 or int64; values(sums) -> {name: number or tensor}.
 
-    Tensors of counts [C, C] become pictures, those of floats stand in files (engine/records/evaluation_files.py).
+    Tensors stand in files alone (engine/records/evaluation_files.py).
     """
 
     sums: Callable[[Output, Batch], Tensor]

@@ -16,7 +16,7 @@ from utils.numerics.averages import Averages
 from utils.rundir.state import Progress
 from utils.settings.run_options import RecordOptions, RunOptions
 
-METRICS = classification_metrics(3, np.arange(3), None)
+METRICS = classification_metrics(3, np.arange(3), None, "auto")
 HIGH, LOW = (SimpleNamespace(best=name, metrics=METRICS) for name in ("top1", "loss"))
 
 

@@ -24,7 +24,7 @@ def training_of(name, folder, best=None, step=8, patience=0):
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return SimpleNamespace(
         config=SimpleNamespace(record=SimpleNamespace(best=name), run=RunOptions(early_stop_patience=patience)),
-        task=SimpleNamespace(best="top1", metrics=classification_metrics(3, np.arange(3), None)),
+        task=SimpleNamespace(best="top1", metrics=classification_metrics(3, np.arange(3), None, "auto")),
         state=SimpleNamespace(best=best or {}, progress=Progress(step=step)),
         run=SimpleNamespace(path=folder), world=SimpleNamespace(on_rank_zero=lambda work: work()))
 

@@ -7,26 +7,27 @@ import pytest
 import sklearn.metrics
 import torch
 
-from models.losses import ClassificationLoss
 from models.metrics import classes as metrics
-from models.metrics.classes import auroc_by_class, classification_metrics
+from models.metrics.classes import auroc_by_class
 from models.metrics.metric import Totals
+from models.objectives import Classes
 from models.objectives import values_of as values_of_outputs
 from utils.settings.run_options import ClassLossOptions
 
 BATCH = 7  # divides no number of samples here
 
 
-def losses_of(logits, loss="auto"):
-    return ClassificationLoss(ClassLossOptions(loss=loss), tuple(map(str, range(logits.shape[1]))), np.zeros(0))
+def objective_of(logits, labels, loss="auto"):
+    names = tuple(map(str, range(logits.shape[1])))
+    return Classes(ClassLossOptions(loss=loss), names, np.zeros(0, np.int32), labels.numpy())
 
 
 def values_of(world, logits, labels, weight=None, loss="auto"):
     """An evaluation in batches of BATCH samples, the last one first."""
     num_samples, weight = len(labels), torch.ones(len(labels)) if weight is None else weight
-    totals = Totals(classification_metrics(logits.shape[1], labels.numpy(), losses_of(logits, loss)),
-                    -(-num_samples // BATCH), num_samples)
-    losses = losses_of(logits, loss)(logits, labels, False) * weight
+    objective = objective_of(logits, labels, loss)
+    totals = Totals(objective.metrics, -(-num_samples // BATCH), num_samples)
+    losses = objective.losses(logits, labels, False) * weight
     for index in reversed(range(-(-num_samples // BATCH))):
         indices = tuple(range(index * BATCH, min(index * BATCH + BATCH, num_samples)))
         chosen = slice(indices[0], indices[-1] + 1)
@@ -97,7 +98,7 @@ def test_auroc_is_left_out_above_a_number_of_scores(world, monkeypatch):
     monkeypatch.setattr(metrics, "MAX_SCORES", 29)
     found = values_of(world, logits, labels)
     assert "auroc" not in found
-    assert found["rows"].shape == (10, 5)
+    assert found["rows"].shape == (10, 6)
 
 
 @pytest.mark.parametrize("loss", ["cross-entropy", "bce"])
@@ -110,13 +111,13 @@ def test_a_row_of_a_sample_holds_label_prediction_probability_and_loss(world, lo
     assert found[:, 0].tolist() == weight.tolist()
     assert found[:, 1].tolist() == labels.tolist()
     assert found[:, 2].tolist() == logits.argmax(1).tolist()
-    torch.testing.assert_close(found[:, 3], probabilities.max(1).values)
+    torch.testing.assert_close(found[:, 4], probabilities.max(1).values)
     if loss == "bce":
         expected = [sklearn.metrics.log_loss([1, 0, 0, 0], [row[label], *np.delete(row, label)])
                     for row, label in zip(probabilities.numpy(), labels, strict=True)]
     else:
         expected = -probabilities[range(20), labels].log()
-    torch.testing.assert_close(found[:, 4], torch.as_tensor(expected).float())
+    torch.testing.assert_close(found[:, 5], torch.as_tensor(expected).float())
 
 
 def test_an_unreadable_sample_has_no_part_in_auroc(world):
@@ -130,5 +131,4 @@ def test_an_unreadable_sample_has_no_part_in_auroc(world):
 def test_every_number_of_an_evaluation_can_be_named_by_best(world):
     logits, labels = torch.randn(20, 7), torch.arange(20) % 7
     numbers = {name for name, value in values_of(world, logits, labels).items() if isinstance(value, float)}
-    metrics = classification_metrics(7, labels.numpy(), losses_of(logits))
-    assert {name for metric in metrics for name in metric.names} == numbers
+    assert {name for metric in objective_of(logits, labels).metrics for name in metric.names} == numbers

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from models.losses import ClassificationLoss, class_weights, weight_notes
-from models.objectives import values_of
+from models.losses import class_weights, weight_notes
+from models.objectives import Classes, values_of
 from utils.errors import Exit, UserError
 from utils.settings.run_options import ClassLossOptions
 
@@ -18,14 +18,14 @@ LOGITS = torch.randn(len(LABELS), len(CLASSES), generator=torch.Generator().manu
 
 
 def loss_of(**options):
-    return ClassificationLoss(ClassLossOptions(**options), CLASSES, LABELS)
+    return Classes(ClassLossOptions(**options), CLASSES, LABELS, LABELS)
 
 
 def step_loss(loss, is_training=True):
     """The loss of one optimizer step over INDICES, as the loop adds it up."""
     labels = torch.from_numpy(LABELS)[INDICES].long()
-    return sum(loss(LOGITS[INDICES][start:end], labels[start:end], is_training).sum() for start, end in SHARES) / (
-        loss.normalizer(INDICES))
+    total = sum(loss.losses(LOGITS[INDICES][start:end], labels[start:end], is_training).sum() for start, end in SHARES)
+    return total / loss.normalizer(INDICES)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -51,7 +51,7 @@ def test_bce_is_the_mean_over_classes_of_one_against_the_rest(smoothing):
     p = LOGITS[INDICES].sigmoid()
     target = F.one_hot(labels, 4).double() * (1 - smoothing) + smoothing / 4  # as in timm's mixup_target
     expected = -(target * p.log() + (1 - target) * (1 - p).log()).mean(dim=1)
-    found = loss_of(loss="bce", label_smoothing=smoothing)(LOGITS[INDICES], labels, True)
+    found = loss_of(loss="bce", label_smoothing=smoothing).losses(LOGITS[INDICES], labels, True)
     torch.testing.assert_close(found, expected)
     weight = torch.tensor([1, 2, 0.5, 4], dtype=torch.float64)[labels]
     weighted = step_loss(loss_of(loss="bce", label_smoothing=smoothing, class_weights="1,2,0.5,4"))
@@ -62,8 +62,8 @@ def test_bce_is_the_mean_over_classes_of_one_against_the_rest(smoothing):
 def test_evaluation_has_neither_smoothing_nor_class_weights(loss):
     labels = torch.from_numpy(LABELS).long()
     plain, all_of_it = loss_of(loss=loss), loss_of(loss=loss, label_smoothing=0.1, class_weights="1,2,3,4")
-    assert torch.equal(all_of_it(LOGITS, labels, False), plain(LOGITS, labels, True))
-    assert not torch.equal(all_of_it(LOGITS, labels, True), plain(LOGITS, labels, True))
+    assert torch.equal(all_of_it.losses(LOGITS, labels, False), plain.losses(LOGITS, labels, True))
+    assert not torch.equal(all_of_it.losses(LOGITS, labels, True), plain.losses(LOGITS, labels, True))
 
 
 @pytest.mark.parametrize(("words", "found"), [

@@ -12,8 +12,8 @@ from models.metrics.metric import Metric, Totals
 from utils.errors import Exit, UserError
 
 
-def batch_of(labels, weight=None):
-    return SimpleNamespace(labels=torch.tensor(labels),
+def batch_of(labels, weight=None, indices=None):
+    return SimpleNamespace(labels=torch.tensor(labels), indices=range(len(labels)) if indices is None else indices,
                            sample_weight=torch.tensor(weight if weight is not None else [1.0] * len(labels)))
 
 
@@ -21,14 +21,18 @@ def output_of(predictions, num_classes, loss_sum=0.0):
     return SimpleNamespace(logits=torch.eye(num_classes)[predictions], loss_sum=torch.tensor(loss_sum))
 
 
-def summed(num_classes):
-    """The metrics of classification but the last one, which needs every sample."""
-    return classification_metrics(num_classes, np.arange(num_classes), None)[:-1]
+def metrics_of(num_classes):
+    """The metrics of classification; each sample's own loss is 0."""
+    def losses(logits, labels, is_training):
+        return torch.zeros(len(logits))
+
+    return classification_metrics(num_classes, np.arange(num_classes), losses, "auto")
 
 
 def values_of(world, num_classes, *batches):
     """batches: (number, output, batch)."""
-    totals = Totals(summed(num_classes), num_batches=1 + max(number for number, _, _ in batches))
+    num_samples = 1 + max(batch.indices[-1] for _, _, batch in batches)
+    totals = Totals(metrics_of(num_classes), 1 + max(number for number, _, _ in batches), num_samples)
     for each in batches:
         totals.add(*each)
     return totals.values(world)
@@ -61,11 +65,11 @@ def test_float_sums_are_those_of_python_to_the_last_digit(world):
 
 
 def test_a_surplus_batch_adds_nothing(world):
-    metrics = summed(3)
-    plain, padded = Totals(metrics, 1), Totals(metrics, 1)
+    metrics = metrics_of(3)
+    plain, padded = Totals(metrics, 1, 2), Totals(metrics, 1, 2)
     for totals in (plain, padded):
         totals.add(0, output_of([0, 1], 3, 5.0), batch_of([0, 2]))
-    padded.add(1, output_of([0, 1], 3, 0.0), batch_of([0, 2], [0.0, 0.0]))
+    padded.add(1, output_of([0, 1], 3, 0.0), batch_of([0, 2], [0.0, 0.0], indices=()))
     assert str(padded.values(world)) == str(plain.values(world))
 
 
@@ -77,7 +81,8 @@ def test_samples_of_weight_zero_leave_all_sums(world):
 
     def values(chosen):
         output = SimpleNamespace(logits=logits[chosen], loss_sum=torch.tensor(3.0))
-        return values_of(world, 7, (0, output, SimpleNamespace(labels=labels[chosen], sample_weight=counts[chosen])))
+        found = values_of(world, 7, (0, output, batch_of(labels[chosen].tolist(), counts[chosen].tolist())))
+        return {name: value for name, value in found.items() if name != "rows"}
 
     assert str(values(slice(None))) == str(values(kept))
 
