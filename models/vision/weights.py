@@ -105,8 +105,9 @@ def initial_weights_of(
 def classes_of_weights(config: ModelOptions, described: dict, classes: Sequence[str], world: World) -> Sequence[str]:
     """The names of the outputs of the weights that are evaluated, where these have names, `classes` and others.
 
-    described: of --model, see description_of. Its classes; or, where `classes` are WordNet ids, those of ImageNet or a
-    larger part of it, in the order of these ids in published weights. Else `classes` itself. Collective.
+    described: of --model, see description_of. Its classes, in capital or small letters as `classes` are; or, where
+    these are WordNet ids, those of ImageNet or a larger part of it, in the order of these ids in published weights.
+    Else `classes` itself. Collective.
     """
     names = described.get("classes", [])
     if not names and all(re.fullmatch(r"n\d{8}", name) for name in classes):
@@ -115,6 +116,9 @@ def classes_of_weights(config: ModelOptions, described: dict, classes: Sequence[
             weights = world.everywhere(lambda: read_weights(Path(config.weights), "--weights"))  # Collective.
             sizes = {len(param) for param in weights.values() if param.ndim == 1}  # one is that of the head's bias
         names = wordnet_ids(sizes)
+    if not set(classes) < set(names):  # as they are written
+        in_data = {name.casefold(): name for name in classes}
+        names = [in_data.get(name.casefold(), name) for name in names]
     return names if set(classes) < set(names) else classes
 
 

@@ -134,7 +134,7 @@ def test_names_of_the_weights_outputs_are_found_or_left(world, model_folder_of, 
     for options, classes, expected in (
             (of_more, more[7:9], more),
             (file, ids[7:9], ids), (file, ["cat", "dog"], ["cat", "dog"]), (file, ["n00000001"], ["n00000001"]),
-            (run, ["a", "b"], ["b", "a", "c"]), (run, ["a", "d"], ["a", "d"])):
+            (run, ["a", "b"], ["b", "a", "c"]), (run, ["a", "d"], ["a", "d"]), (run, ["A", "b"], ["b", "A", "c"])):
         described = description_of(options["model"], world)
         assert classes_of_weights(ModelOptions(**options), described, classes, world) == expected
     ten = {"head.fc.weight": torch.zeros(10, 8), "head.fc.bias": torch.zeros(10)}
