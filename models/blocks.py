@@ -50,32 +50,27 @@ def watch_features(model: nn.Module) -> list[Tensor]:
 
 def blocks_of(model: nn.Module) -> list[Block]:
     """All parameters of `model` by block; the last one is the head."""
-    if hasattr(model, "group_matcher"):
-        return _blocks_of_groups(model, groups_of(model))
-
-    # parts
-    is_in_head, backbone, head = in_head(model), [], Block()
-    without_params: list[nn.Module] = []
-    for name, part in _parts(model):
-        without_params.append(part)
-        shapes = [param.ndim for param in part.parameters()]
-        if not shapes:
-            continue
-        if is_in_head(f"{name}."):
-            block = head
-        else:
-            if max(shapes) > 1 or not backbone:
-                backbone.append(Block())
-            block = backbone[-1]
-        block.parts += without_params
-        without_params = []
-    head.parts += without_params
-    blocks = [*backbone, head]
-
-    # their parameters
-    owners = {id(param): block for block in reversed(blocks) for part in block.parts for param in part.parameters()}
+    # the block of each parameter, by name; timm's last group may have more than the head
+    is_in_head, is_timm = in_head(model), hasattr(model, "group_matcher")
+    block_of = groups_of(model) if is_timm else _counted(model, is_in_head)
+    last = 1 + max((index for name, index in block_of.items() if not is_in_head(name)), default=-1)
+    block_of = {name: last if is_in_head(name) else index for name, index in block_of.items()}
+    blocks = [Block() for _ in range(1 + last)]
     for name, param in model.named_parameters():
-        owners.get(id(param), blocks[0]).params[name] = param
+        blocks[block_of[name]].params[name] = param
+
+    # their parts; of timm's models the largest whose parameters are all of one block
+    def is_of_one_block(name: str, part: nn.Module, parent: nn.Module) -> bool:
+        return len({index for param, index in block_of.items() if param.startswith(f"{name}.")}) <= 1
+
+    without_params: list[nn.Module] = []
+    for name, part in _parts(model, is_of_one_block if is_timm else _is_applied):
+        without_params.append(part)
+        if any(True for _ in part.parameters()):
+            own = (index for param, index in block_of.items() if param.startswith(f"{name}."))
+            blocks[next(own, -1)].parts += without_params
+            without_params = []
+    blocks[-1].parts += without_params
     return blocks
 
 
@@ -166,45 +161,32 @@ def _last_layers(model: nn.Module) -> list[str]:
     return classifiers_of(getattr(model, "pretrained_cfg", {})) or [last]
 
 
-def _blocks_of_groups(model: nn.Module, group_of: dict[str, int]) -> list[Block]:
-    """A block for each group. group_of: the group of each parameter, by name; the head is in the last one."""
-    # the head is what is new if the classes differ; timm's last group may have more
-    is_in_head, last = in_head(model), max(group_of.values())
-    if any(group == last and not is_in_head(name) for name, group in group_of.items()):
-        last += 1
-    group_of = {name: last if is_in_head(name) else group for name, group in group_of.items()}
-
-    # parameters
-    blocks = [Block() for _ in range(1 + last)]
-    for name, param in model.named_parameters():
-        blocks[group_of[name]].params[name] = param
-
-    # parts: the largest whose parameters are all of one group
-    def add(module: nn.Module, name: str, without_params: list[nn.Module]) -> None:
-        groups = {group for param, group in group_of.items() if param.startswith(name)}
-        if name and not groups:
-            without_params.append(module)
-        elif name and len(groups) == 1:
-            block = blocks[groups.pop()]
-            block.parts += [*without_params, module]
-            without_params.clear()
-        else:
-            for child, part in module.named_children():
-                add(part, f"{name}{child}.", without_params)
-
-    rest: list[nn.Module] = []
-    add(model, "", rest)
-    blocks[-1].parts += rest
-    return blocks
+def _counted(model: nn.Module, is_in_head: Callable[[str], bool]) -> dict[str, int]:
+    """The block below the head of each parameter, by name: a new one begins with each part that has a matrix."""
+    block_of, index = {name: 0 for name, _ in model.named_parameters()}, -1
+    for name, part in _parts(model, _is_applied):
+        own = {f"{name}.{param}": tensor.ndim for param, tensor in part.named_parameters()}
+        if own and not is_in_head(f"{name}."):
+            if max(own.values()) > 1 or index < 0:
+                index += 1
+            block_of |= dict.fromkeys(block_of.keys() & own.keys(), index)
+    return block_of
 
 
-def _parts(module: nn.Module, name: str = "", is_layer: bool = False) -> Iterator[tuple[str, nn.Module]]:
-    """What `module` applies one after the other, with names. is_layer: it stands in a ModuleList."""
-    holds_layers = not is_layer and any(isinstance(part, nn.ModuleList) for part in module.modules())
-    is_container = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
-    is_vit = type(module).__name__ == "Encoder"  # torchvision's: its layers are in a Sequential
-    if name and not (holds_layers or is_container or is_vit):
-        yield name, module
-        return
+def _parts(
+    module: nn.Module, is_part: Callable[[str, nn.Module, nn.Module], bool], name: str = ""
+) -> Iterator[tuple[str, nn.Module]]:
+    """Those modules below `module` of which is_part(name, module, parent) says so, and nothing below these."""
     for child, part in module.named_children():
-        yield from _parts(part, f"{name}.{child}" if name else child, isinstance(module, nn.ModuleList))
+        path = f"{name}.{child}" if name else child
+        if is_part(path, part, module):
+            yield path, part
+        else:
+            yield from _parts(part, is_part, path)
+
+
+def _is_applied(name: str, part: nn.Module, parent: nn.Module) -> bool:
+    """Whether a model applies `part` as a whole: it neither is a container nor holds layers, or is a layer itself."""
+    if isinstance(part, nn.Sequential | nn.ModuleList | nn.ModuleDict) or type(part).__name__ == "Encoder":
+        return False  # torchvision's ViT has its layers in a Sequential, in an Encoder
+    return isinstance(parent, nn.ModuleList) or not any(isinstance(each, nn.ModuleList) for each in part.modules())
