@@ -155,9 +155,10 @@ class Launch:
     def kill_all(self) -> None:
         """SIGKILL for torchrun, its workers and theirs."""
         while processes := self._processes():
-            for pid in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # else a worker may save as torchrun is gone already
+                for pid in processes:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
             self.process.poll()
             time.sleep(0.005)  # until they are gone
         self.process.wait()
