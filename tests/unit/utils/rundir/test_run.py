@@ -69,7 +69,7 @@ def test_another_number_of_processes_or_devices_is_noted_unless_exact(world, wha
     file = Path("run", "status.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {what: 3}))
     found = [note.partition(":")[0] for note in start(world, *words)]
-    assert found == [f"3 {what.replace('_', ' ')} before, 1 now"] * is_noted
+    assert found == [f"3 {'processes' if what == 'processes' else 'devices'} before, 1 now"] * is_noted
 
 
 def test_a_program_that_changed_is_warned_of_once(world):
@@ -80,6 +80,17 @@ def test_a_program_that_changed_is_warned_of_once(world):
     notes = [start(world, "--run-dir=run"), start(world, "--run-dir=run")]
     assert [[note.partition(";")[0] for note in found] for found in notes] == [
         ["warning: the program changed since run was created"], []]
+
+
+def test_an_evaluation_by_another_program_than_the_last_start_is_warned_of(world):
+    start(world, "--run-dir=run")
+    Path("run", "auto.json").write_text("{}")
+    words = ["--run-dir=run", "--eval-only"]
+    assert [note for note in start(world, *words) if "the program changed" in note] == []
+    file = Path("run", "status.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"code": "as it was"}))
+    assert [note.partition(";")[0] for note in start(world, *words)] == [
+        "warning: the program changed since the last start of run"]
 
 
 @pytest.mark.parametrize("kept", [
@@ -360,6 +371,7 @@ def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world,
     monkeypatch.setattr(files, "sync", lambda path: (events.append(f"sync {path}"), sync(path)))
     monkeypatch.setattr(os, "rename", lambda old, new: (events.append(f"rename {old} {new}"), rename(old, new)))
     with open_run(config_of("--run-dir=run"), world, print) as run:
+        events.clear()
         run.replace_folder("model", write)
     *synced, renamed, last = events
     parts = ("", "/vocabulary", "/vocabulary/words", "/weights")
