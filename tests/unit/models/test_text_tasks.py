@@ -395,7 +395,7 @@ def test_a_stand_in_adds_nothing_to_loss_gradients_and_figures(task_name, build,
     stand_in, real = (samples[MicroBatchRequest(0, number, (5,), is_stand_in=number == 1)] for number in (1, 0))
     output = task.forward(model, stand_in)
     output.loss_sum.backward()
-    totals = [Totals(task.metrics, 2) for _ in range(2)]
+    totals = [Totals(task.metrics, 2, len(task.train_set)) for _ in range(2)]
     with torch.no_grad():
         for figures in totals:
             figures.add(0, task.forward(model, real), real)
