@@ -5,7 +5,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, say, some
 
 TASKS = {
     "image-classification": "models.tasks.image_classification:ImageTask",
@@ -38,11 +38,20 @@ def find_model(run: Path) -> tuple[Path, str]:
 
     # task
     try:
-        task = json.loads((folder / "config.json").read_text())["task"]
+        described = json.loads((folder / "config.json").read_text())
+        task = described["task"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(f"{folder / 'config.json'} was not written by a run ({type(error).__name__}: {error}); name a"
                         " run directory of train.py, or its model folder", Exit.NO_INPUT) from None
     if not isinstance(task, str) or task not in TASKS:
         raise UserError(f"{folder / 'config.json'}: unknown task {task}; the tasks are {', '.join(TASKS)}",
                         Exit.NO_INPUT)
+
+    # an own network
+    from models.trial import own_source  # imports torch
+
+    is_first = os.environ.get("RANK", "0") == "0"
+    if is_first and described.get("own_source", own_source()) != own_source():
+        say(f"warning: models/own.py changed since {folder} was written; if {described['architecture']} computes"
+            " something else now, so does this model")
     return folder, task

@@ -25,6 +25,7 @@ from data.texts.tokenizer import is_special
 from models.losses import cross_entropies
 from models.metrics.metric import LOWER, Metric
 from models.output import Output, Predictions, widened
+from models.own import TEXT_MODELS
 from models.tasks.text import TextTask
 from models.text.padding import find_first_position, with_mask
 from models.text.sparse_prediction import SparsePrediction
@@ -47,6 +48,9 @@ class MaskedLM(TextTask):
         # data
         if "," in config.text.text_column:
             raise UserError(f"--text-column {config.text.text_column}: --task masked-lm reads one column")
+        if config.model.model in TEXT_MODELS:
+            raise UserError(f"--model {config.model.model}: the networks for texts in models/own.py learn labels or"
+                            " numbers; --task masked-lm needs an encoder, such as bert-small")
         super().__init__(config, run, world, label_columns=(), label_kind=CLASSES, split_long=True)
         if self._tokenizer.mask_token_id is None:
             raise UserError("--task masked-lm needs a tokenizer with a mask token; give another --tokenizer or --model")

@@ -29,8 +29,8 @@ from data.labels import outputs_for
 from models.blocks import load_backbone
 from models.objectives import values_of
 from models.output import Prediction
-from models.own import IMAGE_MODELS
-from models.trial import OWN, build_tried
+from models.own import IMAGE_MODELS, TEXT_MODELS
+from models.trial import OWN, build_tried, require_order
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
 from models.vision.weights import initial_weights_of, read_weights, with_channels, with_more_channels
@@ -64,6 +64,8 @@ def build_classifier(
     images = torch.zeros(1 + is_own, 3 * num_images, image_size, image_size)
     way_out = f"use another --image-size than {image_size}, or resnet18, which takes images of any size"
     model = build_tried(architecture, build, (images,), num_classes, OWN if is_own else way_out)
+    if is_own:
+        require_order(architecture, model, (images,))
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
     if isinstance(model, torchvision.models.MNASNet):
@@ -78,6 +80,9 @@ def require_known(architecture: str, is_pretrained: bool = False) -> None:
     """
     known = [*IMAGE_MODELS, *torchvision.models.list_models(module=torchvision.models)]
     if architecture not in known and architecture.lower() not in known:
+        if architecture in TEXT_MODELS:
+            raise UserError(f"--model {architecture}: models/own.py has it for texts; give --task text-classification,"
+                            " or another --model")
         close = difflib.get_close_matches(architecture.lower(), known, n=3) or ["resnet18", "resnet50"]
         raise UserError(f"--model {architecture}: neither torchvision {torchvision.__version__} nor models/own.py has"
                         f" it, and there is no such folder; did you mean {', '.join(close)}?")

@@ -13,7 +13,7 @@ from data.texts.tokenizer import train_tokenizer
 from models import trial
 from models.blocks import blocks_of
 from models.own import IMAGE_MODELS, TEXT_MODELS
-from models.tasks import load_task
+from models.tasks import find_model, load_task
 from models.text.bert import EncoderSpec, build_encoder, load_classifier, save_model_folder
 from models.text.padding import find_padding_side
 from models.vision.classifier import build_classifier, build_model, load_model_folder, require_known
@@ -45,8 +45,8 @@ class Positions(nn.Module):
 
     def __init__(self, num_outputs, num_tokens):
         super().__init__()
-        self.tokens, self.head = nn.Embedding(num_tokens, 8), nn.Linear(8, num_outputs)
-        self.positions = nn.Embedding(16, 8)
+        self.tokens, self.positions = nn.Embedding(num_tokens, 8), nn.Embedding(16, 8)
+        self.head = nn.Linear(8, num_outputs)
 
     def forward(self, input_ids, attention_mask):
         features = self.tokens(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
@@ -140,11 +140,43 @@ def test_texts_begin_from_scratch_without_a_flag():
         False, False, True]
 
 
-@pytest.mark.parametrize("kind, side", [(Positions, "right"), (Fixed, "")])
-def test_padding_is_tried_in_the_lengths_and_the_type_that_a_network_takes(kind, side, monkeypatch):
-    monkeypatch.setitem(TEXT_MODELS, "my-net", kind)
+def test_padding_is_tried_in_the_lengths_and_the_type_that_a_network_takes(monkeypatch):
+    monkeypatch.setitem(TEXT_MODELS, "my-net", Positions)
     (model, _), _ = build_text("my-net")
-    assert find_padding_side(model, TOKENIZER, 16) == side
+    assert find_padding_side(model, TOKENIZER, 16) == "right"
+
+
+def test_a_network_that_cannot_take_a_text_of_two_tokens_is_refused(monkeypatch):
+    """Else it trains on longer ones, and fails on the first short one that it is asked about."""
+    monkeypatch.setitem(TEXT_MODELS, "my-net", Fixed)
+    with pytest.raises(UserError, match=r"fails on an input of \[2, 2\].*the shortest text has 2 tokens"):
+        build_text("my-net")
+
+
+class HeadFirst(nn.Module):
+    """Its last layer is assigned first."""
+
+    def __init__(self, num_outputs, num_tokens=None):
+        super().__init__()
+        self.head, self.stem = nn.Linear(8, num_outputs), nn.Sequential(nn.LazyLinear(8), nn.ReLU())
+
+    def forward(self, inputs, mask=None):
+        return self.head(self.stem(inputs.flatten(1).float()))
+
+
+def test_a_network_that_assigns_its_head_before_its_stem_is_refused(world, monkeypatch):
+    """Its head would be frozen, and kept for other classes."""
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", HeadFirst)
+    monkeypatch.setitem(TEXT_MODELS, "my-net", HeadFirst)
+    for build in (lambda: built_image(world, "my-net"), lambda: build_text("my-net")):
+        with pytest.raises(UserError, match=r"the order head, stem, .* the order stem, head; assign them") as error:
+            build()
+        assert error.value.code == Exit.USAGE
+
+
+def test_a_network_for_texts_is_no_unknown_name_for_images():
+    with pytest.raises(UserError, match=r"bag-of-words: models/own\.py has it for texts; give --task"):
+        require_known("bag-of-words")
 
 
 @pytest.mark.parametrize("text, parts", [("IMAGE_MODELS = {", ["SyntaxError", "line 1"]),
@@ -196,6 +228,17 @@ def test_a_network_that_changed_since_it_was_saved_is_named(tmp_path, text_folde
             load(tmp_path if load is load_model_folder else text_folder)
         said.append(str(error.value))
     assert all(part in said[0] for part in ("Missing key(s)", "the network in models/own.py", "trained with"))
+
+
+def test_a_file_that_changed_since_the_model_was_saved_is_said(tmp_path, text_folder, monkeypatch, capsys):
+    """An activation, say: the weights still fit."""
+    (text_folder / "config.json").write_text(json.dumps(
+        json.loads((text_folder / "config.json").read_text()) | {"task": "text-classification"}))
+    assert find_model(tmp_path) == (text_folder, "text-classification") and capsys.readouterr().err == ""
+    (tmp_path / "own.py").write_text("changed")
+    monkeypatch.setattr(trial, "FILE", tmp_path / "own.py")
+    find_model(tmp_path)
+    assert "warning: models/own.py changed since" in capsys.readouterr().err
 
 
 def test_a_text_folder_gives_back_what_was_saved(text_folder):
