@@ -74,7 +74,9 @@ def settings_apart(one: dict[str, Any], two: dict[str, Any], where: Sequence[str
     one, two: lines of starts.jsonl. where: words behind the value of each.
     """
     known = facts(config_of(one["settings"]))
-    idle = {flag(name) for name, fact in known.items() if fact.kind == OPERATIONAL} - DECISIVE | {"--data"}
+    idle = {flag(name) for name, fact in known.items() if fact.kind == OPERATIONAL} - DECISIVE
+    if one["resolved"].get("data") == two["resolved"].get("data"):  # the same in another place
+        idle.add("--data")
     first, second = facts_of(one), facts_of(two)
     found = {name: f"{name}: {_shown(first, name)} {where[0]}, {_shown(second, name)} {where[1]}"
              for name in first | second if first.get(name) != second.get(name)}

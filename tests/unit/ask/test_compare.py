@@ -60,6 +60,8 @@ def test_settings_are_as_resolved_and_apart_from_those_without_effect():
     assert settings_apart(one, two) == [
         "--lr: 0.1 in RUN1, 0.2 in RUN2", "torch: 2.14 in RUN1, 2.11 in RUN2", "without an effect on what is computed:"
         " --workers: 1 in RUN1, 0 in RUN2; --data: /a in RUN1, /b in RUN2"]
+    one, two = (line({"data": path}, {"data": path * 64}) for path in ("a", "b"))
+    assert settings_apart(one, two)[0] == "--data: a in RUN1, b in RUN2"
     assert settings_apart(line({"eval_every": 2}), line({"eval_every": 3})) == ["--eval-every: 2 in RUN1, 3 in RUN2"]
     assert settings_apart(line({"dropout": 0.1}), line()) == ["--dropout: 0.1 in RUN1, the default in RUN2"]
 

@@ -96,6 +96,17 @@ def test_other_content_or_another_model_differs(tmp_path):
         assert raised.value.code == Exit.DIFFERS
 
 
+@pytest.mark.parametrize("differ, found", [
+    ({}, "differs: brier None in the run, 0.5 here"), ({"the program": "another program"}, "")])
+def test_a_figure_that_only_another_program_computes_is_no_difference(tmp_path, differ, found):
+    then = [{"split": "val", "step": 3, "loss": 1.0}]
+    record = Record(tmp_path, None, [], {}, then)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({**then[0], "brier": 0.5}) + "\n")
+    again = Again(SimpleNamespace(folder=tmp_path), record, [], [(start(1, 0), differ)], [].append)
+    assert again.differing_record().endswith(found) and bool(again.differing_record()) == bool(found)
+
+
 def chain(*steps):
     """Lines as the program writes them; (step,) = the run resumed there."""
     lines = []
