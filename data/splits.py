@@ -7,7 +7,7 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
@@ -22,16 +22,19 @@ from utils.array_folder import kept_arrays
 from utils.errors import Exit, UserError, counted, some
 from utils.numerics.seed import derive_seed
 
-VAL_NAMES = ("val", "valid", "validation", "dev", "eval", "test")  # the first that exists
-SPLIT_NAMES = ("train", "training", *VAL_NAMES)
+VAL_NAMES = ("val", "valid", "validation", "test")  # the first that exists
+SPLIT_NAMES = ("train", "training", "eval", *VAL_NAMES)
 FEW_CLASSES = 10  # up to here numbers are taken for classes
 SURELY_CLASSES = 1000  # up to here labels are taken for classes, however few samples each has
 MAX_SINGLE = 0.9  # above: the share of the classes that may have one sample
 
 
-def splits_in(names: Collection[str]) -> dict[str, str]:
-    """{split: what the data call it} of data with these names: train and, if they are there, val and test."""
-    val = next((name for name in VAL_NAMES if name in names), None)
+def splits_in(names: Collection[str], vals: Sequence[str] = VAL_NAMES) -> dict[str, str]:
+    """{split: what the data call it} of data with these names: train and, if they are there, val and test.
+
+    vals: names of val, the first that exists.
+    """
+    val = next((name for name in vals if name in names), None)
     found = {"train": "train", "val": val, "test": "test" if "test" in names and val != "test" else None}
     return {split: name for split, name in found.items() if name}
 

@@ -37,14 +37,14 @@ def in_head(model: nn.Module) -> Callable[[str], bool]:
     """
     if prefix := getattr(model, "base_model_prefix", ""):
         return lambda name: not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler")
-    heads = tuple(f"{name}." for name in _last_layers(model))
+    heads = tuple(f"{name}." if name else "" for name in last_layers(model))  # "": it is the model itself
     return lambda name: name.startswith(heads)
 
 
 def watch_features(model: nn.Module) -> list[Tensor]:
     """A list to which each forward appends what goes into the last layer: [B, D], or a map [B, D, H, W]."""
     seen: list[Tensor] = []
-    model.get_submodule(_last_layers(model)[0]).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    model.get_submodule(last_layers(model)[0]).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     return seen
 
 
@@ -66,9 +66,9 @@ def blocks_of(model: nn.Module) -> list[Block]:
     without_params: list[nn.Module] = []
     for name, part in _parts(model, is_of_one_block if is_timm else _is_applied):
         without_params.append(part)
-        if any(True for _ in part.parameters()):
-            own = (index for param, index in block_of.items() if param.startswith(f"{name}."))
-            blocks[next(own, -1)].parts += without_params
+        own = next((index for param, index in block_of.items() if param.startswith(f"{name}.")), None)
+        if own is not None:
+            blocks[own].parts += without_params
             without_params = []
     blocks[-1].parts += without_params
     return blocks
@@ -156,17 +156,18 @@ def undecayed(model: nn.Module, is_new: bool = True) -> set[str]:
     return {name for name, _ in model.named_parameters() if is_new and any(fnmatch(name, each) for each in patterns)}
 
 
-def _last_layers(model: nn.Module) -> list[str]:
+def last_layers(model: nn.Module) -> list[str]:
     """Names of the layers whose outputs are the classes; some of timm's models have several."""
     last = [name for name, _ in model.named_parameters()][-1].rpartition(".")[0]  # torchvision's classifiers end in it
     return classifiers_of(getattr(model, "pretrained_cfg", {})) or [last]
 
 
 def _counted(model: nn.Module, is_in_head: Callable[[str], bool]) -> dict[str, int]:
-    """The block below the head of each parameter, by name: a new one begins with each part that has a matrix."""
-    block_of, index = {name: 0 for name, _ in model.named_parameters()}, -1
+    """The block below the head of each parameter, by all its names: a new one begins with each part that has a matrix.
+    """
+    block_of, index = {name: 0 for name, _ in model.named_parameters(remove_duplicate=False)}, -1
     for name, part in _parts(model, _is_applied):
-        own = {f"{name}.{param}": tensor.ndim for param, tensor in part.named_parameters()}
+        own = {f"{name}.{param}": tensor.ndim for param, tensor in part.named_parameters(remove_duplicate=False)}
         if own and not is_in_head(f"{name}."):
             if max(own.values()) > 1 or index < 0:
                 index += 1

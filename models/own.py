@@ -3,8 +3,8 @@
     python train.py --model small-cnn
     python train.py --task text-classification --model bag-of-words
 
-A network's children stand in the order of its forward. The last one is the head, which is new if the classes differ.
---freeze, --layer-decay, fsdp and model-parallel divide it into its children. A name that a library has, too, is yours.
+The output layer is assigned last: it is the head, which is new if the classes differ. --freeze, --layer-decay, fsdp and
+model-parallel divide a network into its layers, as they are assigned. A name that a library has, too, is yours.
 
 Legend: B samples, C outputs, H, W height and width in pixels, T tokens of the longest text.
 """

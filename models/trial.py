@@ -9,15 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from models.blocks import last_layers
 from utils.errors import UserError, first_line
 
 FILE = Path(__file__).with_name("own.py")
 OWN = "correct it in models/own.py"  # the way out for a network there
-
-
-def own_source() -> str:
-    """A digest of models/own.py, for RUN/model, which knows its network by name alone."""
-    return hashlib.sha256(FILE.read_bytes()).hexdigest()[:16]
+SOURCE = hashlib.sha256(FILE.read_bytes()).hexdigest()[:16]  # for RUN/model, which knows its network by name alone
 
 
 def require_own() -> None:
@@ -66,22 +63,22 @@ def try_model(name: str, model: nn.Module, inputs: tuple[Tensor, ...], num_outpu
                         f" {[len(inputs[0]), num_outputs]} is needed, a number for each sample and output; {way_out}")
 
 
-def require_order(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Raise UserError (64) if a forward does not come to the model's children in the order in which they stand.
+def require_head_last(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Raise UserError (64) if another layer than the last one that is assigned comes last in the model's forward.
 
-    blocks.py goes by that order: the last layer is the head. A child that is not called as a module is not judged.
+    blocks.py takes that one for the head. It is not judged if it is not called as a module.
     """
-    called: dict[str, None] = {}
-    hooks = [part.register_forward_pre_hook(lambda *_, child=child: called.setdefault(child))
-             for child, parts in model.named_children() if any(True for _ in parts.parameters())
-             for part in parts.modules()]
+    called: dict[str, None] = {}  # layers with parameters, in the order of their first call
+    hooks = [layer.register_forward_pre_hook(lambda *_, layer=each: called.setdefault(layer))
+             for each, layer in model.named_modules() if not isinstance(layer, torch.jit.ScriptModule)
+             and any(True for _ in layer.parameters(recurse=False))]
     with torch.no_grad():
         nn.Module.eval(model)(*inputs)
     for hook in hooks:
         hook.remove()
     model.train()
-    standing = [child for child, _ in model.named_children() if child in called]
-    if standing != [*called]:
-        raise UserError(f"--model {name} assigns its layers in the order {', '.join(standing)}, and its forward comes"
-                        f" to them in the order {', '.join(called)}; assign them in this one, because the last layer"
-                        f" is what is new for other classes, and --freeze and --layer-decay count; {OWN}")
+    head, *_ = last_layers(model)
+    if head in called and head != [*called][-1]:
+        raise UserError(f"--model {name}: {head} is the last layer that is assigned, and {[*called][-1]} the last in the"
+                        " forward; assign the output layer last, because --freeze, --layer-decay and other classes take"
+                        f" that one for the head; {OWN}")

@@ -25,7 +25,7 @@ from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
-CACHE_VERSION = 5
+CACHE_VERSION = 4
 ARRAYS = ("names", "spans", "labels")
 
 

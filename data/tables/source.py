@@ -24,7 +24,7 @@ from utils.files import is_users
 
 MANY = 10_000  # files that are looked at to find out what a folder holds
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff")
-_SPLITS = {name: name for name in SPLIT_NAMES} | {"training": "train", "dev": "val", "eval": "val"}
+_SPLITS = {"train": "train", "training": "train", "dev": "val", "eval": "val", **{name: name for name in VAL_NAMES}}
 
 
 @dataclass(frozen=True)
@@ -196,9 +196,10 @@ def find_tables(
 
     # a folder with splits
     if train := _files_of(top, "train", suffixes):
-        val = next((name for name in VAL_NAMES if _files_of(top, name, suffixes)), "test")
+        vals = (*VAL_NAMES[:-1], "dev", "eval", "test")
+        val = next((name for name in vals if _files_of(top, name, suffixes)), "test")
         files = {"train": train} | {name: found for name in (val, "test") if (found := _files_of(top, name, suffixes))}
-        named, notes = splits_in(files), []
+        named, notes = splits_in(files, vals), []
         if named.get("val") == "test" and (lacking := [
                 name for name in labels if name not in (column_names(files["test"][0]) or labels)]):
             named = {"train": "train", "test": "test"}

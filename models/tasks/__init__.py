@@ -48,10 +48,9 @@ def find_model(run: Path) -> tuple[Path, str]:
                         Exit.NO_INPUT)
 
     # an own network
-    from models.trial import own_source  # imports torch
+    from models.trial import SOURCE  # imports torch
 
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first and described.get("own_source", own_source()) != own_source():
+    if described.get("own_source", SOURCE) != SOURCE and os.environ.get("RANK", "0") == "0":
         say(f"warning: models/own.py changed since {folder} was written; if {described['architecture']} computes"
             " something else now, so does this model")
     return folder, task

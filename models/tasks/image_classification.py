@@ -33,7 +33,7 @@ from models.objectives import build_objective, kind_of, label_columns_of
 from models.output import Output, Predictions, widened
 from models.own import IMAGE_MODELS
 from models.tasks.base import Task
-from models.trial import own_source
+from models.trial import SOURCE
 from models.vision.classifier import build_model, classify_images, load_model_folder, require_known, save_model_folder
 from models.vision.preprocessing import description_of, resolve_preprocessing
 from models.vision.timm_models import is_timm
@@ -184,7 +184,7 @@ class ImageTask(Task):
         save_model_folder(weights, {
             "task": self._config.run.task, "architecture": self._architecture, "classes": list(self.classes),
             "num_images": self._num_images, "image_columns": self._columns, "transform_input": self._transforms_input,
-            **({"own_source": own_source()} if self._architecture in IMAGE_MODELS else {}),
+            **({"own_source": SOURCE} if self._architecture in IMAGE_MODELS else {}),
             **self.objective.described(), **asdict(self._prepared)}, folder)
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:

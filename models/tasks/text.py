@@ -81,8 +81,10 @@ class TextTask(Task):
         config, weights = self._config.model, None
         if initial_weights and config.pretrained:
             weights = find_folder(config.model, self._run, self._world)  # Collective.
-        spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes,
-                           own_head=self._config.run.eval_only, report=self._report)
+        own_head = self._config.run.eval_only
+        shortest = max(1, self._tokenizer.num_special_tokens_to_add()) if initial_weights and not own_head else 0
+        spec = EncoderSpec(self.head, self._tokenizer, self._config.text.max_length, self.classes, own_head,
+                           self._report, shortest)
         model, self._encoder_config = self._world.everywhere(  # Collective.
             lambda: build_encoder(spec, config, self._encoder, weights))
         self._encoder_config.architectures = [type(model).__name__]

@@ -50,6 +50,7 @@ class EncoderSpec:
     classes: tuple[str, ...]  # in label order; empty without labels
     own_head: bool = False  # weights that are loaded bring their head, and its classes must be these
     report: Callable[[str, bool], None] = lambda text, is_head_new: None  # called where the head is not as it was
+    shortest: int = 0  # tokens; a new network of models/own.py is tried on them
 
 
 def build_encoder(
@@ -91,7 +92,8 @@ def build_encoder(
 
     # the model
     if classes and isinstance(described, OwnConfig):
-        model, new = build_own_classifier(described, spec.max_length, weights, outputs, spec.own_head)
+        model, new = build_own_classifier(
+            described, spec.max_length, weights, outputs, spec.own_head, spec.shortest)
         _report_head(spec, outputs, new)
         return model, described
     try:

@@ -11,8 +11,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from models.blocks import load_backbone
 from models.own import TEXT_MODELS
-from models.trial import OWN, build_tried, own_source, require_order, try_model
-from utils.errors import Exit, UserError, some
+from models.trial import OWN, SOURCE, build_tried, require_head_last, try_model
+from utils.errors import Exit, UserError, counted, some
 
 
 class OwnConfig(PreTrainedConfig):
@@ -23,26 +23,30 @@ class OwnConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """With the digest of today's models/own.py."""
-        return super().to_dict() | {"own_source": own_source()}
+        return super().to_dict() | {"own_source": SOURCE}
 
 
 AutoConfig.register(OwnConfig.model_type, OwnConfig)
 
 
 def build_own_classifier(
-    described: OwnConfig, max_length: int, folder: str | None, outputs: Sequence[int] | None, own_head: bool
+    described: OwnConfig, max_length: int, folder: str | None, outputs: Sequence[int] | None, own_head: bool,
+    shortest: int = 0
 ) -> tuple[nn.Module, list[str]]:
-    """The network, tried on texts of max_length and 2 tokens, with the weights in `folder`, if any; and the new ones.
+    """The network, tried on texts of `max_length` tokens, with the weights in `folder`, if any; and the new ones.
 
-    outputs, what is new: see load_backbone. Raises UserError: 64 if the user's code fails or the weights do not fit, 65
+    shortest: tokens of the shortest text, on which a new run tries the network, too; 0: this is none. outputs, what is
+    new: see load_backbone. Raises UserError: 64 if the user's code fails or the weights do not fit, 65
     if own_head and the head's do not fit, 65 or 66 if they cannot be read.
     """
     name, tokens = described.architecture, torch.ones(2, max_length, dtype=torch.int64)
     model = build_tried(name, lambda: TEXT_MODELS[name](described.num_labels, described.vocab_size), (tokens, tokens),
                         described.num_labels)
-    require_order(name, model, (tokens, tokens))
-    try_model(name, model, (tokens[:, :2],) * 2, described.num_labels, f"the shortest text has 2 tokens; {OWN}")
-    model.train()
+    if shortest:
+        require_head_last(name, model, (tokens, tokens))
+        try_model(name, model, (tokens[:, :shortest],) * 2, described.num_labels,
+                  f"the shortest text has {counted(shortest, 'token')}; {OWN}")
+        model.train()
     model.register_forward_pre_hook(_with_mask, with_kwargs=True)
     model.register_forward_hook(lambda model, args, logits: SequenceClassifierOutput(logits=logits))
     from models.vision.weights import read_weights  # imports torchvision

@@ -30,7 +30,7 @@ from models.blocks import load_backbone
 from models.objectives import values_of
 from models.output import Prediction
 from models.own import IMAGE_MODELS, TEXT_MODELS
-from models.trial import OWN, build_tried, require_order
+from models.trial import OWN, build_tried, require_head_last
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
 from models.vision.weights import initial_weights_of, read_weights, with_channels, with_more_channels
@@ -64,8 +64,6 @@ def build_classifier(
     images = torch.zeros(1 + is_own, 3 * num_images, image_size, image_size)
     way_out = f"use another --image-size than {image_size}, or resnet18, which takes images of any size"
     model = build_tried(architecture, build, (images,), num_classes, OWN if is_own else way_out)
-    if is_own:
-        require_order(architecture, model, (images,))
 
     # MNASNet's own loading refuses weights without torch's version metadata, which .safetensors do not have.
     if isinstance(model, torchvision.models.MNASNet):
@@ -170,6 +168,9 @@ def build_model(
         world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
     model = world.everywhere(lambda: build_classifier(  # Collective.
         architecture, len(classes), image_size, num_images, config.dropout, config.drop_path))
+    if architecture in IMAGE_MODELS and initial_weights and not own_head:
+        images = torch.zeros(2, 3 * num_images, image_size, image_size)
+        world.everywhere(lambda: require_head_last(architecture, model, (images,)))  # Collective.
     is_library = config.pretrained and not config.weights and not folder
     if architecture.lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1

@@ -111,7 +111,7 @@ def test_a_column_named_split_says_of_which_split_a_row_is(table):
 
 
 @pytest.mark.parametrize("splits, words", [
-    (["train", "held"], "line 3: split is held; it must be one of train, training, val, valid, validation, dev, eval"),
+    (["train", "held"], "line 3: split is held; it must be one of train, training, dev, eval, val, valid, validation"),
     (["val", "test"], "split is test, val, and never train")])
 def test_a_split_that_is_none_is_refused(table, splits, words):
     path = table("image,label,split", *(f"{line},{split}" for line, split in zip(

@@ -122,7 +122,7 @@ def test_what_is_held_out_is_noted(tmp_path):
 
 @pytest.mark.parametrize("labels, fraction, code, message", [
     ([0, 0, 1, 1], 0.0, Exit.USAGE,
-     "--val-fraction 0.0: reviews has no val (nor valid, validation, dev, eval, test), so a share of train must be held"
+     "--val-fraction 0.0: reviews has no val (nor valid, validation, test), so a share of train must be held"
      " out; give more than 0, or add val"),
     ([2, 0, 1], 0.5, Exit.BAD_DATA,
      "--data reviews: every class has one sample: none can be held out; add samples, or val")])

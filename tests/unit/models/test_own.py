@@ -73,11 +73,11 @@ WRONG = {
 
 
 def build_text(model="bag-of-words", folder=None, classes=CLASSES, task="text-classification", own_head=False,
-               **options):
+               shortest=0, **options):
     """(the network, its config), and what was reported."""
     reports = []
     spec = EncoderSpec(load_task(task).head, TOKENIZER, 16, classes if task == "text-classification" else (), own_head,
-                       lambda text, is_head_new: reports.append((text, is_head_new)))
+                       lambda text, is_head_new: reports.append((text, is_head_new)), shortest)
     options = {"pretrained": folder is not None} | options
     return build_encoder(spec, TextModelOptions(model=str(folder or model), **options), folder and str(folder),
                          folder and str(folder)), reports
@@ -146,11 +146,11 @@ def test_padding_is_tried_in_the_lengths_and_the_type_that_a_network_takes(monke
     assert find_padding_side(model, TOKENIZER, 16) == "right"
 
 
-def test_a_network_that_cannot_take_a_text_of_two_tokens_is_refused(monkeypatch):
+def test_a_network_that_cannot_take_the_shortest_text_is_refused(monkeypatch):
     """Else it trains on longer ones, and fails on the first short one that it is asked about."""
     monkeypatch.setitem(TEXT_MODELS, "my-net", Fixed)
     with pytest.raises(UserError, match=r"fails on an input of \[2, 2\].*the shortest text has 2 tokens"):
-        build_text("my-net")
+        build_text("my-net", shortest=2)
 
 
 class HeadFirst(nn.Module):
@@ -164,14 +164,37 @@ class HeadFirst(nn.Module):
         return self.head(self.stem(inputs.flatten(1).float()))
 
 
-def test_a_network_that_assigns_its_head_before_its_stem_is_refused(world, monkeypatch):
+class Usual(nn.Module):
+    """Norms after both convolutions and a shared activation before them; the head's weight alone is used."""
+
+    def __init__(self, num_outputs):
+        super().__init__()
+        self.act, self.conv1, self.conv2 = nn.PReLU(), nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+        self.scale = torch.jit.script(nn.Conv2d(8, 8, 1))
+        self.head = nn.Linear(8, num_outputs)
+
+    def forward(self, images):
+        features = self.act(self.norm2(self.conv2(self.act(self.norm1(self.conv1(images))))))
+        return nn.functional.linear(self.scale(features).mean((2, 3)), self.head.weight)
+
+
+@pytest.mark.parametrize("wrapped, head", [(lambda net: net, "stem.0"), (nn.Sequential, "0.stem.0")])
+def test_a_network_whose_output_layer_is_not_assigned_last_is_refused(wrapped, head, world, monkeypatch):
     """Its head would be frozen, and kept for other classes."""
-    monkeypatch.setitem(IMAGE_MODELS, "my-net", HeadFirst)
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", lambda outputs: wrapped(HeadFirst(outputs)))
     monkeypatch.setitem(TEXT_MODELS, "my-net", HeadFirst)
-    for build in (lambda: built_image(world, "my-net"), lambda: build_text("my-net")):
-        with pytest.raises(UserError, match=r"the order head, stem, .* the order stem, head; assign them") as error:
+    builds = [lambda: built_image(world, "my-net"), *([lambda: build_text("my-net", shortest=2)] * (head == "stem.0"))]
+    for build in builds:
+        with pytest.raises(UserError, match=rf"my-net: {head} is the last layer that is assigned, and") as error:
             build()
         assert error.value.code == Exit.USAGE
+
+
+def test_an_ordinary_network_in_another_order_of_layers_is_taken(world, monkeypatch):
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", Usual)
+    model = built_image(world, "my-net")
+    assert model.training and not any(layer._forward_pre_hooks for layer in (model.conv1, model.head))
 
 
 def test_a_network_for_texts_is_no_unknown_name_for_images():
@@ -235,8 +258,7 @@ def test_a_file_that_changed_since_the_model_was_saved_is_said(tmp_path, text_fo
     (text_folder / "config.json").write_text(json.dumps(
         json.loads((text_folder / "config.json").read_text()) | {"task": "text-classification"}))
     assert find_model(tmp_path) == (text_folder, "text-classification") and capsys.readouterr().err == ""
-    (tmp_path / "own.py").write_text("changed")
-    monkeypatch.setattr(trial, "FILE", tmp_path / "own.py")
+    monkeypatch.setattr(trial, "SOURCE", "of another file")
     find_model(tmp_path)
     assert "warning: models/own.py changed since" in capsys.readouterr().err
 
