@@ -6,6 +6,7 @@ It names what was changed afterwards. Somebody who changes files and computes al
 alone: ask/verify.py.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -17,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 from utils.errors import Exit, UserError, first_line, some
-from utils.rundir.chain import FILE, begins_with, content_hash, digest_of, files_in, read_lines, starts_hash
+from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines, starts_hash
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import read_starts
@@ -91,12 +92,13 @@ def _fault_of(link: Link, links: Mapping[int, Link]) -> str:
 
 
 def _of_records(path: Path, links: Mapping[int, Link]) -> Iterator[str]:
-    before = 0
+    content, digest, done, before = path.read_bytes() if path.exists() else b"", hashlib.sha256(), 0, 0
     for step, link in links.items():
-        if begins_with(path, link["metrics"]["bytes"]) != link["metrics"]:
+        digest.update(content[done:link["metrics"]["bytes"]])
+        if digest.hexdigest() != link["metrics"]["sha256"]:
             yield f"a record was edited, added or removed between step {before} and step {step}"
             return
-        before = step
+        done, before = link["metrics"]["bytes"], step
 
 
 def _of_starts(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
