@@ -21,6 +21,7 @@ from engine.training import Training
 from models.objectives import answer, values_of
 from models.output import Output
 from models.tasks.base import Task
+from utils.errors import counted
 from utils.numerics.seed import seed_micro_batch
 from utils.output_files import csv_writer, open_output
 
@@ -120,9 +121,11 @@ def table(rows: Rows, most: int = SHOWN) -> list[str]:
     while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
         widths[widths.index(max(widths))] -= 1
     lines = ["  ".join(_cut(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
-    more = {f"... and {len(rows) - most} more": len(rows) > most,
-            f"... and {len(rows[0]) - MOST_COLUMNS} columns more": len(rows[0]) > MOST_COLUMNS}
-    return lines + [words for words, is_so in more.items() if is_so]
+    if len(rows) > most:
+        lines.append(f"... and {len(rows) - most} more")
+    if len(rows[0]) > MOST_COLUMNS:
+        lines.append(f"... and {counted(len(rows[0]) - MOST_COLUMNS, 'column')} more")
+    return lines
 
 
 def shortened(rows: Rows) -> tuple[str, Rows]:

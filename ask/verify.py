@@ -170,7 +170,8 @@ class Again:
         # in their order; another program may have more figures
         is_other = any("the program" in differ for _, differ in self.apart)
         for old, new in zip_longest(*both, fillvalue={}):
-            for name in old if is_other and old else {**old, **new}:
+            names = old if old and is_other else old | new
+            for name in names:
                 if old.get(name) != new.get(name):
                     record = new or old
                     return (f"the {record['split']} record of step {record['step']} differs: {name} {old.get(name)} in"

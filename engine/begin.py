@@ -37,6 +37,7 @@ def begin_process(program: str = "train.py") -> Watchdog:
     for descriptor, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # it was closed (>&-), and the next file would get its number
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            os.set_inheritable(descriptor, True)  # dup2 does it only if the two numbers differ
             setattr(sys, name, os.fdopen(descriptor, "w"))
     from utils.distributed.preflight import require_packages  # these need Linux and Python 3.11
     from utils.distributed.watchdog import Watchdog

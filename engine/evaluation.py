@@ -73,11 +73,8 @@ def build_strategy(start: Start, initial_weights: bool, trains: bool) -> tuple[S
     kind = load_strategy(config.device.strategy)
     model = model if kind.is_split else model.to(world.device)
     if trains:
-        if frozen := freeze(model, config.optim.freeze):
-            names = [*frozen]
-            num_frozen, num_all = (sum(map(torch.numel, each)) for each in (frozen.values(), model.parameters()))
-            start.run.note(f"--freeze {config.optim.freeze}: {num_frozen:,} of {num_all:,} parameters stay as they are,"
-                           f" from {names[0]} to {names[-1]}")
+        if words := freeze(model, config.optim.freeze):
+            start.run.note(words)
         checkpoint_activations(model, config.device)
     is_here = not kind.is_split or world.device.type == "cpu"  # else the strategy brings it to the devices, first
     if is_here:

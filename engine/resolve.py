@@ -47,8 +47,8 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     is_single = is_cpu and load_strategy(config.strategy).is_invariant
     threads = run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
     torch.set_num_threads(threads)
-    if is_cpu and config.threads == "auto" and threads > run.cores_per_process:
-        run.note(f"each process computes with {threads} threads, as at the first start, and now has"
+    if is_cpu and config.threads == "auto" and threads > run.cores_per_process and not run.is_read_only:
+        run.note(f"each process computes with {threads} threads, as this run keeps it, and now has"
                  f" {counted(run.cores_per_process, 'core')}; --threads {run.cores_per_process} is faster, and the run"
                  " is then not bit-exact")
 

@@ -74,14 +74,14 @@ def blocks_of(model: nn.Module) -> list[Block]:
     return blocks
 
 
-def freeze(model: nn.Module, what: int | str) -> dict[str, nn.Parameter]:
-    """Freeze the first `what` blocks, or all but the head ("backbone"); "none" freezes nothing. Returns what is frozen.
+def freeze(model: nn.Module, what: int | str) -> str:
+    """Freeze the first `what` blocks, or all but the head ("backbone"); "none" freezes nothing. Returns a note.
 
     Their parameters get no gradient, and they stay in evaluation mode: BatchNorm's statistics do not move, and there is
     no dropout. Before a strategy wraps the model. Raises UserError (64) if there are fewer blocks.
     """
     if what == "none":
-        return {}
+        return ""
     *backbone, _ = blocks_of(model)
     count = len(backbone) if what == "backbone" else what
     if count > len(backbone):
@@ -93,7 +93,10 @@ def freeze(model: nn.Module, what: int | str) -> dict[str, nn.Parameter]:
         for part in block.parts:
             part.eval()
             part.train = lambda mode=True, part=part: part  # the loop calls train() on the whole model
-    return {name: param for block in backbone[:count] for name, param in block.params.items()}
+    frozen = {name: param.numel() for block in backbone[:count] for name, param in block.params.items()}
+    num_all, names = sum(param.numel() for param in model.parameters()), [*frozen]
+    return (f"--freeze {what}: {sum(frozen.values()):,} of {num_all:,} parameters stay as they are, from {names[0]} to"
+            f" {names[-1]}") if frozen else ""
 
 
 def load_backbone(model: nn.Module, weights: dict[str, Tensor], outputs: Sequence[int] | None) -> list[str]:

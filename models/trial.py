@@ -79,6 +79,6 @@ def require_head_last(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -
     model.train()
     head, *_ = last_layers(model)
     if head in called and head != [*called][-1]:
-        raise UserError(f"--model {name}: {head} is the last layer that is assigned, and {[*called][-1]} the last in the"
-                        " forward; assign the output layer last, because --freeze, --layer-decay and other classes take"
-                        f" that one for the head; {OWN}")
+        raise UserError(f"--model {name}: {head} is the last layer that is assigned, and {[*called][-1]} the last in"
+                        " the forward; assign the output layer last, because --freeze, --layer-decay and other classes"
+                        f" take that one for the head; {OWN}")

@@ -109,8 +109,10 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a small file so that a reader sees the old or the new content, never a part of it."""
     partial = path.with_name(f".tmp-{path.name}")
     try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        sync(partial)
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, path)
     except OSError:
         partial.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from models import predict
+from models.trial import SOURCE
 from tests.harness.run_directory import records, weights_sha256
 from utils.errors import Exit
 
@@ -68,6 +69,7 @@ def test_models_predict_reads_the_model_folder(trained, tmp_path):
     else:
         inputs, count = data / "val", len(list((data / "val").rglob("*.png")))
     shutil.copytree(run / "model", tmp_path / "model")
+    assert json.loads((run / "model" / "config.json").read_text())["own_source"] == SOURCE
     assert predict.main([str(tmp_path / "model"), str(inputs), "--output", str(tmp_path / "out.csv")]) == 0
     rows = list(csv.DictReader((tmp_path / "out.csv").open()))
     assert len(rows) == count

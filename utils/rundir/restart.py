@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from utils.errors import Exit, UserError, leave, rounded
+from utils.errors import Exit, UserError, leave, record_exit, rounded, say
 from utils.files import ask_server, read_json
 from utils.rundir.identity import compare, identity, run_path
 from utils.settings.config import Config
@@ -38,8 +38,11 @@ def finish_early(config: Config) -> None:
         last = read_json(path / "status.json")
         is_restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
         if is_restart and _has_seen(last, [launch_id()]) and _is_final(last["exit_code"], last["message"]):
-            leave("train.py: not restarted, because a restart would end in the same way:"
-                  f" {last['state']}, {last['message']}", last["exit_code"])
+            record_exit(last["exit_code"])
+            if os.environ.get("RANK", "0") == "0":  # of all nodes
+                say("train.py: not restarted, because a restart would end in the same way:"
+                    f" {last['state']}, {last['message']}")
+            raise SystemExit(last["exit_code"])
 
     # a finished run. Several nodes may not see the same yet: main() asks rank 0.
     is_one_node = os.environ.get("WORLD_SIZE") == os.environ.get("LOCAL_WORLD_SIZE")

@@ -211,8 +211,10 @@ def _read(config: Config, path: Path, world: World, note: Callable[[str], None])
         raise UserError(f"{path} holds no checkpoint: train first; or evaluate weights as they are, with --model and"
                         " --pretrained and without --run-dir", Exit.NO_INPUT)
     compare(config, path, note)
-    kept, facts = read_json(path / "auto.json"), _facts({}, world, [])
-    if read_json(path / "status.json").get("code", facts["code"]) != facts["code"]:
+    kept, facts, last = read_json(path / "auto.json"), _facts({}, world, []), {}
+    with suppress(UserError, OSError):  # an evaluation does not need it
+        last = read_json(path / "status.json")
+    if last.get("code", facts["code"]) != facts["code"]:
         note(f"warning: the program changed since the last start of {path}; figures may differ from those it recorded")
     return kept, facts
 
@@ -234,10 +236,11 @@ def _note_changes(config: Config, kept: dict[str, Any], last: Mapping[str, Any],
                   note: Callable[[str], None]) -> None:
     """Tell what may round differently since the start before, whose facts are `last`."""
     strategy = config.device.strategy
-    for name, noun in {"processes": "process", "devices_per_process": "device"}.items():
+    for name in ("processes", "devices_per_process"):
         before, now = last.get(name), facts[name]
         if kept and not load_strategy(strategy).is_invariant and before not in (None, now):
-            note(f"{counted(before, noun)} before, {now} now: with --strategy {strategy} sums are rounded"
+            words = counted(before, "process") if name == "processes" else f"devices per process: {before}"
+            note(f"{words} before, {now} now: with --strategy {strategy} sums are rounded"
                  " differently from here on; a new run with --strategy exact avoids this")
     if kept.get("code", facts["code"]) != facts["code"] and last.get("code") != facts["code"]:
         note(f"warning: the program changed since {run_path(config)} was created; results may differ from here on; for"

@@ -192,7 +192,7 @@ def test_cache_that_cannot_be_written_does_not_matter(tree):
 
 @pytest.mark.parametrize(("others", "val", "test"), [
     (("valid", "test"), "valid", "test"), (("test",), "test", None), (("val", "validation"), "val", None),
-    (("validation",), "validation", None)])
+    (("validation",), "validation", None), (("eval", "dev", "test"), "test", None)])
 def test_val_is_the_first_folder_that_exists(tmp_path, index_of, others, val, test):
     root = write_images(tmp_path / "d",
                         *(f"{split}/{name}/{split}.png" for split in ("train", *others) for name in "ab"))

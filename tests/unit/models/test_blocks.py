@@ -141,6 +141,24 @@ def test_a_frozen_backbone_gives_the_same_features_at_every_pass():
     assert not torch.equal(model(ids).logits, model(ids).logits)  # the head's dropout is on
 
 
+def test_dropout_before_a_layer_with_tied_weights_is_frozen_with_it():
+    """A decoder's output layer, say: all of its parameters are known by the name of the embedding."""
+    model = nn.ModuleDict({"tokens": nn.Embedding(4, 4), "drop": nn.Dropout(), "project": nn.Linear(4, 4, bias=False),
+                           "head": nn.Linear(4, 2)})
+    model["project"].weight = model["tokens"].weight
+    words = freeze(model, "backbone")
+    model.train()
+    assert [name for name, part in model.named_children() if part.training] == ["head"]
+    assert words == "--freeze backbone: 16 of 26 parameters stay as they are, from tokens.weight to tokens.weight"
+
+
+def test_a_model_without_layers_is_all_head():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(3, 2))
+    [head] = blocks_of(model)
+    assert list(head.params) == ["weight"] and freeze(model, "backbone") == "" and model.weight.requires_grad
+
+
 def test_more_blocks_than_there_are_are_refused():
     with pytest.raises(UserError, match=r"--freeze 11: --model has 9 blocks below its head") as error:
         freeze(vision("resnet18"), 11)

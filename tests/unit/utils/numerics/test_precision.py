@@ -1,6 +1,7 @@
 """utils/numerics/precision.py: a step whose gradient is not finite changes nothing."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -236,7 +237,8 @@ def test_under_exact_auto_is_one_thread_whatever_the_cores(world, tmp_path, stra
 @pytest.mark.parametrize("given, cores, expected", [("auto", 1, ["--threads 1"]), ("auto", 4, []), (4, 1, [])])
 def test_a_start_with_fewer_cores_for_a_process_names_the_threads_to_give(world, tmp_path, given, cores, expected):
     notes = []
-    run = Run(tmp_path, {"threads": 4}, lock=None, note=notes.append, facts={"start": 2, "cores_per_process": cores})
+    run = Run(tmp_path, {"threads": 4}, lock=SimpleNamespace(is_held=False), note=notes.append,
+              facts={"start": 2, "cores_per_process": cores})
     resolve_arithmetic(DeviceOptions(precision="fp32", threads=given), run, world)
     assert [re.search("--threads [0-9]+", note)[0] for note in notes] == expected
 

@@ -68,8 +68,9 @@ def test_another_number_of_processes_or_devices_is_noted_unless_exact(world, wha
     start(world, *words)
     file = Path("run", "status.json")
     file.write_text(json.dumps(json.loads(file.read_text()) | {what: 3}))
-    found = [note.partition(":")[0] for note in start(world, *words)]
-    assert found == [f"3 {'processes' if what == 'processes' else 'devices'} before, 1 now"] * is_noted
+    found = [note.partition(": with")[0] for note in start(world, *words)]
+    expected = {"processes": "3 processes before, 1 now", "devices_per_process": "devices per process: 3 before, 1 now"}
+    assert found == [expected[what]] * is_noted
 
 
 def test_a_program_that_changed_is_warned_of_once(world):
@@ -371,7 +372,6 @@ def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world,
     monkeypatch.setattr(files, "sync", lambda path: (events.append(f"sync {path}"), sync(path)))
     monkeypatch.setattr(os, "rename", lambda old, new: (events.append(f"rename {old} {new}"), rename(old, new)))
     with open_run(config_of("--run-dir=run"), world, print) as run:
-        events.clear()
         run.replace_folder("model", write)
     *synced, renamed, last = events
     parts = ("", "/vocabulary", "/vocabulary/words", "/weights")
