@@ -79,8 +79,8 @@ def require_known(architecture: str, is_pretrained: bool = False) -> None:
     known = [*IMAGE_MODELS, *torchvision.models.list_models(module=torchvision.models)]
     if architecture not in known and architecture.lower() not in known:
         if architecture in TEXT_MODELS:
-            raise UserError(f"--model {architecture}: models/own.py has it for texts; give --task text-classification,"
-                            " or another --model")
+            raise UserError(f"--model {architecture}: models/own.py has it for texts; give a --task with texts, or"
+                            " another --model")
         close = difflib.get_close_matches(architecture.lower(), known, n=3) or ["resnet18", "resnet50"]
         raise UserError(f"--model {architecture}: neither torchvision {torchvision.__version__} nor models/own.py has"
                         f" it, and there is no such folder; did you mean {', '.join(close)}?")

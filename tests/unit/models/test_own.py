@@ -198,7 +198,7 @@ def test_an_ordinary_network_in_another_order_of_layers_is_taken(world, monkeypa
 
 
 def test_a_network_for_texts_is_no_unknown_name_for_images():
-    with pytest.raises(UserError, match=r"bag-of-words: models/own\.py has it for texts; give --task"):
+    with pytest.raises(UserError, match=r"bag-of-words: models/own\.py has it for texts; give a --task"):
         require_known("bag-of-words")
 
 
