@@ -15,10 +15,10 @@ UNIT := tests/test_architecture.py tests/unit
 train: .venv/ready                  ## train the built-in digits on two processes
 	@NPROC_PER_NODE=2 ./launch.sh
 
-check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work; 75 seconds
+check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work; a minute
 	$(BIN)/python -m pytest -m "not slow and not long" $(WORKERS) $(UNIT)
 
-test: check                         ## these, then launches that show each promise once; 7.5 minutes
+test: check                         ## these, then launches that show each promise once; 6 to 8 minutes
 	$(BIN)/python -m pytest -m "not slow and not long and not unit" $(WORKERS) --ignore tests/test_architecture.py
 
 full: test                          ## these, then all else that must hold before a change is taken
