@@ -93,7 +93,7 @@ def build_encoder(
     # the model
     if classes and isinstance(described, OwnConfig):
         model, new = build_own_classifier(
-            described, spec.max_length, weights, outputs, spec.own_head, spec.shortest)
+            described, (spec.max_length, spec.shortest), weights, outputs, spec.own_head)
         _report_head(spec, outputs, new)
         return model, described
     try:
@@ -289,7 +289,7 @@ def load_classifier(folder: Path) -> tuple[nn.Module, PreTrainedConfig]:
     """What save_model_folder wrote, in evaluation mode, on the CPU, and its config. Raises UserError (64, 65)."""
     if isinstance(described := read_config(str(folder)), OwnConfig):
         model, _ = build_own_classifier(
-            described, described.max_tokens, str(folder), range(described.num_labels), own_head=True)
+            described, (described.max_tokens, 0), str(folder), range(described.num_labels), own_head=True)
         return model.eval(), described
     try:
         model, found = transformers.AutoModelForSequenceClassification.from_pretrained(folder, **_LOADING)

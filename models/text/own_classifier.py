@@ -30,16 +30,16 @@ AutoConfig.register(OwnConfig.model_type, OwnConfig)
 
 
 def build_own_classifier(
-    described: OwnConfig, max_length: int, folder: str | None, outputs: Sequence[int] | None, own_head: bool,
-    shortest: int = 0
+    described: OwnConfig, lengths: tuple[int, int], folder: str | None, outputs: Sequence[int] | None, own_head: bool
 ) -> tuple[nn.Module, list[str]]:
-    """The network, tried on texts of `max_length` tokens, with the weights in `folder`, if any; and the new ones.
+    """The network, tried on texts of the longest length, with the weights in `folder`, if any; and the new ones.
 
-    shortest: tokens of the shortest text, on which a new run tries the network, too; 0: this is none. outputs, what is
-    new: see load_backbone. Raises UserError: 64 if the user's code fails or the weights do not fit, 65
+    lengths: tokens of the longest and the shortest text; a new run tries both, any other has 0 for the shortest.
+    outputs, what is new: see load_backbone. Raises UserError: 64 if the user's code fails or the weights do not fit, 65
     if own_head and the head's do not fit, 65 or 66 if they cannot be read.
     """
-    name, tokens = described.architecture, torch.ones(2, max_length, dtype=torch.int64)
+    longest, shortest = lengths
+    name, tokens = described.architecture, torch.ones(2, longest, dtype=torch.int64)
     model = build_tried(name, lambda: TEXT_MODELS[name](described.num_labels, described.vocab_size), (tokens, tokens),
                         described.num_labels)
     if shortest:
