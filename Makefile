@@ -18,7 +18,7 @@ train: .venv/ready                  ## train the built-in digits on two processe
 check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work; a minute
 	$(BIN)/python -m pytest -m "not slow and not long" $(WORKERS) $(UNIT)
 
-test: check                         ## these, then launches that show each promise once; 6 to 8 minutes
+test: check                         ## these, then launches that show each promise once; 5 to 8 minutes
 	$(BIN)/python -m pytest -m "not slow and not long and not unit" $(WORKERS) --ignore tests/test_architecture.py
 
 full: test                          ## these, then all else that must hold before a change is taken

@@ -51,7 +51,7 @@ def build_tried(
 
 
 def try_model(name: str, model: nn.Module, inputs: tuple[Tensor, ...], num_outputs: int, way_out: str = OWN) -> None:
-    """Try the model in evaluation mode, in which it stays. The rest: as build_tried."""
+    """Try the model, which stays in evaluation mode. Raises UserError (64) as build_tried does."""
     try:
         with torch.no_grad():
             output = nn.Module.eval(model)(*inputs)

@@ -69,7 +69,7 @@ class TextTask(Task):
 
         # token ids: the first process of a node writes them, the others map what it has written
         opened = partial(_open_splits, source, self._tokenizer, val, cache)
-        world.on_rank_zero(lambda: len(opened()[1]), per_node=True)  # Collective.
+        world.on_rank_zero(lambda: opened() and None, per_node=True)  # Collective.
         index, self._eval = world.everywhere(opened, takes_long=True)  # Collective.
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
         self._text_columns, self._train = index.text_columns, index.splits["train"]
@@ -155,7 +155,7 @@ class TextTask(Task):
 def _open_splits(
     source: TextSource, tokenizer: PreTrainedTokenizerBase, val: ValSplit, cache: Path
 ) -> tuple[TextIndex, TokenTable]:
-    """The token ids, with val held out of train where there is none; and what is evaluated, in order of length.
+    """The token ids, with val held out of train if the data have no val; and what is evaluated, in order of length.
 
     So evaluation batches are padded little, and the order depends on the data alone. Raises UserError (64, 65, 66, 74).
     """

@@ -38,9 +38,10 @@ def test_a_python_that_is_too_old_is_refused_in_one_line():
     assert line.startswith("train.py: this is Python 3.") and "needs 3.11 or newer" in line
 
 
-def test_what_is_written_to_a_closed_console_is_dropped_and_goes_into_no_file(tmp_path):
+def test_what_is_written_to_a_closed_console_goes_into_no_file(tmp_path):
     work = ("import os; from engine.begin import begin_process; begin_process(); file = open(os.sys.argv[1], 'w');"
-            " print('out'); os.write(1, b'1'); os.write(2, b'2'); file.write('kept')")
+            " print('out'); os.write(1, b'1'); os.write(2, b'2'); file.write('kept');"
+            " os.sys.exit(os.system('echo 3') > 0)")  # what it starts can write there, too
     command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", work, tmp_path / "file"]
     assert subprocess.run(command, cwd=ROOT).returncode == 0
     assert (tmp_path / "file").read_text() == "kept"
