@@ -11,7 +11,7 @@ import json
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from datetime import timedelta
 from functools import partial
@@ -139,10 +139,10 @@ def _machine(t: Training, config: Config, train_epoch: Callable[[Training], None
     taken = t.world.on_rank_zero(lambda: records(t.run.path, "train"))  # Collective.
 
     # a rank loaded and computed in turn; with data loading processes it will do both at once
-    per_s, wait, share_of_sum = (float(np.mean([record.get(name, 0.0) for record in taken]))
-                                 for name in ("samples_per_s", "data_wait", "communication"))
+    per_s, wait, share_of_sum = speeds(taken)
     plan, workers = t.feed.plan, num_workers(config.data.workers, t.world)
-    loaded_per_s, computed_per_s = per_s / max(wait, 1e-6) * max(1, workers), per_s / (1 - wait)
+    busy = max(1 - wait, 1e-6)
+    loaded_per_s, computed_per_s = per_s / max(wait, 1e-6) * max(1, workers), per_s / busy
     per_s = min(loaded_per_s, computed_per_s) if workers else per_s
     step_s = min(plan.global_batch_size, plan.num_samples) / computed_per_s
     every = plan.steps_per_epoch if config.record.eval_every == "epoch" else config.record.eval_every
@@ -150,9 +150,19 @@ def _machine(t: Training, config: Config, train_epoch: Callable[[Training], None
         t.total_steps / every * FORWARD * len(t.task.eval_set))
     own_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return {"loaded_per_s": loaded_per_s, "computed_per_s": computed_per_s, "wait": 1 - per_s / computed_per_s,
-            "workers": workers, "step_s": step_s, "sum_s": share_of_sum * step_s / (1 - wait),
+            "workers": workers, "step_s": step_s, "sum_s": share_of_sum * step_s / busy,
             "memory": taken[-1].get("memory", own_memory), "disk": t.checkpoints.most_bytes / 2**20,
             "free": shutil.disk_usage(t.run.path).free / 2**20, "run_s": num_computed / per_s}
+
+
+def speeds(taken: Sequence[Mapping[str, float]]) -> list[float]:
+    """Samples per second, and the shares of waiting for data and for other ranks. taken: train records, one per step.
+
+    They are averaged over time: a mean of the rates would count a slow step as little as a fast one.
+    """
+    slowness = [1 / record["samples_per_s"] for record in taken]
+    return [float(np.average([record.get(name, 0.0) for record in taken], weights=slowness))
+            for name in ("samples_per_s", "data_wait", "communication")]
 
 
 def _machine_words(found: dict[str, float], t: Training) -> Iterator[str]:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.labels import SEPARATOR
 from utils.errors import Exit, UserError, some
 
 TABLES = (".csv", ".tsv", ".jsonl")  # endings; a file of another has a text on each line
@@ -279,7 +280,10 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
 
 def _label(path: Path, number: int, column: str, value: Any) -> str:
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        value = "|".join(value)  # several labels
+        if odd := [each for each in value if SEPARATOR in each]:
+            raise _wrong(path, number, f"{column} has the label {odd[0]}; {SEPARATOR} stands between labels, so no"
+                         " label may contain it")
+        value = SEPARATOR.join(value)
     if isinstance(value, list | dict):
         raise _wrong(path, number, f"{column} must be a word or a number, not {json.dumps(value)[:40]}")
     return _text(path, number, column, value).strip() if isinstance(value, str | None) else json.dumps(value)

@@ -541,6 +541,7 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
     ("t.jsonl", '{"text": ["a"], "label": "x"}\n', 1, 'text must be a text, not ["a"]'),
     ("t.jsonl", '{"text": "a", "label": {}}\n', 1, "label must be a word or a number, not {}"),
     ("t.jsonl", '{"text": "a", "label": [1]}\n', 1, "label must be a word or a number, not [1]"),
+    ("t.jsonl", '{"text": "a", "label": ["b", "c|d"]}\n', 1, "label has the label c|d; | stands between labels"),
     ("t.jsonl", '{"text": "a", "label": {"b": 1}}\n', 1, 'label must be a word or a number, not {"b": 1}'),
 ])
 def test_what_breaks_a_rule_is_refused_with_its_line(write, name, content, line, rule):
