@@ -12,12 +12,14 @@ import io
 import os
 import runpy
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
 
@@ -143,7 +145,7 @@ def _be_rank(words: list[str], environment: dict[str, str], gate: tuple[int, int
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.close(gate[1])
         os.read(gate[0], 1)
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        _close_files()
         resource_tracker._resource_tracker.__init__()  # else it would write to a file that has the number of its pipe
         os.environ.clear()
         os.environ.update(environment)
@@ -160,6 +162,21 @@ def _be_rank(words: list[str], environment: dict[str, str], gate: tuple[int, int
         threading._shutdown()
         atexit._run_exitfuncs()
         os._exit(code)
+
+
+def _close_files() -> None:
+    """Close all files but the first three. A pipe becomes /dev/null, so that nothing else gets its number.
+
+    libuv, which torchrun's store uses, closes its pipe in every fork: without this, one of the rank's DataLoader, whose
+    workers would wait for it for ever.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]:
+        with suppress(OSError):  # the one that listed them is closed
+            if stat.S_ISFIFO(os.fstat(number).st_mode):
+                os.dup2(null, number)
+            else:
+                os.close(number)
 
 
 def script_main(words: list[str]) -> None:
