@@ -8,8 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of th
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 UNIT := tests/test_architecture.py tests/unit
 
-.PHONY: train check pictures test full faults alarms zoo cluster image-test soak lint prove accuracy recipes bench
-.PHONY: lock oldest size clean
+.PHONY: train check pictures test full faults alarms zoo cluster image-test soak draws lint prove accuracy recipes
+.PHONY: bench lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -43,6 +43,9 @@ image-test: .venv/ready-dev         ## builds and runs the Dockerfile; needs roo
 
 soak: .venv/ready-dev               ## make soak KILLS=200 SEED=0: random kills, and the weights of an undisturbed run
 	$(BIN)/python -m tests.harness.soak --kills $(or $(KILLS),20) --seed $(or $(SEED),0)
+
+draws: .venv/ready-dev              ## make draws DRAWS=20 SEED=0: settings drawn at random, and the promises of a run
+	$(BIN)/python -m tests.harness.draws --draws $(or $(DRAWS),20) --seed $(or $(SEED),0)
 
 device: .venv/ready-dev             ## the tests of an accelerator, on a simulated one; on one with other random numbers
 	$(BIN)/python -m pytest tests/device --device sim $(WORKERS)
