@@ -156,12 +156,13 @@ def _machine(t: Training, config: Config, train_epoch: Callable[[Training], None
 
 
 def speeds(taken: Sequence[Mapping[str, float]]) -> list[float]:
-    """Samples per second, and the shares of waiting for data and for other ranks. taken: train records, one per step.
+    """Samples per second, and the shares of waiting for data and for other ranks. taken: records of all steps so far.
 
     They are averaged over time: a mean of the rates would count a slow step as little as a fast one.
     """
-    slowness = [1 / record["samples_per_s"] for record in taken]
-    return [float(np.average([record.get(name, 0.0) for record in taken], weights=slowness))
+    num_samples = np.diff([record["samples"] for record in taken], prepend=0)
+    step_s = num_samples / [record["samples_per_s"] for record in taken]
+    return [float(np.average([record.get(name, 0.0) for record in taken], weights=step_s))
             for name in ("samples_per_s", "data_wait", "communication")]
 
 

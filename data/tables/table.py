@@ -279,13 +279,11 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
 
 
 def _label(path: Path, number: int, column: str, value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        if odd := [each for each in value if SEPARATOR in each]:
-            raise _wrong(path, number, f"{column} has the label {odd[0]}; {SEPARATOR} stands between labels, so no"
-                         " label may contain it")
+    if isinstance(value, list) and all(isinstance(each, str) and SEPARATOR not in each for each in value):
         value = SEPARATOR.join(value)
     if isinstance(value, list | dict):
-        raise _wrong(path, number, f"{column} must be a word or a number, not {json.dumps(value)[:40]}")
+        raise _wrong(path, number, f"{column} must be a word, a number, or a list of words without {SEPARATOR}, not"
+                     f" {json.dumps(value)[:40]}")
     return _text(path, number, column, value).strip() if isinstance(value, str | None) else json.dumps(value)
 
 

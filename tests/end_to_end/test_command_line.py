@@ -64,8 +64,8 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
         "unknown flag": (["--data", photos, "--epoch", "3"], {}),
         "unknown key": (["--data", photos, "--config", folder / "typo.yaml"], {}),
         "node numbers": (["--data", photos], {"RANK": "1", "WORLD_SIZE": "2"}),
-        "no address": (["--data", photos],
-                       {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}),
+        "no address": (["--data", photos], {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2",
+                                            "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "localhost"}),
         "run directory below a file": (["--data", photos, "--run-dir", folder / "a-file" / "run"], {}),
     }
 
@@ -94,7 +94,7 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     ("no GPU", Exit.USAGE, ["--device cuda", "finds no accelerator here", "--device cpu"]),
     ("unknown key", Exit.USAGE, ["typo.yaml: learning_rate: unknown key; use lr"]),
     ("node numbers", Exit.USAGE, ["RANK=1 WORLD_SIZE=2 without LOCAL_RANK", "torchrun"]),
-    ("no address", Exit.USAGE, ["WORLD_SIZE=2 without MASTER_ADDR and MASTER_PORT", "torchrun"]),
+    ("no address", Exit.USAGE, ["WORLD_SIZE=2 with MASTER_ADDR=localhost MASTER_PORT=:", "torchrun"]),
     ("run directory below a file", Exit.CANNOT_CREATE, ["a-file", "--run-dir"]),
 ])
 def test_wrong_input_is_refused_with_its_code_and_a_way_out(refused, case, code, parts):

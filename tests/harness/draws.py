@@ -2,8 +2,8 @@
 
 A run trains, or is refused in one message. One that trained is trained again, stopped or killed on the way, and must
 end the same (under exact, on another number of processes). --eval-only must print the run's best figure, models.predict
-must take its model, and ask.verify or ask.replay must find the same bits. A draw is a function of its number: whatever
-fails is repeated with SEED=N DRAWS=1.
+must take its model, and ask.verify or ask.replay must find the same bits. What is drawn is a function of a number: it
+is repeated with SEED=N DRAWS=1, but for the moment of a kill.
 """
 
 import argparse
@@ -21,13 +21,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, TORCHRUN, Launch, Result, write_photos, write_texts
+from tests.conftest import LIMIT_S, ROOT, TORCHRUN, Launch, Result, write_photos, write_texts
 from tests.harness.forked import forking_torchrun_main, script_main
 from tests.harness.launches import OWN_STACK, messages
 from tests.harness.run_directory import outcome, trained_steps
 from utils.errors import Exit
 
-REFUSED = (Exit.USAGE, Exit.BAD_DATA, Exit.DIVERGED)
+REFUSED = {Exit.USAGE: "refused", Exit.BAD_DATA: "refused", Exit.DIVERGED: "diverged"}
 ON_ONE_PROCESS = ("dp", "dp-classic")
 Pool = tuple[tuple[float, str, tuple[object, ...]], ...]  # (chance to be given, setting, values); () is a switch
 
@@ -102,7 +102,8 @@ class Drawn:
             if draw.random() < chance:
                 self.words += [setting, *([str(draw.choice(values))] if values else [])]
         strategy = self.words[self.words.index("--strategy") + 1]
-        self.processes = 1 if strategy in ON_ONE_PROCESS else draw.choice((1, 1, 2, 2, 3))
+        self.is_on_one = strategy in ON_ONE_PROCESS
+        self.processes = 1 if self.is_on_one else draw.choice((1, 2, 2, 3))
         self.later = draw.choice((1, 2, 3)) if strategy == "exact" else self.processes
         if strategy in ("ddp", "exact") and min(self.processes, self.later) > 1 and draw.random() < 0.3:
             self.words += ["--audit-every", "2"]
@@ -117,31 +118,35 @@ class Drawn:
         result = self.train(run, self.processes).wait()
         if result.returncode:
             assert result.code in REFUSED and len(messages(result)) == 1 and OWN_STACK not in result.err, result.text
-            return f"refused: {messages(result)[0]}"
+            return f"{REFUSED[result.code]}: {messages(result)[0]}"
 
         # again, disturbed
-        stop_at = self.draw.randint(0, 7)
+        stop_at = self.draw.randint(1, 8)
         if self.draw.random() < 0.3:
-            self.train(again, self.processes, "--stop-after", str(stop_at + 1)).wait()
+            result = self.train(again, self.processes, "--stop-after", str(stop_at)).wait()
+            assert result.code in (Exit.DONE, Exit.STOPPED) and not messages(result), result.text
         else:
-            launch = self.train(again, self.processes)
-            while launch.process.poll() is None and trained_steps(again) < stop_at:
+            launch, deadline = self.train(again, self.processes), time.monotonic() + LIMIT_S
+            while launch.process.poll() is None and trained_steps(again) < stop_at and time.monotonic() < deadline:
                 time.sleep(0.005)
             launch.kill_all()
+            assert time.monotonic() < deadline, f"no step {stop_at} within {LIMIT_S} s"
         require_success(self.train(again, self.later).wait())
         expected, found = outcome(run), outcome(again)
         apart = [name for name, value in expected.items() if value != found[name]]
-        assert not apart, f"stopped at step {stop_at} and continued on {self.later}, it differs in {', '.join(apart)}"
+        assert not apart, f"disturbed at step {stop_at} and continued on {self.later}, it differs in {', '.join(apart)}"
 
         # what the run is asked
-        processes = 1 if self.processes == self.later == 1 else self.draw.choice((1, 2))
+        processes = 1 if self.is_on_one else self.draw.choice((1, 2))
         words = ["train.py", "--eval-only", "--run-dir", run]
         best = json.loads((run / "summary.json").read_text())["best"]
         said = json.loads(require_success(self.launch(processes, words).wait()).out.splitlines()[-1])
         assert said[best["metric"]] == best["value"], f"{said} is not {best}"
         step = self.draw.randint(1, trained_steps(run))
-        question = self.draw.choice((["ask.verify", run], ["ask.replay", run, "--step", step]))
-        require_success(self.launch(self.later, ["-m", *question]).wait())
+        question, answer = self.draw.choice(((["ask.verify", run], "verified: "),
+                                             (["ask.replay", run, "--step", step], "the same bits as recorded: ")))
+        result = require_success(self.launch(self.later, ["-m", *question]).wait())
+        assert answer in result.out, result.text
         if "masked-lm" not in self.words:
             inputs = self.data / (self.place if self.place != PHOTOS else "photos/val")
             require_success(self.launch(1, ["-m", "models.predict", run, inputs]).wait())
@@ -159,7 +164,7 @@ class Drawn:
             program, words = None, [sys.executable, *torchrun, *words]
         else:
             program, words = forking_torchrun_main if several else script_main, [*several, *words]
-        environment = os.environ | {"LOCKSTEP_CACHE": str(self.data / "cache"), "OMP_NUM_THREADS": "1",
+        environment = os.environ | {"LOCKSTEP_CACHE": str(self.folder / "cache"), "OMP_NUM_THREADS": "1",
                                     "PYTHONPATH": str(ROOT)}
         folder = Path(tempfile.mkdtemp(dir=self.folder))
         return Launch(program, [str(word) for word in words], environment, folder)
@@ -183,8 +188,9 @@ def main() -> None:
             drawn = Drawn(number, data, data / f"draw-{number}")
             try:
                 end = drawn.follow()
-            except (AssertionError, pytest.fail.Exception) as error:
-                end = f"FAILED: {shlex.join(drawn.words)}\n{error}"
+            except (Exception, pytest.fail.Exception) as error:
+                end = (f"FAILED on {drawn.processes} and {drawn.later}: {shlex.join(drawn.words)}\n"
+                       f"{type(error).__name__}: {error}")
             ends[end.split()[0].strip(":")] += 1
             print(f"{number}: {end}", flush=True)
             shutil.rmtree(drawn.folder)

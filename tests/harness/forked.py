@@ -171,12 +171,13 @@ def _close_files() -> None:
     workers would wait for it for ever.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    for number in [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]:
+    for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, null}:
         with suppress(OSError):  # the one that listed them is closed
             if stat.S_ISFIFO(os.fstat(number).st_mode):
                 os.dup2(null, number)
             else:
                 os.close(number)
+    os.close(null)
 
 
 def script_main(words: list[str]) -> None:

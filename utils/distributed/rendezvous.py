@@ -13,18 +13,14 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from utils.distributed.peers import prepare_store
-from utils.errors import Exit, RankError, UserError, some
+from utils.errors import Exit, RankError, some
 
 
 def fresh_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """A store that no earlier start has written to. Collective.
 
-    timeout: for all ranks to come. Raises UserError (64) if the environment does not say where they meet, RankError
-    (76) if rank 0's store cannot be reached or a rank does not come.
+    timeout: for all ranks to come. Raises RankError (76) if rank 0's store cannot be reached or a rank does not come.
     """
-    if not os.environ.keys() >= {"MASTER_ADDR", "MASTER_PORT"}:
-        raise UserError(f"WORLD_SIZE={world_size} without MASTER_ADDR and MASTER_PORT: the processes cannot meet; start"
-                        " with ./launch.sh or torchrun, which set them")
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     is_ours, me = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True", f"rank {rank} on {socket.gethostname()}"
     try:
