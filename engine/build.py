@@ -20,7 +20,6 @@ from engine.feed import Feed
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog
 from engine.records.profile import Profile
-from engine.records.steps import watch_run
 from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from engine.step import Outcome
@@ -29,7 +28,7 @@ from models.blocks import lr_factors, undecayed
 from models.tasks import load_task
 from utils.distributed.agreement import Agreement
 from utils.distributed.watchdog import Watchdog
-from utils.distributed.world import World
+from utils.distributed.world import World, write_flight_record
 from utils.errors import UserError, counted
 from utils.hardware.compiling import compile_model
 from utils.numerics.averages import Averages
@@ -62,7 +61,11 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
 
     note: prints a line for the user; on rank 0 alone. Raises UserError on every rank.
     """
-    with open_run(config, world, note) as run, watch_run(watchdog, run, world):  # Collective.
+    on_device = "" if world.device.type == "cpu" else f" on {world.device}"
+    with open_run(config, world, note) as run, watchdog.watch_run(  # Collective.
+        lambda: f"step {run.progress.step}{on_device}" if run.progress else "starting", run.end,
+        partial(write_flight_record, None if run.is_read_only else run.path / "flight-record", world.rank)
+    ):
         precision = resolve_arithmetic(config.device, run, world)  # Collective.
         task = load_task(config.run.task)(config, run, world)  # Collective.
         for text in task.notes:

@@ -1,7 +1,6 @@
 """What is written down of a training: a record every --log-every steps, the summary."""
 
 import shlex
-from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -11,22 +10,9 @@ from engine.corruption import end_if_corrupted
 from engine.records.log import figure, records
 from engine.records.report import write_report
 from engine.training import Training
-from utils.distributed.watchdog import Watchdog
-from utils.distributed.world import World, write_flight_record
 from utils.errors import Exit, counted, rounded
 from utils.hardware.devices import Arriving
-from utils.rundir.run import Run, command
-
-
-def watch_run(watchdog: Watchdog, run: Run, world: World) -> AbstractContextManager[None]:
-    """While the run is open: the watchdog's messages name the step, and it writes to the run directory why it ended."""
-    on_device = "" if world.device.type == "cpu" else f" on {world.device}"
-    folder = None if run.is_read_only else run.path / "flight-record"
-
-    def where() -> str:
-        return f"step {run.progress.step}{on_device}" if run.progress else "starting"
-
-    return watchdog.watch_run(where, run.end, partial(write_flight_record, folder, world.rank))
+from utils.rundir.run import command
 
 
 def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:

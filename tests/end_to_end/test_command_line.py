@@ -94,7 +94,7 @@ def refused(session_dir, run_train, photos) -> dict[str, tuple[Result, Path]]:
     ("no GPU", Exit.USAGE, ["--device cuda", "finds no accelerator here", "--device cpu"]),
     ("unknown key", Exit.USAGE, ["typo.yaml: learning_rate: unknown key; use lr"]),
     ("node numbers", Exit.USAGE, ["RANK=1 WORLD_SIZE=2 without LOCAL_RANK", "torchrun"]),
-    ("no address", Exit.USAGE, ["WORLD_SIZE=2 with MASTER_ADDR=localhost MASTER_PORT=:", "torchrun"]),
+    ("no address", Exit.USAGE, ["WORLD_SIZE=2 needs MASTER_ADDR and MASTER_PORT", "torchrun"]),
     ("run directory below a file", Exit.CANNOT_CREATE, ["a-file", "--run-dir"]),
 ])
 def test_wrong_input_is_refused_with_its_code_and_a_way_out(refused, case, code, parts):

@@ -69,14 +69,6 @@ def is_local(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback or ipaddress.ip_address(address).is_unspecified
 
 
-def require_meeting_place() -> None:
-    """Raise UserError (64) if the environment does not say where the processes meet."""
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if not address or not port.isdecimal():
-        raise UserError(f"WORLD_SIZE={os.environ['WORLD_SIZE']} with MASTER_ADDR={address} MASTER_PORT={port}: the"
-                        " processes cannot meet there; set both, or start with torchrun, which sets them")
-
-
 def require_own_name() -> None:
     """Raise UserError (64) if other hosts cannot reach this one by its own name, at which gloo listens.
 

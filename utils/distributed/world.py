@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from utils.distributed.preflight import require_meeting_place, require_own_name
+from utils.distributed.preflight import require_own_name
 from utils.distributed.rendezvous import fresh_store
 from utils.distributed.watchdog import Watchdog
 from utils.errors import Exit, PeerError, RankError, UserError, explain
@@ -68,8 +68,9 @@ class World:
             if world_size == local_world_size and not os.environ.get("GLOO_SOCKET_IFNAME"):
                 os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would listen at the address of the host's name
             require_own_name()
-            if world_size > 1:
-                require_meeting_place()
+            if world_size > 1 and not os.environ.keys() >= {"MASTER_ADDR", "MASTER_PORT"}:
+                raise UserError(f"WORLD_SIZE={world_size} needs MASTER_ADDR and MASTER_PORT, where the processes meet:"
+                                " set both, or start with torchrun, which sets them")
         except UserError as error:  # only this node has it; its first rank prints it
             raise (RankError if local_rank == 0 else PeerError)(str(error), error.code) from None
         timeouts = timeouts or FaultOptions()
