@@ -2,10 +2,10 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -96,8 +96,8 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     eval_batch = resolve_eval_batch(start, strategy, plan)
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
-    run.keep_resolved()
     note_start(config, run, world, state.progress.step)  # Collective.
+    run.keep_resolved()
     total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     checkpoints.follow(state, total_steps)  # Collective.
     if config.device.compile:
@@ -110,7 +110,7 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     # how long, and what is written down
     stop = config.run.stop_after or Interval(f"{sys.maxsize}")
     start.watchdog.stop_after(stop.seconds)
-    log = build_log(start, state.progress, plan, optim, total_steps)
+    log = build_log(start, state.progress, plan, optim, total_steps, checkpoints.records)
     return Training(
         **vars(start), **feeds._asdict(), log=log, strategy=strategy, state=state,
         schedule=build_schedule(optim, total_steps), checkpoints=checkpoints,
@@ -153,10 +153,11 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     return Feeds(feed, evaluation, flags, outcome, bad_samples, clock)
 
 
-def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions, total_steps: int) -> Log | SilentLog:
-    """The log from the position `done` on; it has said in words what this start trains."""
+def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions, total_steps: int,
+              records: Mapping[str, Any]) -> Log | SilentLog:
+    """The log from the position `done` on; it has said in words what this start trains. records: Checkpoints.records"""
     config, world, run, task = start.config, start.world, start.run, start.task
-    log = Log(run.path, task, done, total_steps) if run.writes else SilentLog()
+    log = Log(run.path, task, done, total_steps, records) if run.writes else SilentLog()
     log.note(f"{run.path}: {len(task.train_set)} training and {counted(len(task.eval_set), 'validation sample')},"
              f" {config.model.model} {task.origin}, {start.precision.name} on {_place(world)}"
              f"{', compiled' if config.device.compile else ''};"

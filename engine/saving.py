@@ -11,6 +11,7 @@ from engine.records.card import write_card
 from engine.records.evaluation_files import write_evaluation
 from engine.training import Training
 from utils.errors import first_line
+from utils.rundir.checkpoint import Beside
 
 
 def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:
@@ -21,20 +22,21 @@ def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: 
     """
     step = t.state.progress.step
 
-    def beside(weights: dict[str, Tensor]) -> None:
+    def write(weights: dict[str, Tensor]) -> None:
         t.log.flush()
         if best:
-            def write(folder: Path) -> None:
-                t.task.save_model(weights, folder)
-                try:
-                    write_card(t, step, best, folder)
-                except Exception as error:  # whatever it is: the model is whole without it
-                    t.log.note(f"the model card could not be written ({type(error).__name__}: {first_line(error)})")
-
-            t.run.replace_folder("model", write)
+            t.run.replace_folder("model", partial(write_model, weights))
         if best and "rows" in best:
             t.run.replace_folder("eval", partial(write_evaluation, t.task, step, best))
 
+    def write_model(weights: dict[str, Tensor], folder: Path) -> None:
+        t.task.save_model(weights, folder)
+        try:
+            write_card(t, step, best, folder)
+        except Exception as error:  # whatever it is: the model is whole without it
+            t.log.note(f"the model card could not be written ({type(error).__name__}: {first_line(error)})")
+
+    beside = Beside(t.log.written(), write, has_model=bool(best))
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)
     with t.clock.on("checkpoints"):
         t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.

@@ -1,6 +1,6 @@
 """The log of a run: console, RUN/metrics.jsonl, TensorBoard. Rank 0 only; the other ranks hold a silent object.
 
-    log = Log(run.path, task, state.progress, total_steps) if run.writes else SilentLog()
+    log = Log(run.path, task, state.progress, total_steps, checkpoints.records) if run.writes else SilentLog()
 
 - metrics.jsonl has one JSON object per line, floats with all their digits, a non-finite one as null. After a resume it
   holds what an uninterrupted run would hold; only the fields in TIMING differ from one run of a command to the next.
@@ -15,20 +15,22 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from engine.records.notes import Notes, notes_of
+from engine.records.record_file import RecordFile
 from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
-from utils.files import json_lines, lines_of, write_atomically
+from utils.files import json_lines
+from utils.rundir.chain import NO_RECORDS
 from utils.rundir.clock import SHARES
 from utils.rundir.identity import identity
 from utils.rundir.state import Progress
@@ -62,7 +64,12 @@ def figure(task: Task, name: str, value: float | None) -> str:
 
 def records(run_dir: Path, *splits: str) -> list[dict[str, Any]]:
     """The records of these splits in RUN/metrics.jsonl, "train", "val", "epoch", but for a line that a kill cut off."""
-    return [record for record in json_lines(run_dir / "metrics.jsonl") if record["split"] in splits]
+    return [*each_record(run_dir, *splits)]
+
+
+def each_record(run_dir: Path, *splits: str) -> Iterator[dict[str, Any]]:
+    """The same, one by one."""
+    return (record for record in json_lines(run_dir / "metrics.jsonl") if record["split"] in splits)
 
 
 class SilentLog:
@@ -76,8 +83,9 @@ class SilentLog:
 class Log:
     """Rank 0's log. Nothing here is slow: the other ranks wait at the next collective meanwhile."""
 
-    def __init__(self, run_dir: Path, task: Task, done: Progress, total_steps: int):
-        """done: where the run resumes; later records are dropped."""
+    def __init__(self, run_dir: Path, task: Task, done: Progress, total_steps: int,
+                 kept: Mapping[str, Any] = NO_RECORDS):
+        """done: where the run resumes; later records are dropped. kept: the earlier ones, as its checkpoint says."""
         # console
         self._task, self._resume_step, self._total_steps, self._stream = task, done.step, total_steps, sys.stdout
         # A terminal without a window (`script`, `docker run -t` in CI) has 0 rows or columns; tqdm would draw nothing.
@@ -88,14 +96,14 @@ class Log:
 
         # files
         from torch.utils.tensorboard import SummaryWriter
-        self._metrics = _continued(run_dir / "metrics.jsonl", done)
+        self._metrics = RecordFile(run_dir / "metrics.jsonl", done, kept)
         # TensorBoard shows the points of both starts unless the new file says where it takes over.
         _put_first(run_dir / "tb")
         is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, first batch
         first = done.step if is_repeated else done.step + 1
         self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
-        for record in records(run_dir, *_TAGS):
-            if record["step"] >= first:
+        for record in self._metrics.last():
+            if record["step"] >= first and record["split"] in _TAGS:
                 self._chart(record["split"], {name: record[name] for name in record if name not in ("split", "time")})
 
     def note(self, text: str) -> None:
@@ -111,7 +119,7 @@ class Log:
 
         is_even: whether all ranks have equally many micro-batches.
         """
-        self._notes, first = notes_of(start, total_steps, is_even, records(start.run.path, "train", "val"))
+        self._notes, first = notes_of(start, total_steps, is_even, each_record(start.run.path, "train", "val"))
         for text in first:
             self.note(text)
         self._show_settings(start)
@@ -159,10 +167,18 @@ class Log:
         if self._bar is not None:
             self._bar.update(step - self._bar.n)
 
+    def written(self) -> dict[str, Any]:
+        """The records up to now, as a link of the run's chain has them: {"bytes", "sha256"}."""
+        return self._metrics.written()
+
+    def go_back(self, done: Progress) -> None:
+        """Drop the records after `done`, where the state was set back to: no file goes ahead of it."""
+        self._metrics.close()
+        self._metrics = RecordFile(self._metrics.path, done, NO_RECORDS)
+
     def flush(self) -> None:
         """Write the records to the disk: before the checkpoint that refers to them. From any thread."""
-        if not self._metrics.closed:  # close() may come before the last save has ended
-            os.fsync(self._metrics.fileno())
+        self._metrics.sync()
         self._writer.flush()
 
     def close(self) -> None:
@@ -176,8 +192,7 @@ class Log:
     def _write(self, split: str, record: Mapping[str, Any], words: str = "") -> None:
         """Write a record, show it in words, and say what there is to say about it."""
         line = json_line(split, record)
-        self._metrics.write(f"{line}\n")
-        self._metrics.flush()
+        self._metrics.write(line)
         self._chart(split, record)
         if words:
             self.note(f"epoch {record['epoch']:.2f} {words}")
@@ -222,18 +237,3 @@ def _put_first(folder: Path) -> None:
     if files and int(files[-1].name.split(".")[3]) >= int(time.time()):
         for number, file in enumerate(files):  # in their order, so a kill between two does no harm
             file.rename(file.with_name(re.sub(r"(?<=tfevents\.)\d+", f"{number:010d}", file.name)))
-
-
-def _continued(path: Path, done: Progress) -> TextIO:
-    """The file, to append to, without the records that the resumed run repeats and without a line that a kill cut off.
-
-    The file is complete at every moment.
-    """
-    kept = []
-    for line in lines_of(path):
-        with suppress(ValueError):
-            record = json.loads(line)
-            if record["step"] <= (done.evaluated_step if record["split"] == "val" else done.step):
-                kept.append(line + b"\n")
-    write_atomically(path, b"".join(kept))
-    return path.open("a", encoding="utf-8")

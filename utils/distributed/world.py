@@ -132,10 +132,7 @@ class World:
         device = torch.device("cpu") if in_host_memory else self.device
         leaves, spec = tree_flatten(nest)
         about = [_described(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        data = torch.frombuffer(bytearray(json.dumps([treespec_dumps(spec), about]).encode()), dtype=torch.uint8)
-        size = int(self.broadcast(torch.tensor([len(data)])))
-        data = self.broadcast(data if self.is_main else torch.empty(size, dtype=torch.uint8))
-        spec, about = json.loads(data.numpy().tobytes())
+        spec, about = self._broadcast_json([treespec_dumps(spec), about])
 
         # the tensors
         for number, leaf in enumerate(about):
@@ -149,6 +146,13 @@ class World:
                 about[number] = tensor
         return tree_unflatten(about, treespec_loads(spec))
 
+    def _broadcast_json(self, value: Any) -> Any:
+        """Rank 0's JSON value on every rank. Collective."""
+        data = _as_bytes(value)
+        size = int(self.broadcast(torch.tensor([len(data)])))
+        data = self.broadcast(data if self.is_main else torch.empty(size, dtype=torch.uint8))
+        return json.loads(data.numpy().tobytes())
+
     def limit_s(self, num_bytes: int) -> float:
         """Time limit in seconds to read or write `num_bytes`: three times --step-timeout, and more for a slow disk."""
         return self.section_timeout.total_seconds() + num_bytes / DISK_BYTES_PER_S
@@ -161,10 +165,13 @@ class World:
         Returns rank 0's result (per_node: that of its own node's first rank) on every rank; it must be JSON. Raises an
         error of `work` on every rank, as everywhere() does.
         """
-        works = (self.local_rank if per_node else self.rank) == 0
-        timeout = DATA_TIMEOUT if per_node or takes_long else timedelta(seconds=self.limit_s(num_bytes))
-        # torchrun numbers the ranks of a node one after the other
-        return self._outcomes(work if works else None, timeout)[self.rank - self.local_rank if per_node else 0]
+        if per_node:  # torchrun numbers the ranks of a node one after the other
+            outcomes = self._outcomes(work if self.local_rank == 0 else None, DATA_TIMEOUT)
+            return outcomes[self.rank - self.local_rank]
+        results: list[Any] = []
+        self._outcomes((lambda: results.append(work())) if self.is_main else None,
+                       DATA_TIMEOUT if takes_long else timedelta(seconds=self.limit_s(num_bytes)))
+        return self._broadcast_json(results[0] if self.is_main else None)
 
     def everywhere(self, work: Callable[[], T], takes_long: bool = False) -> T:
         """Run `work`, which calls no collective, on every rank. Collective. Returns this rank's own result.
@@ -207,13 +214,18 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Every rank's JSON value, by rank, on every rank. Collective. (No pickle: a peer's bytes could run code.)"""
-        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        data = _as_bytes(value)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
         dist.all_gather(sizes, torch.tensor([data.numel()]), group=self.cpu_group)
         longest = int(max(sizes))
         rows = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.world_size)]
         dist.all_gather(rows, torch.nn.functional.pad(data, (0, longest - data.numel())), group=self.cpu_group)
-        return [json.loads(bytes(row[: int(size)].tolist())) for row, size in zip(rows, sizes, strict=True)]
+        return [json.loads(row[: int(size)].numpy().tobytes()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _as_bytes(value: Any) -> Tensor:
+    """A value as JSON: [bytes] uint8."""
+    return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _described(tensor: Tensor) -> dict[str, Any]:

@@ -1,28 +1,32 @@
 """The chain of a run's checkpoints: what each one means, as a hash, and the hash of the link before it.
 
     chain = Chain(run.path)
-    chain.resume(of_checkpoints, step)          # at the start
+    chain.resume(newest, step)                  # at the start
     link = chain.next(step, ...)                # before a checkpoint is written, for its manifest
     chain.append(link)                          # when it has its name
 
-RUN/chain.jsonl has a line for each checkpoint that ever was, and one for the beginning, step 0. The manifests are the
-truth: what a kill kept from the file is taken from there. A link says
+RUN/chain.jsonl has a line for the beginning, step 0, and for each step that was saved and is done. A copy that is saved
+before the evaluation of its step has its link in its manifest alone. A link says
 
     step, start         of the checkpoint, by the number of the run's start that saved it
-    awaits_evaluation   whether it was saved before the evaluation of its step, after which another one is
+    awaits_evaluation   whether it is of such a copy
     content             the sha256 of its meaning, see content_hash
-    metrics             {"bytes", "sha256"}: of RUN/metrics.jsonl then; it has begun with these bytes ever since
+    metrics             {"bytes", "sha256"}: of RUN/metrics.jsonl up to that step; it has begun with these bytes since
     starts              the sha256 of RUN/starts.jsonl up to that start
     model               {file: sha256} of RUN/model but its README.md, if it is this checkpoint's
     previous, link      the sha256 of the link before it, and of this one
 
-A line {"resumed": step} says that the links after that step are of a part that is trained again: abandoned.
+A line {"resumed": step} says that the links after that step are of a part that is trained again: abandoned. Before
+version 0.14 such a copy had a line, too; the line after the evaluation took its place.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -30,48 +34,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.files import json_lines, lines_of, write_atomically
+from utils.files import json_lines, lines_of, sync, write_atomically
 
 FILE = "chain.jsonl"
 CARD = "README.md"  # of RUN/model: its owner may edit it
+NO_RECORDS = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}  # of metrics.jsonl before the first step
+Link = dict[str, Any]
 
 
 class Chain:
     """RUN/chain.jsonl, as rank 0 continues it."""
 
     def __init__(self, run_dir: Path):
-        self._run_dir = run_dir
-        self._lines: list[dict[str, Any]] = []  # of the file, and what could not be written to it
+        self._path, self._links = run_dir / FILE, []  # those that count, in their order
 
-    def resume(self, of_checkpoints: Sequence[dict[str, Any]], step: int) -> None:
-        """The run goes on after `step`: complete the file from the links in the checkpoints' manifests, newest first.
+    def resume(self, newest: Link | None, step: int) -> None:
+        """The run goes on after `step`, from the checkpoint with the link `newest`; None: it has none.
+
+        What is not of its past is abandoned. A kill may have kept the newest line from the file: it is added.
         """
-        self._lines = read_lines(self._run_dir)
-        num_written = len(self._lines)
-        self._lines += missing_links(self._lines, of_checkpoints)
-        links = valid_links(self._lines)
+        lines = read_lines(self._path.parent)
+        counted = valid_links(lines)
+        self._links = [link for link in counted if link["step"] < step or link == newest]
+        if len(self._links) < len(counted):
+            lines.append({"resumed": max((link["step"] for link in self._links), default=-1)})
+        if newest and not newest["awaits_evaluation"] and newest not in self._links[-1:]:
+            lines.append(newest)
+            self._links.append(newest)
+        content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
+        if content and content != self._path.read_bytes():  # else there is nothing to mend
+            write_atomically(self._path, content)
 
-        # what is abandoned; what the run goes on from stays, or counts again
-        newest = [link for link in of_checkpoints if link["step"] == step][:1]
-        stays = newest or [link for link in links if link["step"] == step]
-        if [link for link in links if link["step"] >= step] != stays:
-            self._lines += [{"resumed": step}, *newest]
-        if len(self._lines) > num_written:
-            self._write()
-
-    def next(self, step: int, **facts: Any) -> dict[str, Any]:
+    def next(self, step: int, **facts: Any) -> Link:
         """The link of a checkpoint that is about to be written."""
-        before = [link["link"] for link in valid_links(self._lines) if link["step"] < step]
-        link = {"step": step, **facts, "previous": before[-1] if before else ""}
+        before = next((link["link"] for link in reversed(self._links) if link["step"] < step), "")
+        link = {"step": step, **facts, "previous": before}
         return link | {"link": digest_of(link)}
 
-    def append(self, link: dict[str, Any]) -> None:
-        """The checkpoint with this link has its name. Raises OSError; then the next call writes this link, too."""
-        self._lines.append(link)
-        self._write()
-
-    def _write(self) -> None:
-        write_atomically(self._run_dir / FILE, "".join(f"{json.dumps(line)}\n" for line in self._lines))
+    def append(self, link: Link) -> None:
+        """The checkpoint with this link has its name, and its step is done. Raises OSError."""
+        is_new = not self._path.exists()
+        with self._path.open("a") as file:
+            file.write(f"{json.dumps(link)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            sync(self._path.parent)
+        self._links.append(link)
 
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -80,22 +89,21 @@ def read_lines(run_dir: Path) -> list[dict[str, Any]]:
             if isinstance(line, dict) and ("resumed" in line or {"step", "link"} <= line.keys())]
 
 
-def missing_links(lines: Iterable[dict[str, Any]], of_checkpoints: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The links of checkpoints that a kill kept from these lines, in their order."""
-    known = {line.get("link") for line in lines}
-    return sorted((link for link in of_checkpoints if link["link"] not in known),
-                  key=lambda link: (link["start"], link["step"], not link["awaits_evaluation"]))
+def valid_links(lines: Iterable[dict[str, Any]], pending: Link | None = None) -> list[Link]:
+    """Of lines of RUN/chain.jsonl, the links that count, in their order: the last one of each step.
 
-
-def valid_links(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of lines of RUN/chain.jsonl, the links that count, in their order: the last one of each step."""
-    links: dict[int, dict[str, Any]] = {}
+    pending: of the newest checkpoint, whose line is not in the file: a kill kept it away, or an evaluation is due.
+    """
+    links: dict[int, Link] = {}
     for line in lines:
         if "resumed" in line:
-            links = {step: link for step, link in links.items() if step <= line["resumed"]}
+            while links and next(reversed(links)) > line["resumed"]:
+                links.popitem()
         else:
             links.pop(line["step"], None)
             links[line["step"]] = line
+    if pending is not None and pending["step"] > max(links, default=-1):
+        links[pending["step"]] = pending
     return list(links.values())
 
 
@@ -120,8 +128,18 @@ def content_hash(weights: Mapping[str, Tensor], state: Mapping[str, Any], traine
 
 def begins_with(path: Path, size: int) -> dict[str, Any]:
     """The first `size` bytes of a file, as a link has them."""
-    content = path.read_bytes()[:size] if path.exists() else b""
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    digest, done = hashed(path, size)
+    return {"bytes": done, "sha256": digest.hexdigest()}
+
+
+def hashed(path: Path, size: float = math.inf) -> "tuple[hashlib._Hash, int]":
+    """The sha256 of the first `size` bytes of a file, or of all; and how many these are. No file: of no byte."""
+    digest, done = hashlib.sha256(), 0
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        while chunk := file.read(int(min(2**20, size - done))):
+            digest.update(chunk)
+            done += len(chunk)
+    return digest, done
 
 
 def files_in(folder: Path) -> dict[str, str]:

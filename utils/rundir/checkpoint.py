@@ -1,6 +1,7 @@
 """Checkpoints: the state of a run, saved in the background; the newest valid one is loaded.
 
-A save copies the state, which the training waits for; a thread of rank 0 writes the copy. There is one save at a time.
+A save is a Snapshot: all that it writes, as it is at one moment. To copy the state is what the training waits for; a
+thread of rank 0 writes the copy. There is one save at a time.
 All ranks learn of its error with the next step (Agreement). The next save, an evaluation, a stop and the end of the run
 wait for it (flush). The files: utils/rundir/checkpoint_folder.py.
 """
@@ -9,12 +10,11 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict
-from functools import partial
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
-from utils.rundir.chain import Chain, begins_with, content_hash, files_in, starts_hash
+from utils.rundir.chain import NO_RECORDS, Chain, Link, content_hash, files_in, starts_hash
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.run import Run
 from utils.rundir.state import Progress, TrainState
@@ -35,6 +35,37 @@ from utils.strategies.base import Strategy
 LEAST_STEPS_KEPT, SHARES_KEPT = 1000, 20  # --keep-every auto: a twentieth of the run, but at least so many steps
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a checkpoint refers to, as it is when the save begins; rank 0 writes it first."""
+
+    records: Mapping[str, Any]  # {"bytes", "sha256"} of metrics.jsonl up to this step
+    write: Callable[[dict[str, Tensor]], None] = lambda weights: None  # gets the weights to export
+    has_model: bool = False  # it writes RUN/model, of these weights
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a save writes, as it was at one moment; in host memory."""
+
+    weights: dict[str, Tensor]
+    values: dict[str, Any]  # what state.pt holds
+    trainer: dict[str, Any]  # what trainer.json holds
+    beside: Beside
+    start: int  # of the run
+    awaits_evaluation: bool
+
+    @property
+    def step(self) -> int:
+        """How many optimizer steps were done."""
+        return self.trainer["progress"]["step"]
+
+    @property
+    def exported(self) -> dict[str, Tensor]:
+        """The weights of RUN/model: the averages, where they are the best model so far."""
+        return self.weights | (self.values["ema"] if _exports_averages(self.trainer) else {})
 
 
 class Checkpoints:
@@ -49,6 +80,7 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future | None = None  # the last save
         self._num_bytes = self._model_bytes = 0  # of a checkpoint, roughly, and of RUN/model; known after restore()
+        self.records: Mapping[str, Any] = NO_RECORDS  # of metrics.jsonl where this start begins; known on rank 0
         self.count, self.stall_s = 0, 0.0  # saves of this start, and seconds that this rank waited for them
 
     def is_empty(self) -> bool:
@@ -61,11 +93,18 @@ class Checkpoints:
         every = self._keep_every
         every = max(LEAST_STEPS_KEPT, -(-total_steps // SHARES_KEPT)) if every == "auto" else every
         self._folder.keep_every, self._num_landmarks = every, total_steps // every if every else 0
-        step, writes = state.progress.step, self._run.writes
-        self._world.on_rank_zero(lambda: writes and self._chain.resume(self._folder.links(), step))
-        if step == 0:
-            weights, values = state.weights(), state.state_dict()
-            self._world.on_rank_zero(lambda: writes and self._begin_chain(weights, values), num_bytes=self._num_bytes)
+        step, start = state.progress.step, self._run.start
+        weights, values = (state.weights(), state.state_dict()) if step == 0 else ({}, {})
+
+        def go_on() -> None:
+            newest = next((link for link in self._folder.links()[:1] if link["step"] == step > 0), None)
+            self.records = newest["metrics"] if newest else NO_RECORDS
+            self._chain.resume(newest, step)
+            if step == 0:  # there is no checkpoint: a link of the initial weights
+                trainer = {"progress": _saved(Progress()), "best": {}}
+                self._note(self._link_of(Snapshot(weights, values, trainer, Beside(NO_RECORDS), start, False)))
+
+        self._world.on_rank_zero(lambda: self._run.writes and go_on(), num_bytes=self._num_bytes)
 
     def is_due(self, step: int) -> bool:
         """Whether --save-every or --keep-every calls for a checkpoint after optimizer step `step`."""
@@ -76,11 +115,9 @@ class Checkpoints:
         """The same for a duration, by rank 0's clock: ranks must agree on it before they act."""
         return self._world.is_main and time.monotonic() - self._saved_at > self._every.seconds
 
-    def save(self, state: TrainState, beside: Callable[[dict[str, Tensor]], None],
-             awaits_evaluation: bool = False) -> None:
+    def save(self, state: TrainState, beside: Beside, awaits_evaluation: bool = False) -> None:
         """Start to save, unless nothing happened since the last save. Collective.
 
-        beside: rank 0 calls it with the weights to export; it writes what the checkpoint refers to, before it.
         awaits_evaluation: an evaluation comes next, after which the same step is saved again.
         """
         if state.progress == self._saved:
@@ -93,10 +130,9 @@ class Checkpoints:
         if self._world.is_main:
             trainer = {"format": FORMAT, "progress": _saved(state.progress), "best": state.best,
                        "processes": self._world.world_size}
-            name = name_of(state.progress.step, self._run.start, awaits_evaluation)
-            link = partial(self._link, trainer, awaits_evaluation, _size_of(self._run.path / "metrics.jsonl"))
             weights, values = tree_map_only(Tensor, _copied, (weights, values))
-            self._pending = self._writer.submit(self._write, name, weights, values, trainer, beside, link)
+            snapshot = Snapshot(weights, values, trainer, beside, self._run.start, awaits_evaluation)
+            self._pending = self._writer.submit(self._write, snapshot)
 
         # count
         self._saved, self._saved_at = state.progress, time.monotonic()
@@ -174,47 +210,41 @@ class Checkpoints:
             strategy.load_model_state(found["weights"])
         return Progress(**found["trainer"]["progress"]), _exports_averages(found["trainer"])
 
-    def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
-               beside: Callable[[dict[str, Tensor]], None], link: Callable[[str], dict[str, Any]]) -> None:
-        weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors does not save strides
-
-        # records and RUN/model, which the checkpoint refers to
+    def _write(self, snapshot: Snapshot) -> None:
         try:
-            averages = values["ema"] if _exports_averages(trainer) else {}
-            beside(weights | {name: value.contiguous() for name, value in averages.items()})
-            new = link(content_hash(weights, values, trainer))
+            # records and RUN/model, which the checkpoint refers to
+            snapshot.beside.write({name: weight.contiguous() for name, weight in snapshot.exported.items()})
+            link = self._link_of(snapshot)
+
+            # then the checkpoint itself, and its link
+            weights = {name: weight.contiguous() for name, weight in snapshot.weights.items()}  # strides are not saved
+            self._folder.write(name_of(snapshot.step, snapshot.start, snapshot.awaits_evaluation), {
+                "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
+                "state.pt": lambda path: torch.save(snapshot.values, path),
+                "trainer.json": lambda path: path.write_text(json.dumps(snapshot.trainer, indent=1)),
+            }, snapshot.trainer["best"].get("step"), link)
+            self._note(link)
         except (OSError, RuntimeError, SafetensorError) as error:
             raise UserError(f"cannot save to {self._folder.path.parent}: {error}; make room or repair the disk, and the"
                             " same command continues the run", Exit.IO) from error
 
-        # then the checkpoint itself, and its link
-        self._folder.write(name, {
-            "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
-            "state.pt": lambda path: torch.save(values, path),
-            "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),
-        }, trainer["best"].get("step"), new)
-        self._append(new)
+    def _link_of(self, snapshot: Snapshot) -> Link:
+        """The link of what is being saved; what it refers to is written."""
+        facts = {"start": snapshot.start, "awaits_evaluation": snapshot.awaits_evaluation,
+                 "content": content_hash(snapshot.weights, snapshot.values, snapshot.trainer),
+                 "starts": self._starts, "metrics": snapshot.beside.records}
+        if snapshot.beside.has_model:
+            facts["model"] = files_in(self._run.path / "model")
+        return self._chain.next(snapshot.step, **facts)
 
-    def _begin_chain(self, weights: dict[str, Tensor], values: dict) -> None:
-        """The link of step 0, where there is no checkpoint: of the initial weights."""
-        trainer = {"progress": _saved(Progress()), "best": {}}
-        self._append(self._link(trainer, False, 0, content_hash(weights, values, trainer)))
+    @cached_property
+    def _starts(self) -> str:
+        return starts_hash(self._run.path, self._run.start)  # this start's line is there before its first link
 
-    def _append(self, link: dict[str, Any]) -> None:
-        try:
+    def _note(self, link: Link) -> None:
+        """The checkpoint with this link, or the beginning, is there. Raises OSError."""
+        if not link["awaits_evaluation"]:
             self._chain.append(link)
-        except OSError as error:  # the manifest has it; the next save or start completes the file
-            self._run.note(f"cannot write {self._run.path / 'chain.jsonl'}: {error}")
-
-    def _link(self, trainer: dict[str, Any], awaits_evaluation: bool, num_bytes: int, content: str) -> dict[str, Any]:
-        """The link of what is being saved. num_bytes: of metrics.jsonl when the save began."""
-        run, step = self._run, trainer["progress"]["step"]
-        facts = {"start": run.start, "awaits_evaluation": awaits_evaluation, "content": content,
-                 "starts": starts_hash(run.path, run.start),
-                 "metrics": begins_with(run.path / "metrics.jsonl", num_bytes)}
-        if trainer["best"].get("step") == step:
-            facts["model"] = files_in(run.path / "model")
-        return self._chain.next(step, **facts)
 
     def _read(self, choose: Callable[[], str | None], strategy: Strategy,
               with_state: bool = True) -> dict[str, Any] | None:
@@ -264,7 +294,3 @@ def _saved(progress: Progress) -> dict[str, Any]:
 def _copied(tensor: Tensor) -> Tensor:
     """A tensor in host memory, as it is now."""
     return tensor.detach().to("cpu", copy=True)
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

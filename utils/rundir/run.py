@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ import yaml
 import utils
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, explain
-from utils.files import read_json, replace_folder, wait_to_see, write_atomically
+from utils.files import json_lines, read_json, replace_folder, wait_to_see, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
 from utils.rundir.identity import code_digest, compare, kept_settings, run_path
 from utils.rundir.lock import RunLock
@@ -170,7 +170,8 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
                             " version, or use another --run-dir or --fresh", Exit.OTHER_RUN)
         compare(config, path, note)
         _describe(config, path, world.world_size)
-        facts = _facts(last, world, launches)
+        starts = [last.get("start", 0), *(line["start"] for line in json_lines(path / "starts.jsonl"))]
+        facts = _facts(world, launches, 1 + max(starts))
         _note_changes(config, kept, last, facts, note)
         return {"code": facts["code"], **kept}, facts
 
@@ -207,11 +208,11 @@ def _read(config: Config, path: Path, world: World, note: Callable[[str], None])
     """What RUN/auto.json holds, and the facts of a start that only reads; without a run, weights as they are."""
     if not (path / "auto.json").exists():
         if not config.run.run_dir and (config.model.pretrained or getattr(config.model, "weights", None)):
-            return {}, _facts({}, world, []) | {"is_there": False}
+            return {}, _facts(world) | {"is_there": False}
         raise UserError(f"{path} holds no checkpoint: train first; or evaluate weights as they are, with --model and"
                         " --pretrained and without --run-dir", Exit.NO_INPUT)
     compare(config, path, note)
-    kept, facts, last = read_json(path / "auto.json"), _facts({}, world, []), {}
+    kept, facts, last = read_json(path / "auto.json"), _facts(world), {}
     with suppress(UserError, OSError):  # an evaluation does not need it
         last = read_json(path / "status.json")
     if last.get("code", facts["code"]) != facts["code"]:
@@ -247,9 +248,9 @@ def _note_changes(config: Config, kept: dict[str, Any], last: Mapping[str, Any],
              " the same bits, continue with the program that began the run")
 
 
-def _facts(last: Mapping[str, Any], world: World, launches: list[str | None]) -> dict[str, Any]:
-    """What status.json says of this start. last: what it said of the start before."""
-    return {"start": last.get("start", 0) + 1, "launch": sorted({*filter(None, launches), *slurm_starts()[-1:]}),
+def _facts(world: World, launches: Sequence[str | None] = (), start: int = 1) -> dict[str, Any]:
+    """What status.json says of this start, which is that number of the run's."""
+    return {"start": start, "launch": sorted({*filter(None, launches), *slurm_starts()[-1:]}),
             "processes": world.world_size, "devices_per_process": len(world.devices),
             "cores_per_process": world.cores, "code": code_digest(), "version": utils.__version__}
 

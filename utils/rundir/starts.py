@@ -31,8 +31,8 @@ def note_start(config: Config, run: Run, world: World, step: int) -> None:
                               "time": datetime.now(UTC).isoformat(timespec="seconds")}
 
     def append() -> None:
-        lines = [*lines_of(run.path / FILE), json.dumps(line).encode(), b""]
-        write_atomically(run.path / FILE, b"\n".join(lines))
+        before = lines_of(run.path / FILE) if (run.path / "auto.json").exists() else []  # else no start has begun
+        write_atomically(run.path / FILE, b"\n".join([*before, json.dumps(line).encode(), b""]))
 
     world.on_rank_zero(lambda: run.writes and append())  # Collective.
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from utils.numerics.optimizers import build_optimizer
-from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.chain import NO_RECORDS
+from utils.rundir.checkpoint import Beside, Checkpoints
 from utils.rundir.state import TrainState
 from utils.settings.run_options import OptimOptions, RecordOptions
 from utils.strategies.ddp import DDP
@@ -34,9 +35,14 @@ def train_step(state):
     state.progress = state.progress.after(0, 8 * (state.progress.step + 1))
 
 
-def save(checkpoints, state, beside=lambda weights: None):
+def beside(write=lambda weights: None, records=NO_RECORDS, **about):
+    """What a checkpoint refers to."""
+    return Beside(records, write, **about)
+
+
+def save(checkpoints, state, write=lambda weights: None, **about):
     """Save, and wait until it is on disk."""
-    checkpoints.save(state, beside)
+    checkpoints.save(state, beside(write, **about))
     checkpoints.flush()
 
 

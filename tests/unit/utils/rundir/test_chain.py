@@ -105,7 +105,8 @@ def test_each_link_holds_the_hash_of_the_one_before(tmp_path):
     assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "content 20")]
 
 
-def test_a_step_that_is_saved_again_after_its_evaluation_has_one_link(tmp_path):
+def test_of_two_lines_of_a_step_the_last_one_counts(tmp_path):
+    """Versions before 0.14 wrote one before its evaluation, and one after it."""
     chain, _ = begun(tmp_path, 0, 10)
     chain.append(link(chain, 20, "before", awaits_evaluation=True))
     chain.append(link(chain, 20, "after"))
@@ -120,49 +121,59 @@ def test_a_line_that_a_kill_kept_away_is_written_at_the_next_start(tmp_path, sha
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:int(share * (len(lines[-1]) - 1))])
     chain = Chain(tmp_path)
-    chain.resume(links[::-1], 20)
+    chain.resume(links[-1], 20)
     links.append(link(chain, 30, start=2))
     chain.append(links[-1])
     assert [step for step, _ in steps(tmp_path)] == [0, 10, 20, 30]
     again = path.read_bytes()
-    Chain(tmp_path).resume(links[::-1], 30)
+    Chain(tmp_path).resume(links[-1], 30)
     assert path.read_bytes() == again
 
 
-def test_a_file_that_is_gone_is_written_again_from_the_manifests(tmp_path):
+def test_what_awaits_its_evaluation_has_no_line(tmp_path):
     chain, links = begun(tmp_path, 0, 10)
-    links += [link(chain, 20, awaits_evaluation=True), link(chain, 20, "evaluated")]
-    (tmp_path / FILE).unlink()
-    Chain(tmp_path).resume(links[::-1], 20)
-    assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "evaluated")]
+    pending = link(chain, 20, awaits_evaluation=True)
+    chain = Chain(tmp_path)
+    chain.resume(pending, 20)
+    assert [step for step, _ in steps(tmp_path)] == [0, 10]
+    assert valid_links(read_lines(tmp_path), pending) == [*links, pending]
+    chain.append(link(chain, 20, "evaluated"))
+    assert steps(tmp_path)[-1] == (20, "evaluated")
+    assert valid_links(read_lines(tmp_path), pending)[-1]["content"] == "evaluated"
+
+
+def test_a_line_is_appended_and_changes_none_before_it(tmp_path):
+    chain, _ = begun(tmp_path, 0, 10)
+    before, file = (tmp_path / FILE).read_bytes(), (tmp_path / FILE).stat().st_ino
+    chain.append(link(chain, 20))
+    assert (tmp_path / FILE).read_bytes().startswith(before) and (tmp_path / FILE).stat().st_ino == file
 
 
 def test_links_beyond_the_step_of_a_resume_are_abandoned_and_repeated(tmp_path):
     _, links = begun(tmp_path, 0, 10, 20, 30)
     chain = Chain(tmp_path)
-    chain.resume(links[:2], 10)
+    chain.resume(links[1], 10)
     assert [step for step, _ in steps(tmp_path)] == [0, 10]
     for step in (20, 40):
         chain.append(link(chain, step, start=2))
     assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "content 20"), (40, "content 40")]
-    assert [line.get("step", line.get("resumed")) for line in read_lines(tmp_path)] == [0, 10, 20, 30, 10, 10, 20, 40]
+    assert [line.get("step", line.get("resumed")) for line in read_lines(tmp_path)] == [0, 10, 20, 30, 10, 20, 40]
 
 
-def test_a_fall_back_to_before_the_evaluation_takes_that_link_again(tmp_path):
-    chain, links = begun(tmp_path, 0, 10)
-    for content in ("before", "after"):
-        links.append(link(chain, 20, content, awaits_evaluation=content == "before"))
-        chain.append(links[-1])
+def test_a_fall_back_to_before_the_evaluation_abandons_its_link(tmp_path):
+    chain, _ = begun(tmp_path, 0, 10)
+    pending = link(chain, 20, "before", awaits_evaluation=True)
+    chain.append(link(chain, 20, "after"))
     chain = Chain(tmp_path)
-    chain.resume([links[2], links[1]], 20)  # the checkpoint of "after" is damaged
-    assert steps(tmp_path) == [(0, "content 0"), (10, "content 10"), (20, "before")]
+    chain.resume(pending, 20)  # the checkpoint of "after" is damaged
+    assert steps(tmp_path) == [(0, "content 0"), (10, "content 10")]
     chain.append(link(chain, 20, "after", start=2))
     assert steps(tmp_path)[-1] == (20, "after")
 
 
 def test_a_run_of_a_version_without_links_has_them_from_here_on(tmp_path):
     chain = Chain(tmp_path)
-    chain.resume([], 500)
+    chain.resume(None, 500)
     assert not (tmp_path / FILE).exists()
     chain.append(link(chain, 600))
     assert steps(tmp_path) == [(600, "content 600")]
@@ -173,19 +184,7 @@ def test_lines_that_are_none_stop_no_run(tmp_path):
     path = tmp_path / FILE
     path.write_bytes(b"\0\0\xff\n[1]\n{}\n7\n\n" + path.read_bytes() + b"\0\0\0")
     chain = Chain(tmp_path)
-    chain.resume(links[1:], 10)
-    chain.append(link(chain, 20))
-    assert [step for step, _ in steps(tmp_path)] == [0, 10, 20]
-
-
-def test_a_link_that_could_not_be_written_is_written_with_the_next(tmp_path):
-    chain, _ = begun(tmp_path, 0)
-    (tmp_path / FILE).rename(tmp_path / "kept")
-    (tmp_path / FILE).mkdir()
-    with pytest.raises(OSError, match="Is a directory"):
-        chain.append(link(chain, 10))
-    (tmp_path / FILE).rmdir()
-    (tmp_path / "kept").rename(tmp_path / FILE)
+    chain.resume(links[1], 10)
     chain.append(link(chain, 20))
     assert [step for step, _ in steps(tmp_path)] == [0, 10, 20]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.utils.rundir.conftest import build_state, contents, flip, names_in, save, train_step
+from tests.unit.utils.rundir.conftest import beside, build_state, contents, flip, names_in, save, train_step
 from utils.errors import Exit, UserError
 from utils.rundir import checkpoint_folder
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage
@@ -32,7 +32,7 @@ def test_the_save_after_an_evaluation_replaces_the_one_before_it(world, checkpoi
     found = []
     for _ in range(3):
         train_step(state)
-        checkpoints.save(state, lambda weights: None, awaits_evaluation=True)
+        checkpoints.save(state, beside(), awaits_evaluation=True)
         checkpoints.flush()
         found.append([name.removeprefix("step-000000000") for name in names_in(folder)])
         state.progress = replace(state.progress, evaluated_step=state.progress.step)
@@ -48,7 +48,7 @@ def test_the_save_after_an_evaluation_replaces_the_one_before_it(world, checkpoi
 def test_of_one_step_the_evaluated_checkpoint_is_the_newest(world, checkpoints_of, folder):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
-    checkpoints.save(state, lambda weights: None, awaits_evaluation=True)
+    checkpoints.save(state, beside(), awaits_evaluation=True)
     checkpoints.flush()
     state.progress = replace(state.progress, evaluated_step=1)
     save(checkpoints, state)

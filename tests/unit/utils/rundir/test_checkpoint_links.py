@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.unit.utils.rundir.conftest import build_state, flip, names_in, save, train_step
-from utils.rundir.chain import FILE, content_hash, digest_of, read_lines, valid_links
+from utils.errors import Exit, UserError
+from utils.rundir.chain import FILE, NO_RECORDS, begins_with, content_hash, digest_of, read_lines, valid_links
+from utils.rundir.checkpoint import Beside
 from utils.rundir.checkpoint_folder import CheckpointFolder
 
 
@@ -61,7 +63,7 @@ def test_a_link_is_of_the_records_as_they_were_when_the_save_began(start, folder
         metrics.write_text("as it was\nmore\n")
 
     train_step(state)
-    save(checkpoints, state, write_more)
+    save(checkpoints, state, write_more, records=begins_with(metrics, 10))
     assert links_of(folder.parent)[1]["metrics"] == {
         "bytes": 10, "sha256": hashlib.sha256(b"as it was\n").hexdigest()}
 
@@ -75,7 +77,7 @@ def test_a_link_names_the_files_of_the_model_if_that_is_this_steps(start, folder
 
     train_step(state)
     state.best = {"step": 1, "metric": "top1", "value": 0.5}
-    save(checkpoints, state, export)
+    save(checkpoints, state, export, has_model=True)
     train(state, checkpoints)
     first, second = (links_of(folder.parent)[step] for step in (1, 2))
     assert (first["model"], "model" in second) == ({"weights": hashlib.sha256(b"abc").hexdigest()}, False)
@@ -135,25 +137,26 @@ def test_a_start_again_before_the_first_checkpoint_begins_the_chain_again(start,
     assert links[1]["previous"] == links[0]["link"]
 
 
-def test_the_save_after_an_evaluation_takes_the_links_place(start, folder):
+def test_a_copy_before_an_evaluation_has_its_link_in_its_manifest_alone(start, folder):
     state, checkpoints = start()
     train_step(state)
-    checkpoints.save(state, lambda weights: None, awaits_evaluation=True)
+    checkpoints.save(state, Beside(NO_RECORDS), awaits_evaluation=True)
     state.progress = replace(state.progress, evaluated_step=1)
     save(checkpoints, state)
-    lines = read_lines(folder.parent)
-    assert [(line["step"], line["awaits_evaluation"]) for line in lines] == [(0, False), (1, True), (1, False)]
-    assert lines[1]["previous"] == lines[2]["previous"] == lines[0]["link"]
-    assert links_of(folder.parent)[1] == lines[2]
+    lines, manifests = read_lines(folder.parent), CheckpointFolder(folder, 3, print).links()
+    assert [(line["step"], line["awaits_evaluation"]) for line in lines] == [(0, False), (1, False)]
+    assert [(link["awaits_evaluation"], link["previous"]) for link in manifests] == [
+        (False, lines[0]["link"]), (True, lines[0]["link"])]
+    assert links_of(folder.parent)[1] == lines[1] == manifests[0]
 
 
-def test_a_chain_that_cannot_be_written_is_noted_and_stops_no_save(world, checkpoints_of, folder):
-    folder.parent.mkdir(exist_ok=True)
-    state, (checkpoints, notes) = build_state(world), checkpoints_of()
+def test_a_save_without_its_line_fails_and_the_next_start_adds_the_line(start, folder):
+    state, checkpoints = start()
+    (folder.parent / FILE).rename(folder.parent / "kept")
     (folder.parent / FILE).mkdir()
-    train(state, checkpoints)
-    [note] = notes
-    assert note.startswith(f"cannot write {folder.parent / FILE}: [Errno 21] Is a directory: ")
+    with pytest.raises(UserError, match="Is a directory") as raised:
+        train(state, checkpoints)
     (folder.parent / FILE).rmdir()
-    train(state, checkpoints)
-    assert [*links_of(folder.parent)] == [1, 2]
+    (folder.parent / "kept").rename(folder.parent / FILE)
+    start(2)
+    assert (raised.value.code, [*links_of(folder.parent)]) == (Exit.IO, [0, 1])

@@ -8,7 +8,16 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from tests.unit.utils.rundir.conftest import build_state, contents, everything, names_in, names_of, save, train_step
+from tests.unit.utils.rundir.conftest import (
+    beside,
+    build_state,
+    contents,
+    everything,
+    names_in,
+    names_of,
+    save,
+    train_step,
+)
 from utils.errors import Exit, UserError, explain
 from utils.rundir.checkpoint import Checkpoints
 
@@ -35,7 +44,7 @@ def writer():
 def test_flush_and_close_wait_for_a_save_and_the_training_does_not(world, checkpoints_of, folder, writer, wait):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
-    checkpoints.save(state, writer)
+    checkpoints.save(state, beside(writer))
     is_under_way = writer.came.wait(LIMIT_S)
     seen = names_of(folder)
     waiting = Thread(target=lambda: (wait(checkpoints), seen.append("waited")))
@@ -51,7 +60,7 @@ def test_close_does_not_wait_forever(world, checkpoints_of, folder, writer, monk
     monkeypatch.setattr("utils.rundir.checkpoint.LAST_SAVE_S", 0.01)
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
-    checkpoints.save(state, writer)
+    checkpoints.save(state, beside(writer))
     checkpoints.close()
     writer.may_go.set()
     checkpoints.flush()  # had close waited for the writer, the writer would have timed out
@@ -66,7 +75,7 @@ def test_a_save_holds_the_state_of_its_moment(world, checkpoints_of, writer, opt
     train_step(state)
     state.best = {"step": 1, "metric": "top1", "value": 0.5}
     at_that_moment = everything(state)
-    checkpoints.save(state, writer)
+    checkpoints.save(state, beside(writer))
     assert writer.came.wait(LIMIT_S)
     train_step(state)
     state.scaler.update(128.0)
@@ -83,7 +92,7 @@ def test_what_is_written_beside_comes_before_the_checkpoint(world, checkpoints_o
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
     expected = {name: weight.tolist() for name, weight in state.strategy.model_state().items()}
-    checkpoints.save(state, writer)
+    checkpoints.save(state, beside(writer))
     assert writer.came.wait(LIMIT_S)
     train_step(state)
     before = names_of(folder)
@@ -95,13 +104,13 @@ def test_what_is_written_beside_comes_before_the_checkpoint(world, checkpoints_o
 def test_there_is_one_save_at_a_time(world, checkpoints_of, folder, writer):
     state, (checkpoints, _) = build_state(world), checkpoints_of()
     train_step(state)
-    checkpoints.save(state, writer)
+    checkpoints.save(state, beside(writer))
     assert writer.came.wait(LIMIT_S)
     train_step(state)
     found = []
 
     def save_again():
-        checkpoints.save(state, lambda weights: found.extend(names_of(folder)))
+        checkpoints.save(state, beside(lambda weights: found.extend(names_of(folder))))
         found.append("returned")
 
     second = Thread(target=save_again)
@@ -140,7 +149,7 @@ def test_an_error_of_the_writer_is_known_early_and_ends_the_saving(world, checkp
     state, (checkpoints, _) = build_state(world), checkpoints_of(start=2)
     checkpoints.restore(state)
     train_step(state)
-    checkpoints.save(state, fail)
+    checkpoints.save(state, beside(fail))
     known = [checkpoints.has_failed()]
     writer.may_go.set()
     deadline = time.monotonic() + LIMIT_S
@@ -149,7 +158,7 @@ def test_an_error_of_the_writer_is_known_early_and_ends_the_saving(world, checkp
     known.append(checkpoints.has_failed())
     train_step(state)
     codes, written = [], []
-    for wait in (lambda: checkpoints.save(state, written.append), checkpoints.flush, checkpoints.flush):
+    for wait in (lambda: checkpoints.save(state, beside(written.append)), checkpoints.flush, checkpoints.flush):
         with pytest.raises(UserError, match="the disk is full") as refused:
             wait()
         codes.append(refused.value.code)
@@ -174,7 +183,7 @@ def test_the_seconds_that_the_training_waited_are_counted(world, checkpoints_of,
     now = iter(range(0, 1000, 10))
     monkeypatch.setattr("utils.rundir.checkpoint.time", SimpleNamespace(monotonic=lambda: next(now)))
     train_step(state)
-    checkpoints.save(state, lambda weights: None)
+    checkpoints.save(state, beside())
     in_save = checkpoints.stall_s
     checkpoints.flush()
     assert (in_save > 0, checkpoints.stall_s > in_save, checkpoints.count) == (True, True, 1)

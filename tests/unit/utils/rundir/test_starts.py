@@ -18,6 +18,8 @@ def note(world, run_dir, start, step, *words, writes=True):
     run = SimpleNamespace(path=run_dir, start=start, writes=writes,
                           resolved=SimpleNamespace(as_dict=lambda: {"micro_batches": 8}))
     note_start(config_of(*words), run, world, step)
+    if writes:
+        (run_dir / "auto.json").touch()  # a start writes it next
 
 
 def test_a_line_has_the_settings_what_auto_became_and_what_bits_depend_on(world, tmp_path):
@@ -47,6 +49,14 @@ def test_what_limits_the_cpus_instructions_is_kept(world, monkeypatch):
 def test_nodes_that_are_alike_are_described_once(world, monkeypatch):
     monkeypatch.setattr(type(world), "gather", lambda self, value: [value, value, value | {"device": "other"}])
     assert [each["device"] for each in describe(world)["hardware"]] == ["cpu", "other"]
+
+
+def test_a_start_that_ended_before_the_run_had_begun_leaves_no_line(world, tmp_path):
+    """Its settings may still be corrected, and config.yaml is that of the first line."""
+    note(world, tmp_path, 1, 0)
+    (tmp_path / "auto.json").unlink()
+    note(world, tmp_path, 2, 0)
+    assert [each["start"] for each in read_starts(tmp_path)] == [2]
 
 
 def test_later_starts_come_after_and_change_no_byte_of_earlier_ones(world, tmp_path):
