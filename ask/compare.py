@@ -25,11 +25,12 @@ if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
 
 from ask.locate import NAMES, is_an_answer, locate
-from ask.record import Part, Record, read_run
+from ask.record import Part, Record, read_records, read_run
 from ask.repeat import Place, computing, conditions_of, config_for, in_words, lay_out
 from ask.rounding import EPSILON, apart
 from models.tasks import load_task
 from utils.distributed.watchdog import Watchdog
+from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say, some
 from utils.rundir.run import open_run
 from utils.settings.command_line import config_of
@@ -58,7 +59,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
         found += [f"the initial weights, by their hash: {first[0][:16]} {IN[0]}, {first[1][:16]} {IN[1]}"
                   ] if len({*first}) > 1 else []
         note("\n".join(f"  {text}" for text in found or ["before the first step nothing differs that is written down"]))
-        agreed, differs, words = results_apart(one, two)
+        agreed, differs, words = results_apart(runs, [written(run, place.world) for run in runs])  # Collective.
         note("\n".join(words))
         for text in locate(place, runs, agreed, max(1, differs)) if given.locate and differs is not None else ():
             note(text)  # Collective.
@@ -161,12 +162,13 @@ def _cut(text: str) -> str:
 # --- results
 
 
-def results_apart(one: Record, two: Record) -> tuple[int, int | None, list[str]]:
+def results_apart(runs: Sequence[Record], results: Sequence[tuple[Written, Written]]
+                  ) -> tuple[int, int | None, list[str]]:
     """The last step up to which all is the same that both have written down; the first that is not; what to say.
 
     None: all is the same. Raises UserError (66) if there is nothing that both have.
     """
-    (same_records, record), (same_links, link) = map(first_apart, *map(written, (one, two)))
+    (same_records, record), (same_links, link) = map(first_apart, *results)
     if not (same_records or record or same_links or link):
         raise UserError("the runs have no record and no checkpoint of the same step in common, so there is nothing to"
                         " compare", Exit.NO_INPUT)
@@ -179,7 +181,7 @@ def results_apart(one: Record, two: Record) -> tuple[int, int | None, list[str]]
     if record:
         same = [step for step in same_records if step < record[0]["step"]]  # the step's own epoch record may be
         steps = record[0]["step"] - max(same, default=0)
-        precision = max((run.starts[0]["resolved"]["precision"] for run in (one, two)), key=EPSILON.get)
+        precision = max((run.starts[0]["resolved"]["precision"] for run in runs), key=EPSILON.get)
         found += [f"the first record that differs: {record[0]['split']}, step {record[0]['step']}",
                   *record_apart(*record, steps, precision)]
     if link:
@@ -188,9 +190,10 @@ def results_apart(one: Record, two: Record) -> tuple[int, int | None, list[str]]
     return agreed, differs, found
 
 
-def written(run: Record) -> tuple[Written, Written]:
-    """The records; what the checkpoints mean, before or after an evaluation."""
-    return ({(record["split"], record["step"]): record for record in run.records},
+def written(run: Record, world: World) -> tuple[Written, Written]:
+    """The records; what the checkpoints mean, before or after an evaluation. Collective."""
+    records = read_records(run, world, "train", "val", "epoch")  # Collective.
+    return ({(record["split"], record["step"]): record for record in records},
             {(step, link["awaits_evaluation"]): {"step": step, "content": link["content"]}
              for step, link in sorted(run.links.items())})
 

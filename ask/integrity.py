@@ -1,15 +1,19 @@
 """Whether the files of a run directory belong together: each against RUN/chain.jsonl. Nothing is computed again.
 
     for text in findings(run): ...    # "RUN/model: config.json is not what the run saved at step 40"
+    not_covered(run)                  # what lies behind the last link of a run that was killed, in words
 
 It names what was changed afterwards. Somebody who changes files and computes all hashes anew is found by training again
 alone: ask/verify.py.
 """
 
 import hashlib
+import io
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +21,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from utils.errors import Exit, UserError, first_line, some
-from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines, starts_hash
+from ask.repeat import COPIED
+from utils.errors import Exit, UserError, counted, first_line, some
+from utils.files import folder_digest, read_json
+from utils.rundir.chain import FILE, Link, content_hash, digest_of, files_in, read_lines, starts_hash, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import read_starts
 
-Link = dict[str, Any]
+SAVED = ("finished", "stopped")  # states of a run that has saved all that it did
 
 
 def findings(run: Path) -> list[str]:
@@ -33,17 +39,19 @@ def findings(run: Path) -> list[str]:
     left out then.
     """
     folder = CheckpointFolder(run / "checkpoints", 1, print)
-    of_checkpoints, names = folder.links(), folder.names()  # before the chain: a link is appended after its checkpoint
-    lines, links = read_lines(run), {}
+    names, pending = folder.names(), _pending(run)  # before the chain: a link is appended after its checkpoint
+    lines = read_lines(run)
     if not lines and not names and not (run / "metrics.jsonl").exists():
         raise UserError(f"{run} has only begun: there is nothing to verify yet", Exit.NO_INPUT)
+    links = {link["step"]: link for link in valid_links(lines, pending)}
     checks: dict[str, Callable[[], Iterable[str]]] = {
-        FILE: partial(_of_chain, lines, of_checkpoints, links),  # first: it fills `links`
-        "metrics.jsonl": partial(_of_records, run / "metrics.jsonl", links),
+        FILE: partial(_of_chain, [*lines, *([pending] if pending in links.values() else [])]),
+        "metrics.jsonl": partial(_of_records, run, links),
         "starts.jsonl": partial(_of_starts, run, links),
         "config.yaml": lambda: _of_settings(yaml.safe_load((run / "config.yaml").read_text()), run, 0, "settings"),
         "auto.json": lambda: _of_settings(json.loads((run / "auto.json").read_text()), run, -1, "resolved"),
-        **{f"checkpoints/{name}": partial(_of_checkpoint, folder.path / name, lines, links) for name in names}}
+        **{name: partial(_of_folder, run, name) for name in COPIED},
+        **{f"checkpoints/{name}": partial(_of_checkpoint, folder.path / name, links) for name in names}}
     if not is_locked(run):
         checks["model"] = partial(_of_model, run, lines, links)
 
@@ -62,49 +70,72 @@ def findings(run: Path) -> list[str]:
     return found
 
 
-def _of_chain(lines: list[Link], of_checkpoints: list[Link], links: dict[int, Link]) -> Iterator[str]:
-    """links: gets those that count, by step."""
+def not_covered(run: Path) -> str:
+    """What no link covers of a run that was killed, or failed, before it saved again, in words; "" if nothing."""
+    step, number = _behind(run, valid_links(read_lines(run), _pending(run))) if not is_locked(run) else (0, 0)
+    return f"{counted(number, 'record')} behind step {step}, the last that was saved" if number else ""
+
+
+def _pending(run: Path) -> Link | None:
+    return next(iter(CheckpointFolder(run / "checkpoints", 1, print).links()), None)
+
+
+def _behind(run: Path, links: Iterable[Link]) -> tuple[int, int]:
+    """The step of the last link, and how many lines RUN/metrics.jsonl has behind it."""
+    last = [*links][-1:] or [{"step": 0, "metrics": {"bytes": 0}}]
+    if not (run / "metrics.jsonl").exists():
+        return last[0]["step"], 0
+    with (run / "metrics.jsonl").open("rb") as file:
+        file.seek(last[0]["metrics"]["bytes"])
+        return last[0]["step"], sum(1 for _ in file)
+
+
+def _of_chain(lines: Iterable[Link]) -> Iterator[str]:
+    """Walks through the file as the run wrote it: each line must follow what counts of those before it."""
+    links: dict[int, Link] = {}
     for line in lines:
         if "resumed" in line:
-            for step in [step for step in links if step > line["resumed"]]:
-                del links[step]
-        else:
-            if fault := _fault_of(line, links):
-                yield f"the line of step {line['step']} {fault}"
-            links.pop(line["step"], None)  # the newest one is the last one
-            links[line["step"]] = line
-    for link in sorted(of_checkpoints, key=lambda link: link["step"]):  # a kill kept the last line from the file
-        if link not in lines and not _fault_of(link, links):
-            links[link["step"]] = link
+            while links and next(reversed(links)) > line["resumed"]:
+                links.popitem()
+            continue
+        newest = [*islice(reversed(links.values()), 2)]
+        earlier = [link["link"] for link in newest if link["step"] < line["step"]]
+        if digest_of(line) != line["link"]:
+            yield f"the line of step {line['step']} was edited"
+        elif line["previous"] != (earlier or [""])[0] or any(link["step"] > line["step"] for link in newest):
+            yield (f"the line of step {line['step']} does not follow the line before it: one was removed, added or"
+                   " edited there")
+        links.pop(line["step"], None)  # before version 0.14 a step that was evaluated had two
+        links[line["step"]] = line
     if not links:
         yield "it is missing, or has no link"
 
 
-def _fault_of(link: Link, links: Mapping[int, Link]) -> str:
-    """What is wrong with a link that comes after `links`; "" if nothing."""
-    if digest_of(link) != link["link"]:
-        return "was edited"
-    newest = [*links.values()][-2:]
-    earlier = [each["link"] for each in newest if each["step"] < link["step"]]
-    if link["previous"] != (earlier or [""])[-1] or any(each["step"] > link["step"] for each in newest):
-        return "does not follow the line before it: one was removed, added or edited there"
-    return ""
-
-
-def _of_records(path: Path, links: Mapping[int, Link]) -> Iterator[str]:
-    content, digest, done, before = path.read_bytes() if path.exists() else b"", hashlib.sha256(), 0, 0
-    for step, link in links.items():
-        digest.update(content[done:link["metrics"]["bytes"]])
-        if digest.hexdigest() != link["metrics"]["sha256"]:
-            yield f"a record was edited, added or removed between step {before} and step {step}"
-            return
-        done, before = link["metrics"]["bytes"], step
+def _of_records(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
+    digest, done, before = hashlib.sha256(), 0, 0
+    with (run / "metrics.jsonl").open("rb") if (run / "metrics.jsonl").exists() else io.BytesIO() as file:
+        for step, link in links.items():
+            while chunk := file.read(min(2**20, max(0, link["metrics"]["bytes"] - done))):
+                digest.update(chunk)
+                done += len(chunk)
+            if {"bytes": done, "sha256": digest.hexdigest()} != link["metrics"]:
+                yield f"a record was edited, added or removed between step {before} and step {step}"
+                return
+            before = step
+    if not_covered(run) and read_json(run / "status.json").get("state") in SAVED:
+        yield f"it has {not_covered(run)}"
 
 
 def _of_starts(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
-    if wrong := [start for start, digest in sorted({(link["start"], link["starts"]) for link in links.values()})
-                 if starts_hash(run, start) != digest]:
+    begun = {start["start"]: start["step"] for start in read_starts(run)}
+    numbers, of_links = [start["start"] for start in read_starts(run)], [link["start"] for link in links.values()]
+    if numbers != sorted(set(numbers)):
+        yield "a line is there twice, or is not in its place"
+    elif wrong := [start for start, digest in sorted({(link["start"], link["starts"]) for link in links.values()})
+                   if starts_hash(run, start) != digest]:
         yield f"a line was edited, added or removed, up to that of start {wrong[0]}"
+    elif of_links != sorted(of_links) or any(begun.get(link["start"], math.inf) > step for step, link in links.items()):
+        yield f"by {FILE} a start computed steps that it did not come to"
 
 
 def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> Iterator[str]:
@@ -113,12 +144,20 @@ def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> I
         yield f"{some(differ)}: not as in starts.jsonl"
 
 
-def _of_checkpoint(folder: Path, lines: list[Link], links: Mapping[int, Link]) -> Iterator[str]:
+def _of_folder(run: Path, name: str) -> Iterator[str]:
+    then = read_json(run / "auto.json").get(name)  # a run of images has none
+    if then is not None and ((run / name).is_dir() and folder_digest(run / name)) != then:
+        yield "not what the run was created with"
+
+
+def _of_checkpoint(folder: Path, links: Mapping[int, Link]) -> Iterator[str]:
     if damage := find_damage(folder):
         yield f"damaged: {damage}"
         return
     link = json.loads((folder / "MANIFEST.json").read_text()).get("link")
-    if not link or link not in [*lines, links.get(link["step"])] or link["step"] not in links:
+    before = next((each["link"] for each in reversed(links.values()) if link and each["step"] < link["step"]), "")
+    if not link or not (link == links.get(link["step"]) or (
+            link["awaits_evaluation"] and link["previous"] == before and digest_of(link) == link["link"])):
         yield f"not a checkpoint of this run: its link is not in {FILE}"
     elif folder.name != name_of(link["step"], link["start"], link["awaits_evaluation"]):
         yield f"the checkpoint of step {link['step']} under another name"
@@ -137,6 +176,6 @@ def _of_model(run: Path, lines: list[Link], links: Mapping[int, Link]) -> Iterat
         yield (f"it is what the run saved at step {abandoned}, but the run has gone back from there, and has found no"
                " better model since")
     elif differ:
-        is_unfinished = json.loads((run / "status.json").read_text())["state"] in ("running", "failed")
+        is_unfinished = read_json(run / "status.json")["state"] not in SAVED
         way_out = " (if the run was killed while it saved: continue it, then verify it)" * is_unfinished
         yield f"{some(differ)}: not what the run saved at step {link['step']}{way_out}"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ask.record import Part, Record, checkpoint_before, parts_of
+from ask.record import Part, Record, checkpoint_before, parts_of, read_trained
 from ask.repeat import Place, differences, figures_of
 from ask.rounding import not_as_recorded
 from ask.trace import Found, Key, Trace, far_apart, first_difference, sentence, trace_step
@@ -74,7 +74,7 @@ def states(place: Place, name: str, run: Record, parts: Sequence[Part]) -> dict[
     Raises UserError (83) for a figure that is not the record's.
     """
     found: dict[int, tuple[str, str]] = {}
-    trained = run.trained
+    trained = read_trained(run, place.world, parts)  # Collective.
 
     def visit(t: Training, batch: GlobalBatch) -> None:
         """Collective."""

@@ -3,19 +3,22 @@
     record = read_run(path, world)
     parts = parts_of(record, first, last, world)    # what is computed to get from step `first` to `last`
 
-A run may be training meanwhile, so rank 0 reads it, once, and tells the others.
+A run may be training meanwhile, so rank 0 reads it, once, and tells the others. Records are read where they are asked
+for: there may be millions.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.records.log import TIMING, records
+from engine.records.log import TIMING, each_record
+from engine.records.record_file import last_records
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.files import json_lines, read_json
-from utils.rundir.chain import digest_of, missing_links, read_lines, valid_links
+from utils.rundir.chain import Link, digest_of, read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of, step_of
 from utils.rundir.starts import read_starts
 
@@ -27,19 +30,14 @@ class Record:
     path: Path
     data: str | None  # where its data are, if not where they were
     starts: list[dict[str, Any]]  # see utils/rundir/starts.py
-    links: dict[int, dict[str, Any]]  # by step: those that count, see utils/rundir/chain.py
-    records: list[dict[str, Any]]  # of training, evaluations and epochs, without times
-    reached: int = 0  # the step that RUN/status.json names: of a run that diverged, say, it is on no record
-
-    @property
-    def trained(self) -> dict[int, dict[str, Any]]:
-        """The train records by step."""
-        return {record["step"]: record for record in self.records if record["split"] == "train"}
+    links: dict[int, Link]  # by step: those that count, see utils/rundir/chain.py
+    copies: list[Link] = field(default_factory=list)  # of checkpoints before an evaluation, which the chain leaves out
+    reached: int = 0  # the last step by metrics.jsonl or status.json: of a run that diverged, say, it is in no link
 
     @property
     def last_step(self) -> int:
         """The last step that the run has taken, as far as it is written down."""
-        return max([self.reached, *self.links, *self.trained])
+        return max([self.reached, *self.links])
 
 
 @dataclass(frozen=True)
@@ -84,20 +82,30 @@ def read_run(run: str, world: World, data: str | None = None) -> Record:
         try:
             lines = [line for line in read_lines(path) if "resumed" in line or line["link"] == digest_of(line)]
             of_checkpoints = CheckpointFolder(path / "checkpoints", 1, print).links()
-            links = valid_links([*lines, *missing_links(lines, of_checkpoints)])
-            return [read_starts(path), links, records_of(path), read_json(path / "status.json").get("step", 0)]
+            links = valid_links(lines, next(iter(of_checkpoints), None))
+            copies = [link for link in of_checkpoints if link["awaits_evaluation"] and link not in links]
+            reached = max((record["step"] for record in last_records(path / "metrics.jsonl")), default=0)
+            return [read_starts(path), links, copies, max(reached, read_json(path / "status.json").get("step", 0))]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"a line of {path}/metrics.jsonl or chain.jsonl is not what this program writes"
                             f" ({error!r}): restore the file", Exit.IO) from None
 
-    starts, links, lines, reached = world.on_rank_zero(read, takes_long=True)  # Collective.
-    return Record(path, data, starts, {link["step"]: link for link in links}, lines, reached)
+    starts, links, *more = world.on_rank_zero(read, takes_long=True)  # Collective.
+    return Record(path, data, starts, {link["step"]: link for link in links}, *more)
 
 
-def records_of(run: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl without times, in their order."""
-    return [{"step": record["step"]} | {name: record[name] for name in record if name not in TIMING}
-            for record in records(run, "train", "val", "epoch")]
+def read_records(record: Record, world: World, *splits: str, first: int = 0, last: float = math.inf
+                 ) -> list[dict[str, Any]]:
+    """The records of these splits of steps `first` to `last`, without times, in their order. Collective."""
+    return world.on_rank_zero(lambda: [  # Collective.
+        {name: value for name, value in found.items() if name not in TIMING}
+        for found in each_record(record.path, *splits) if first <= found["step"] <= last], takes_long=True)
+
+
+def read_trained(record: Record, world: World, parts: Sequence[Part]) -> dict[int, dict[str, Any]]:
+    """The train records of the steps of these parts, by step. Collective."""
+    found = read_records(record, world, "train", first=parts[0].first + 1, last=parts[-1].last)  # Collective.
+    return {each["step"]: each for each in found}
 
 
 def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
@@ -112,7 +120,7 @@ def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:
         if merged and is_alike(merged[-1].line, part.line):  # neighbours that agree are one part
             part = Part(merged.pop().first, part.last, part.line, None)
         merged.append(part)
-    return [Part(merged[0].first, merged[0].last, merged[0].line, checkpoint), *merged[1:]]
+    return [replace(merged[0], checkpoint=checkpoint), *merged[1:]]
 
 
 def part_of(record: Record, step: int) -> Part:
@@ -153,11 +161,12 @@ def checkpoint_before(record: Record, step: int, world: World) -> Path | None:
 
 def _stretches(record: Record, first: int, last: int) -> list[Part]:
     """The steps after `first` up to `last` by the start that computed what counts of them: a later one may have gone
-    back to an earlier step.
+    back to an earlier step. A start that only evaluated its first step has a part without steps.
     """
     found: list[Part] = []
     for line in reversed(record.starts):
-        if line["step"] < last and first < last:
-            found.insert(0, Part(max(first, line["step"]), last, line, None))
-            last = line["step"]
+        begin = max(first, line["step"])
+        if begin < last or (begin == last == line["step"] and record.links.get(last, {}).get("start") == line["start"]):
+            found.insert(0, Part(begin, last, line, None))
+        last = min(last, begin)
     return found

@@ -37,7 +37,7 @@ if __name__ == "__main__":  # before torch is imported
 import torch
 from torch import Tensor
 
-from ask.record import Part, Record, part_of, parts_of, read_run, starts_of
+from ask.record import Part, Record, part_of, parts_of, read_run, read_trained, starts_of
 from ask.repeat import computing, differences, figures_of, steps_in_words
 from ask.rounding import not_as_recorded
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
@@ -85,7 +85,8 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             for text in announced(record, parts, given, world):  # Collective.
                 if world.is_main:
                     say(text)
-            place.walk(record, parts, partial(replay, (first, last), given, record.trained, found))  # Collective.
+            recorded = read_trained(record, world, parts)  # Collective.
+            place.walk(record, parts, partial(replay, (first, last), given, recorded, found))  # Collective.
         if world.is_main:
             report(f"{steps_in_words(first, last)} of {record.path}", found, output)
     return Exit.DONE

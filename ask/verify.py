@@ -11,14 +11,11 @@ here, because bits differ and so does what computed them. 75: stopped. The train
 
 import argparse
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -35,148 +32,16 @@ PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
 
-from ask.integrity import Link, findings
-from ask.record import Part, Record, is_alike, parts_of, read_run, records_of, require_begun, starts_of
-from ask.repeat import Instead, Place, computing, differences, steps_in_words
-from engine.after_step import evaluate_and_save, is_evaluation_due
-from engine.saving import wait_for_save
-from train import train
+from ask.again import Again, key_of
+from ask.integrity import findings, not_covered
+from ask.record import Part, Record, parts_of, read_run, require_begun, starts_of
+from ask.repeat import computing, differences
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
 from utils.rundir.chain import files_in
-from utils.rundir.checkpoint import Checkpoints
-from utils.rundir.lock import is_locked
-from utils.rundir.run import Run
 from utils.rundir.starts import describe
-from utils.rundir.state import TrainState
-from utils.settings.run_options import RecordOptions
-
-
-class ComparedCheckpoints(Checkpoints):
-    """Saves where the run did; instead of being written, each checkpoint is compared with the run's link.
-
-    links: of the run, by step. end: the step of the only checkpoint that is written, as the next part begins there;
-    None: there is no next part. compare: called with each link that was computed here; raises UserError (83).
-    """
-
-    def __init__(self, run: Run, world: World, config: RecordOptions, links: Mapping[int, Link], end: int | None,
-                 compare: Callable[[Link], None]):
-        super().__init__(run, world, config)
-        self._links, self._end, self._compare = links, end, compare
-        write = self._folder.write
-        self._folder = Instead(self._folder, write=lambda *given: write(*given) if given[-1]["step"] == end else None)
-
-    def is_due(self, step: int) -> bool:
-        """Whether the run has a link of this step."""
-        return step in self._links
-
-    def is_due_by_clock(self) -> bool:
-        """The links alone say when."""
-        return False
-
-    def save(self, state: TrainState, beside: Callable, awaits_evaluation: bool = False) -> None:
-        """Where a step is saved before and after its evaluation: the one that the run's link is of. Collective."""
-        progress, link = state.progress, self._links.get(state.progress.step)
-        is_end = progress.step == self._end and progress.evaluated_step < progress.step
-        if link["awaits_evaluation"] == awaits_evaluation if link else is_end:
-            super().save(state, beside, awaits_evaluation)  # Collective.
-
-    def _append(self, link: Link) -> None:
-        """Also called for the beginning, which has no checkpoint."""
-        if link["step"] in self._links:
-            self._compare(link)
-        super()._append(link)
-
-
-@dataclass(frozen=True)
-class Again:
-    """Steps of a run that are computed again."""
-
-    place: Place
-    record: Record
-    parts: list[Part]
-    apart: list[tuple[dict[str, Any], dict[str, str]]]  # the starts that had computed them; what is not here as there
-    note: Callable[[str], None]
-    seen: dict[int, Link] = field(default_factory=dict)  # what was computed here of each step's link; on rank 0
-
-    @property
-    def steps(self) -> str:
-        """Which, in words."""
-        return steps_in_words(self.parts[0].first + 1, self.parts[-1].last)
-
-    def announce(self) -> None:
-        """Say what will be computed, and what may keep bits from being the same."""
-        begin, last, run = self.parts[0], self.parts[-1].last, self.record.path
-        count = sum(record["split"] == "val" and begin.first < record["step"] <= last for record in self.record.records)
-        world, start = self.place.world, begin.checkpoint or "the beginning"
-        self.note(f"computing {self.steps} and {counted(count, 'evaluation')} again, from {start}, on"
-                  f" {world.world_size} x {world.device.type}")
-        for words in dict.fromkeys(words for _, differ in self.apart for words in differ.values()):
-            self.note(f"{words}: if bits differ, the run cannot be compared here")
-        if is_locked(run):
-            self.note(f"{run} is still training; it is compared up to step {last}")
-
-    def train(self, part: Part) -> None:
-        """Train a part, and compare. Collective. Raises UserError: 83 at the first difference, 75 if it is stopped."""
-        links = {step: link for step, link in self.record.links.items()
-                 if part.first <= step <= part.last and link["start"] <= part.line["start"]}
-        end = None if part is self.parts[-1] else part.last
-        kind = partial(ComparedCheckpoints, links=links, end=end, compare=self.compare)
-        with self.place.opened(part, self.record, kind) as t:  # Collective.
-            t = replace(t, last_step=part.last, log=Instead(t.log, note=lambda text: None))
-            train(t)  # Collective.
-            if is_evaluation_due(t) and not links.get(part.last, {"awaits_evaluation": True})["awaits_evaluation"]:
-                evaluate_and_save(t)  # Collective. As at the run's next start.
-                wait_for_save(t)  # Collective.
-            self.place.watchdog.enter("comparing", math.inf)
-            if t.flags.stop:
-                raise UserError(f"stopped at step {t.state.progress.step}; no checkpoint before it differs",
-                                Exit.STOPPED)
-        self.place.world.on_rank_zero(lambda: self._require_all(links, part.last))  # Collective.
-
-    def compare(self, link: Link) -> None:
-        """Raise UserError (83) if a link that was computed here means something else than the run's of its step."""
-        step = link["step"]
-        self.seen[step] = link
-        then, here = ({f"RUN/model/{file}": digest for file, digest in each.get("model", {}).items()}
-                      | {"the content": each["content"]} for each in (self.record.links[step], link))
-        if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
-            raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
-        self.note(f"step {step}: the same, {link['content'][:16]}")
-
-    def _require_all(self, links: Mapping[int, Link], last: int) -> None:
-        missed = sorted(step for step in links if step > self.parts[0].first and step not in self.seen)
-        words = f"step {missed[0]} differs: nothing is saved there" if missed else self.differing_record()
-        if words:
-            self.seen[missed[0] if missed else last] = {}
-            raise UserError(words, Exit.DIFFERS)
-
-    def differing_record(self) -> str:
-        """Names the first record that is not the same in the run and here, as far as there are some here; or "".
-
-        The evaluation of the last step may be that of the next start. If the run awaits it, it may be done here alone.
-        """
-        # those that both must have
-        both = self.record.records, records_of(self.place.folder / "run")
-        then, here = ({(record["split"], record["step"]) for record in each} for each in both)
-        end = max((step for _, step in here), default=0)
-        is_awaited = self.record.links.get(end, {}).get("awaits_evaluation", False)
-        asked = {key for key in here if key in then or key[0] == "train" or not is_awaited}
-        both = [[record for record in each if record["step"] < end or (record["split"], record["step"]) in asked]
-                for each in both]
-
-        # in their order; another program may have more figures
-        is_other = any("the program" in differ for _, differ in self.apart)
-        for old, new in zip_longest(*both, fillvalue={}):
-            names = old if old and is_other else old | new
-            for name in names:
-                if old.get(name) != new.get(name):
-                    record = new or old
-                    return (f"the {record['split']} record of step {record['step']} differs: {name} {old.get(name)} in"
-                            f" the run, {new.get(name)} here")
-        return ""
 
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
@@ -189,7 +54,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         if is_main:
             require_begun(given.run)
             found = findings(run)
-            say("\n".join([*found, f"differs: {run}"]) if found else f"the files of {run} belong together", sys.stdout)
+            rest = f"; no link covers {not_covered(run)}" * bool(not_covered(run))
+            result = f"differs: {run}" if found else f"the files of {run} belong together{rest}"
+            say("\n".join([*found, result]), sys.stdout)
         return Exit.DIFFERS if found else Exit.DONE
 
     with computing([given.run], given.device, watchdog) as place:  # Collective.
@@ -213,6 +80,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         try:
             for part in parts:
                 again.train(part)  # Collective.
+            world.on_rank_zero(again.require_all)  # Collective.
         except UserError as error:
             if error.code != Exit.DIFFERS:
                 raise
@@ -225,26 +93,34 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any])
 
     words: what differs, or "". here: what computed it, see describe.
     """
+    # RUN/model; files_in differs while the run is replacing it
+    record, run = again.record, again.record.path
+    links = {step: link for step, link in record.links.items() if key_of(link) in again.seen}
+    model = next((link for link in reversed(record.links.values()) if "model" in link), {"step": 0, "model": {}})
+    is_known = model["step"] in {0, *links} and files_in(run / "model") == model["model"]
+
     # the result
-    links, seen, reasons = again.record.links, again.seen, []
-    model = max((step for step, link in links.items() if "model" in link), default=None)
-    if words or model not in seen or files_in(again.record.path / "model") != links[model]["model"]:
-        model = None  # not verified, or the run is replacing it
-    result, code = "verified", Exit.DONE
     if words:
-        by = max(link["start"] for step, link in links.items() if step <= [*seen][-1])
+        by = max(link["start"] for step, link in record.links.items() if step <= [*again.seen][-1][0])
         reasons = [each for start, differ in again.apart if start["start"] <= by for each in differ.values()]
+        found = [*dict.fromkeys(filter(None, [words, again.differing_record(), *reasons]))]
         result, code = ("cannot be compared here", Exit.OTHER_RUN) if reasons else ("differs", Exit.DIFFERS)
-    found = [*dict.fromkeys(filter(None, [words, words and again.differing_record(), *reasons]))]
-    what = (f", {again.steps}: {counted(len(seen), 'link')} and all records are the same"
-            + f"; RUN/model is that of step {model}" * (model is not None)) * (not words)
-    again.note("\n".join([*found, f"{result}: {again.record.path}{what}"]))
+        what = ""
+    else:
+        behind = not_covered(run) if max(links) == max(record.links) else ""
+        found = [f"not verified: {text}" for text in ("" if is_known else "RUN/model, which is not of these steps",
+                                                      behind) if text]
+        result, code = "verified in part" if found else "verified", Exit.DONE
+        what = (f", {again.steps}: {counted(len(links), 'link')} and all records are the same"
+                + f"; RUN/model is that of step {model['step']}" * bool(is_known and model["step"]))
+    again.note("\n".join([*found, f"{result}: {run}{what}"]))
 
     # the receipt
-    write_receipt(output, again.record.path, result, found, here,
-                  steps=[again.parts[0].first + 1, again.parts[-1].last], model_step=model,
-                  links={step: links[step] for step in seen}, head=[*links.values()][-1]["link"],
-                  computed={step: link["content"] for step, link in seen.items() if link},
+    write_receipt(output, run, result, found, here,
+                  steps=[again.parts[0].first + 1, again.parts[-1].last],
+                  model_step=model["step"] if is_known and not words else None,
+                  links=links, head=[*record.links.values()][-1]["link"],
+                  computed={step: again.seen[key_of(link)].get("content") for step, link in links.items()},
                   starts=[start for start, _ in again.apart])
     return int(code)
 
@@ -268,24 +144,12 @@ def not_promised(start: Mapping[str, Any]) -> dict[str, str]:
 
 def parts_to_verify(record: Record, first: int | None, last: int | None, world: World) -> list[Part]:
     """What is computed again. first, last: as the user gave them. Collective. Raises UserError (64)."""
-    # from where, to where
-    links, starts = record.links, {line["start"]: line for line in record.starts}
+    links = record.links
     ends = sorted(step for step in links if step > (first or 0) and step >= (last or 1))
     if not ends or (last and last < (first or 0)):
         raise UserError(f"{record.path} has saved steps up to {max(links, default=0)}; what is verified ends with one"
                         " of them, and begins before it: --from A --to B with A before B")
-    found = parts_of(record, first or 0, ends[0] if last else ends[-1], world)  # Collective.
-
-    # the last step of a part may have been evaluated by a start that took no step
-    parts = []
-    for part, following in zip(found, [*found[1:], None], strict=True):
-        start = starts[links.get(part.last, part.line)["start"]]
-        if start["start"] > part.line["start"] and is_alike(start, part.line):
-            part = replace(part, line=start)
-        parts.append(part)
-        if start["start"] > part.line["start"] and not (following and is_alike(start, following.line)):
-            parts.append(Part(part.last, part.last, start, None))
-    return parts
+    return parts_of(record, first or 0, ends[0] if last else ends[-1], world)  # Collective.
 
 
 if __name__ == "__main__":

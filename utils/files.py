@@ -101,6 +101,14 @@ def json_lines(path: Path, begin: int = 0) -> Iterator[Any]:
                 yield json.loads(line)
 
 
+def folder_digest(folder: Path) -> str:
+    """sha256 of the names and contents of the files in `folder`."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
 def sync(path: Path) -> None:
     """fsync a file or folder: it must reach the disk before it is renamed into place."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -4,10 +4,8 @@ Training gives the same bytes every time. The library's trainer alone does not (
 vocabularies): it numbers characters in the order of a hash table, and breaks ties between merges by these numbers.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -95,11 +93,3 @@ def is_special(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     flags = np.zeros(max(tokenizer.get_vocab().values()) + 1, dtype=bool)
     flags[tokenizer.all_special_ids] = True
     return flags
-
-
-def folder_digest(folder: Path) -> str:
-    """sha256 of the names and contents of the files in `folder`."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()

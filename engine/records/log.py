@@ -25,7 +25,7 @@ import numpy as np
 from torch import Tensor
 
 from engine.records.notes import Notes, notes_of
-from engine.records.record_file import RecordFile
+from engine.records.record_file import RecordFile, last_records
 from engine.start import Start
 from models.tasks.base import Task
 from utils.errors import rounded, say
@@ -102,7 +102,7 @@ class Log:
         is_repeated = done.evaluated_step < done.step or done.step == 0  # of the last step: its evaluation, first batch
         first = done.step if is_repeated else done.step + 1
         self._writer = SummaryWriter(str(run_dir / "tb"), purge_step=first, max_queue=1000, flush_secs=30)
-        for record in self._metrics.last():
+        for record in last_records(self._metrics.path):
             if record["step"] >= first and record["split"] in _TAGS:
                 self._chart(record["split"], {name: record[name] for name in record if name not in ("split", "time")})
 

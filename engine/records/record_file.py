@@ -31,7 +31,7 @@ class RecordFile:
         self._hash, self._num_bytes = hashed(path, kept["bytes"])
         if self._num_bytes and self.written() == kept:
             os.truncate(path, self._num_bytes)
-        if self.written() != kept or not all(map(self._is_past, self.last())):
+        if self.written() != kept or not all(map(self._is_past, last_records(path))):
             write_atomically(path, b"".join(self._past()))
             self._hash, self._num_bytes = hashed(path)
         self._file = path.open("ab")
@@ -47,10 +47,6 @@ class RecordFile:
         self._file.flush()
         self._hash.update(content)
         self._num_bytes += len(content)
-
-    def last(self) -> Iterator[dict[str, Any]]:
-        """The last records, at least those of one step."""
-        return json_lines(self.path, self._num_bytes - LONGEST)
 
     def sync(self) -> None:
         """Bring it to the disk; from any thread."""
@@ -69,3 +65,8 @@ class RecordFile:
 
     def _is_past(self, record: Mapping[str, Any]) -> bool:
         return record["step"] <= (self._done.evaluated_step if record["split"] == "val" else self._done.step)
+
+
+def last_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The last records of the file, at least those of one step."""
+    return json_lines(path, path.stat().st_size - LONGEST if path.exists() else 0)

@@ -13,10 +13,11 @@ from tempfile import TemporaryDirectory
 import huggingface_hub
 from transformers import PreTrainedTokenizerBase
 
-from data.texts.tokenizer import folder_digest, load_tokenizer, train_tokenizer
+from data.texts.tokenizer import load_tokenizer, train_tokenizer
 from models.text.bert import BUILT, config_of, read_config, takes_types
 from utils.distributed.world import World, is_folder
 from utils.errors import Exit, UserError, first_line
+from utils.files import folder_digest
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run, require_shared
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig

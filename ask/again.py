@@ -1,0 +1,190 @@
+"""Trains steps of a run again where nothing is kept, and compares what each of its checkpoints meant.
+
+    again = Again(place, record, parts, apart, note)
+    again.train(part)                           # of each part: raises UserError (83) at the first difference
+    again.require_all()                         # the links and the records of these steps, as wholes
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from ask.record import Part, Record
+from ask.repeat import Instead, Place, steps_in_words
+from engine.after_step import evaluate_and_save, is_evaluation_due
+from engine.records.log import TIMING
+from engine.saving import wait_for_save
+from train import train
+from utils.distributed.world import World
+from utils.errors import Exit, UserError
+from utils.rundir.chain import Link
+from utils.rundir.checkpoint import Beside, Checkpoints
+from utils.rundir.lock import is_locked
+from utils.rundir.run import Run
+from utils.rundir.state import TrainState
+from utils.settings.run_options import RecordOptions
+
+Key = tuple[int, bool]  # of a link: its step, and whether it is of a copy before the evaluation
+
+
+class ComparedCheckpoints(Checkpoints):
+    """Saves where the run did; instead of being written, each checkpoint is compared with the run's link.
+
+    again: knows the run's links. end: the step of the only checkpoint that is written, as the next part begins there;
+    None: there is no next part.
+    """
+
+    def __init__(self, run: Run, world: World, config: RecordOptions, again: "Again", end: int | None):
+        super().__init__(run, world, config)
+        self._again, self._end, self._steps = again, end, {step for step, _ in again.wanted}
+        write = self._folder.write
+        self._folder = Instead(self._folder, write=lambda *given: write(*given) if given[-1]["step"] == end else None)
+
+    def is_due(self, step: int) -> bool:
+        """Whether the run has a link of this step."""
+        return step in self._steps
+
+    def is_due_by_clock(self) -> bool:
+        """The links alone say when."""
+        return False
+
+    def save(self, state: TrainState, beside: Beside, awaits_evaluation: bool = False) -> None:
+        """Where a step is saved before and after its evaluation: what the run has links of. Collective."""
+        progress = state.progress
+        is_end = progress.step == self._end and progress.evaluated_step < progress.step
+        if is_end or (progress.step, awaits_evaluation) in self._again.wanted:
+            super().save(state, beside, awaits_evaluation)  # Collective.
+
+    def _note(self, link: Link) -> None:
+        """Also called for the beginning, which has no checkpoint. Raises UserError (83)."""
+        if key_of(link) in self._again.wanted:
+            self._again.compare(link)
+        super()._note(link)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Steps of a run that are computed again."""
+
+    place: Place
+    record: Record
+    parts: list[Part]
+    apart: list[tuple[dict[str, Any], dict[str, str]]]  # the starts that had computed them; what is not here as there
+    note: Callable[[str], None]
+    seen: dict[Key, Link] = field(default_factory=dict)  # what was computed here; on rank 0
+
+    @property
+    def steps(self) -> str:
+        """Which, in words."""
+        return steps_in_words(self.parts[0].first + 1, self.parts[-1].last)
+
+    @cached_property
+    def wanted(self) -> dict[Key, Link]:
+        """Every link that the run has of these steps; of the beginning, too, if they begin there."""
+        first, last = self.parts[0].first, self.parts[-1].last
+        return {key_of(link): link for link in (*self.record.links.values(), *self.record.copies)
+                if first < link["step"] <= last or link["step"] == first == 0}
+
+    def announce(self) -> None:
+        """Say what will be computed, and what may keep bits from being the same."""
+        begin, run = self.parts[0], self.record.path
+        world, start = self.place.world, begin.checkpoint or "the beginning"
+        self.note(f"computing {self.steps} again, from {start}, on {world.world_size} x {world.device.type}")
+        for words in dict.fromkeys(words for _, differ in self.apart for words in differ.values()):
+            self.note(f"{words}: if bits differ, the run cannot be compared here")
+        if is_locked(run):
+            self.note(f"{run} is still training; it is compared up to step {self.parts[-1].last}")
+
+    def train(self, part: Part) -> None:
+        """Train a part, and compare. Collective. Raises UserError: 83 at the first difference, 75 if it is stopped."""
+        end = None if part is self.parts[-1] else part.last
+        of_last = self.wanted.get((part.last, False))  # by this part, or by the start that the next part is of
+        kind = partial(ComparedCheckpoints, again=self, end=end)
+        with self.place.opened(part, self.record, kind) as t:  # Collective.
+            t = replace(t, last_step=part.last, log=Instead(t.log, note=lambda text: None))
+            train(t)  # Collective.
+            if is_evaluation_due(t) and of_last and of_last["start"] <= part.line["start"]:
+                evaluate_and_save(t)  # Collective. As at the run's next start.
+                wait_for_save(t)  # Collective.
+            self.place.watchdog.enter("comparing", math.inf)
+            if t.flags.stop:
+                raise UserError(f"stopped at step {t.state.progress.step}; no checkpoint before it differs",
+                                Exit.STOPPED)
+
+    def compare(self, link: Link) -> None:
+        """Raise UserError (83) if a link that was computed here means something else than the run's."""
+        step = link["step"]
+        self.seen[key_of(link)] = link
+        then, here = meaning(self.wanted[key_of(link)]), meaning(link)
+        if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
+            raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
+        before = ", before its evaluation" * link["awaits_evaluation"]
+        self.note(f"step {step}{before}: the same, {link['content'][:16]}")
+
+    def require_all(self) -> None:
+        """Raise UserError (83) unless the run's links and records of these steps are those computed here, as wholes."""
+        if missed := sorted(self.wanted.keys() - self.seen.keys()):
+            self.seen[missed[0]] = {}
+            raise UserError(f"step {missed[0][0]} differs: nothing is saved there", Exit.DIFFERS)
+        if words := self.differing_record():
+            raise UserError(words, Exit.DIFFERS)
+
+    def differing_record(self) -> str:
+        """Names the first line of metrics.jsonl that is not the same in the run and here, or "".
+
+        Compared are all lines of these steps; where a link differed, as far as there are lines here.
+        """
+        links, (first, last) = self.record.links, (self.parts[0].first, self.parts[-1].last)
+        begin, here = links[first]["metrics"]["bytes"] if first else 0, self.place.folder / "run"
+        ends = [self.seen.get(key_of(links[last])), links[last]]
+        both = [_lines(run / "metrics.jsonl", begin, link["metrics"]["bytes"] if link else math.inf)
+                for run, link in zip((here, self.record.path), ends, strict=True)]
+
+        # in their order; another program may have more figures
+        is_other = any("the program" in differ for _, differ in self.apart)
+        for new, old in zip_longest(*both) if ends[0] else zip(*both, strict=False):
+            found = [_figures(line) if line else {} for line in (old, new)]
+            for name in found[0] if found[0] and is_other else found[0] | found[1]:
+                if found[0].get(name) != found[1].get(name):
+                    record = found[1] or found[0]
+                    return (f"the {record.get('split')} record of step {record.get('step')} differs: {name}"
+                            f" {found[0].get(name)} in the run, {found[1].get(name)} here")
+        return ""
+
+
+def key_of(link: Link) -> Key:
+    """What there is one link of."""
+    return link["step"], link["awaits_evaluation"]
+
+
+def meaning(link: Link) -> dict[str, str]:
+    """What a link says of what was computed, by names for people."""
+    return {f"RUN/model/{file}": digest for file, digest in link.get("model", {}).items()
+            } | {"the content": link["content"]}
+
+
+def _lines(path: Path, begin: int, end: float) -> Iterator[bytes]:
+    """The lines of a file between two bytes."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        for line in file:
+            begin += len(line)
+            if begin > end:
+                return
+            yield line
+
+
+def _figures(line: bytes) -> dict[str, Any]:
+    """The figures of a record but for times; of a line that the log would not write as it is, the line."""
+    try:
+        found = json.loads(line)
+        if json.dumps(found).encode() + b"\n" == line:
+            return {name: value for name, value in found.items() if name not in TIMING}
+    except (ValueError, AttributeError):
+        pass
+    return {"line": line.decode(errors="backslashreplace").strip()}
