@@ -8,6 +8,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
@@ -140,20 +141,20 @@ class Again:
         Compared are all lines of these steps; where a link differed, as far as there are lines here.
         """
         links, (first, last) = self.record.links, (self.parts[0].first, self.parts[-1].last)
-        begin, here = links[first]["metrics"]["bytes"] if first else 0, self.place.folder / "run"
+        begin, copy = links[first]["metrics"]["bytes"] if first else 0, self.place.folder / "run"
         ends = [self.seen.get(key_of(links[last])), links[last]]
         both = [_lines(run / "metrics.jsonl", begin, link["metrics"]["bytes"] if link else math.inf)
-                for run, link in zip((here, self.record.path), ends, strict=True)]
+                for run, link in zip((copy, self.record.path), ends, strict=True)]
 
         # in their order; another program may have more figures
         is_other = any("the program" in differ for _, differ in self.apart)
-        for new, old in zip_longest(*both) if ends[0] else zip(*both, strict=False):
-            found = [_figures(line) if line else {} for line in (old, new)]
-            for name in found[0] if found[0] and is_other else found[0] | found[1]:
-                if found[0].get(name) != found[1].get(name):
-                    record = found[1] or found[0]
-                    return (f"the {record.get('split')} record of step {record.get('step')} differs: {name}"
-                            f" {found[0].get(name)} in the run, {found[1].get(name)} here")
+        for lines in zip_longest(*both) if ends[0] else zip(*both, strict=False):
+            here, then = (_figures(line) if line else {} for line in lines)
+            for name in then if then and is_other else then | here:
+                if then.get(name) != here.get(name):
+                    found = then or here
+                    return (f"the {found['split']} record of step {found['step']} differs: {name} {then.get(name)} in"
+                            f" the run, {here.get(name)} here")
         return ""
 
 
@@ -180,11 +181,9 @@ def _lines(path: Path, begin: int, end: float) -> Iterator[bytes]:
 
 
 def _figures(line: bytes) -> dict[str, Any]:
-    """The figures of a record but for times; of a line that the log would not write as it is, the line."""
-    try:
+    """The figures of a record but for times; of a line that the log would not write as it is, the line itself."""
+    with suppress(ValueError, AttributeError):
         found = json.loads(line)
-        if json.dumps(found).encode() + b"\n" == line:
+        if json.dumps(found).encode() + b"\n" == line and found.keys() >= {"split", "step"}:
             return {name: value for name, value in found.items() if name not in TIMING}
-    except (ValueError, AttributeError):
-        pass
-    return {"line": line.decode(errors="backslashreplace").strip()}
+    return {"split": "unreadable", "step": "?", "line": line.decode(errors="backslashreplace").strip()}

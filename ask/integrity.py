@@ -44,8 +44,9 @@ def findings(run: Path) -> list[str]:
     if not lines and not names and not (run / "metrics.jsonl").exists():
         raise UserError(f"{run} has only begun: there is nothing to verify yet", Exit.NO_INPUT)
     links = {link["step"]: link for link in valid_links(lines, pending)}
+    unwritten = [pending] if lines and pending not in lines and pending in links.values() else []
     checks: dict[str, Callable[[], Iterable[str]]] = {
-        FILE: partial(_of_chain, [*lines, *([pending] if pending in links.values() else [])]),
+        FILE: partial(_of_chain, [*lines, *unwritten]),
         "metrics.jsonl": partial(_of_records, run, links),
         "starts.jsonl": partial(_of_starts, run, links),
         "config.yaml": lambda: _of_settings(yaml.safe_load((run / "config.yaml").read_text()), run, 0, "settings"),
@@ -145,8 +146,8 @@ def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> I
 
 
 def _of_folder(run: Path, name: str) -> Iterator[str]:
-    then = read_json(run / "auto.json").get(name)  # a run of images has none
-    if then is not None and ((run / name).is_dir() and folder_digest(run / name)) != then:
+    then = read_starts(run)[-1]["resolved"].get(name)  # a run of images has none
+    if then is not None and folder_digest(run / name) != then:
         yield "not what the run was created with"
 
 

@@ -1,6 +1,5 @@
 """ask.verify: an honest run is verified whatever it went through; what was changed in a run directory is named."""
 
-import hashlib
 import json
 import shutil
 import signal
@@ -8,15 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from ask.integrity import findings
+from tests.harness.forging import changed_weights, rehash, seal
 from tests.harness.launches import HeldImage, image_of
 from tests.harness.run_directory import newest_checkpoint, trained_steps, written
 from utils.errors import Exit
-from utils.rundir.chain import FILE, content_hash, digest_of, files_in, read_lines
-from utils.rundir.checkpoint_folder import CheckpointFolder
+from utils.rundir.chain import FILE, files_in, read_lines
 
 # 12 steps in four epochs; nothing under --strategy exact depends on the number of processes
 WORDS = ["--model", "small-cnn", "--image-size", "16", "--epochs", "4", "--global-batch-size", "24",
@@ -95,54 +92,6 @@ def test_a_stretch_is_verified_from_the_checkpoint_before_it(honest, run_train):
 
 
 # --- changed files
-
-
-def rehash(run: Path) -> None:
-    """What a careful forger does after changing files: all hashes anew, in every manifest and link."""
-    lines, previous = read_lines(run), {}
-    records = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    manifests = {json.loads(path.read_text())["link"]["link"]: path
-                 for path in (run / "checkpoints").glob("step-*/MANIFEST.json")}
-    for line in lines:
-        # the records up to this link, the content and RUN/model as they are now
-        own = [each for each in records if (record := json.loads(each))["step"] < line["step"]
-               or (record["step"] == line["step"] and (record["split"] != "val" or not line["awaits_evaluation"]))]
-        line["metrics"] = {"bytes": len(b"".join(own)), "sha256": hashlib.sha256(b"".join(own)).hexdigest()}
-        path = manifests.get(line["link"])
-        if path:
-            line["content"] = content_of(path.parent)
-        before = [link for step, link in previous.items() if step < line["step"]]
-        line["previous"] = before[-1] if before else ""
-        line["link"] = previous[line["step"]] = digest_of(line)
-        if path:
-            seal(path.parent, line)
-    (run / FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-
-
-def content_of(checkpoint: Path) -> str:
-    state = torch.load(checkpoint / "state.pt", weights_only=True)
-    trainer = json.loads((checkpoint / "trainer.json").read_text())
-    return content_hash(load_file(checkpoint / "model.safetensors"), state, trainer)
-
-
-def seal(checkpoint: Path, link: dict | None) -> None:
-    """The manifest anew, as the program writes it; None: as a version before 0.11 did."""
-    files = {name: (checkpoint / name).read_bytes() for name in ("model.safetensors", "state.pt", "trainer.json")}
-    new = CheckpointFolder(checkpoint.parent.parent / "sealed", 9, print)
-    new.write(checkpoint.name, {name: lambda path, data=data: path.write_bytes(data) for name, data in files.items()},
-              None, link or {})
-    manifest = json.loads((new.path / checkpoint.name / "MANIFEST.json").read_text())
-    if link is None:
-        del manifest["link"], manifest["sha256"]
-        manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    (checkpoint / "MANIFEST.json").write_text(json.dumps(manifest, indent=1))
-    shutil.rmtree(new.path)
-
-
-def changed_weights(file: Path) -> None:
-    weights = load_file(file)
-    max(weights.values(), key=torch.Tensor.numel).view(-1)[0] += 1e-3
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 def edited(file: Path, old: str, new: str) -> None:
@@ -353,7 +302,7 @@ def test_a_run_whose_last_evaluation_was_abandoned_is_verified(own_photos, run_d
     with (run_dir / "metrics.jsonl").open("a") as file:  # after the last link
         file.write('{"split": "val", "step": 12, "loss": 0.001}\n')
     result = run_train(run_dir, **VERIFY)
-    assert result.returncode == Exit.DIFFERS and "metrics.jsonl: it has 1 record behind step 12" in result.out, result.text
+    assert result.returncode == Exit.DIFFERS and "it has 1 record behind step 12" in result.out, result.text
 
 
 def test_a_run_that_has_only_begun_is_no_forgery(begun, run_dir, run_train):

@@ -62,7 +62,7 @@ class Chain:
             lines.append(newest)
             self._links.append(newest)
         content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()
-        if content and content != self._path.read_bytes():  # else there is nothing to mend
+        if content != (self._path.read_bytes() if self._path.exists() else b""):
             write_atomically(self._path, content)
 
     def next(self, step: int, **facts: Any) -> Link:

@@ -6,7 +6,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from ask.record import Record, checkpoint_before, last_start, part_of, parts_of, read_run, starts_of
+from ask.record import (
+    Part,
+    Record,
+    checkpoint_before,
+    last_start,
+    part_of,
+    parts_of,
+    read_records,
+    read_run,
+    read_trained,
+    starts_of,
+)
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of
 from utils.rundir.checkpoint_folder import CheckpointFolder, name_of
@@ -31,7 +42,7 @@ def record_of(tmp_path):
         for step in saved:
             files = {"state.pt": lambda path: path.write_text("state")}
             folder.write(name_of(step, 1, False), files, None, links[step])
-        return Record(tmp_path, None, list(lines), links, [{"split": "train", "step": 10}])
+        return Record(tmp_path, None, list(lines), links, reached=10)
 
     return make
 
@@ -119,7 +130,7 @@ def test_a_line_that_is_no_record_is_an_error_that_names_the_file(tmp_path, name
     with (tmp_path / name).open("a") as file:
         file.write(f"{damage}\n")
     if name == "metrics.jsonl" and damage == "{":  # as a kill leaves it
-        assert read_run(str(tmp_path), ALONE).records == []
+        assert read_run(str(tmp_path), ALONE).reached == 0
         return
     with pytest.raises(UserError, match=name.replace(".", r"\.")) as caught:
         last_start(str(tmp_path))
@@ -132,8 +143,9 @@ def test_what_a_run_has_written_down_is_read_without_times(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"split": "train", "step": 3, "loss": 0.1, "time": "now"}\n{"split": "val", "step": 4, "loss": null}\n')
     record = read_run(str(tmp_path), ALONE, "/elsewhere")
-    assert record.trained == {3: {"split": "train", "step": 3, "loss": 0.1}} and record.last_step == 3
-    assert (record.records[1]["loss"], record.data, record.starts) == (None, "/elsewhere", [line(1, 0)])
+    assert record.last_step == 4 and read_records(record, ALONE, "val") == [{"split": "val", "step": 4, "loss": None}]
+    assert read_trained(record, ALONE, [Part(0, 3, {}, None)]) == {3: {"split": "train", "step": 3, "loss": 0.1}}
+    assert (record.data, record.starts) == ("/elsewhere", [line(1, 0)])
 
 
 def test_links_that_the_chain_lost_in_a_kill_count_edited_ones_do_not(tmp_path):

@@ -1,13 +1,13 @@
 """ask/verify.py and ask/integrity.py without a training: what is computed again, and what a link must follow."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 
+from ask.again import Again
 from ask.integrity import _of_chain
 from ask.record import Part, Record, starts_of
-from ask.verify import Again, not_promised, parts_to_verify
+from ask.verify import not_promised, parts_to_verify
 from utils.errors import Exit, UserError
 from utils.rundir.chain import digest_of, valid_links
 
@@ -23,7 +23,7 @@ def link(step, number, awaits=False):
 
 
 def record_of(tmp_path, starts, links):
-    return Record(tmp_path, None, starts, {each["step"]: each for each in links}, [])
+    return Record(tmp_path, None, starts, {each["step"]: each for each in links})
 
 
 def stretches(parts):
@@ -49,7 +49,7 @@ def test_where_nothing_was_saved_is_an_error(tmp_path, asked, links):
     assert raised.value.code == Exit.USAGE
 
 
-def test_the_step_that_the_next_start_evaluated_belongs_to_its_settings(tmp_path):
+def test_a_step_that_the_next_start_evaluated_ends_one_part_and_begins_another(tmp_path):
     starts = [start(1, 0, best="loss"), start(2, 10, best="top1")]
     record = record_of(tmp_path, starts, [link(0, 1), link(10, 2), link(20, 2)])
     assert stretches(parts_to_verify(record, None, None, ALONE)) == [(0, 10, 1), (10, 20, 2)]
@@ -63,6 +63,12 @@ def test_a_start_that_only_evaluated_is_a_part_if_its_settings_are_others(tmp_pa
     assert stretches(parts_to_verify(record_of(tmp_path, others, links), None, None, ALONE)) == [
         (0, 10, 1), (10, 10, 2), (10, 20, 3)]
     assert stretches(parts_to_verify(record_of(tmp_path, alike, links), None, None, ALONE)) == [(0, 10, 2), (10, 20, 3)]
+
+
+def test_a_start_that_did_nothing_is_no_part(tmp_path):
+    starts = [start(1, 0), start(2, 10, best="loss"), start(3, 10, best="top1")]
+    record = record_of(tmp_path, starts, [link(0, 1), link(10, 3), link(20, 3)])
+    assert stretches(parts_to_verify(record, None, None, ALONE)) == [(0, 10, 1), (10, 20, 3)]
 
 
 def test_starts_whose_steps_were_trained_again_do_not_count(tmp_path):
@@ -83,11 +89,18 @@ def test_bits_that_need_not_repeat_are_no_evidence(device, deterministic, compil
 # --- what a link must be
 
 
+def again_of(tmp_path, links, apart=(), last=9, **more):
+    """Steps 1 to `last`, computed again; a run without any settings."""
+    notes, record = [], Record(tmp_path, None, [], {each["step"]: each for each in links}, **more)
+    place = SimpleNamespace(folder=tmp_path)
+    return Again(place, record, [Part(0, last, start(1, 0), None)], [*apart], notes.append), notes
+
+
 def test_other_content_or_another_model_differs(tmp_path):
-    notes, expected = [], link(3, 1) | {"model": {"a": "1", "b": "2"}}
-    again = Again(None, record_of(tmp_path, [], [expected]), [], [], notes.append)
+    expected = link(3, 1) | {"model": {"a": "1", "b": "2"}}
+    again, notes = again_of(tmp_path, [expected])
     again.compare(expected)
-    assert (again.seen, notes) == ({3: expected}, ["step 3: the same, content 3"])
+    assert (again.seen, notes) == ({(3, False): expected}, ["step 3: the same, content 3"])
     for other, words in (({"content": "another"}, "step 3 differs: the content"),
                          ({"model": {"a": "1", "b": "3", "c": "4"}}, "step 3 differs: RUN/model/b, RUN/model/c"),
                          ({"model": {}}, "step 3 differs: RUN/model/a, RUN/model/b")):
@@ -96,15 +109,52 @@ def test_other_content_or_another_model_differs(tmp_path):
         assert raised.value.code == Exit.DIFFERS
 
 
+def test_every_link_of_the_steps_is_required_whichever_start_it_names(tmp_path):
+    """Also of a copy before an evaluation, and of the end."""
+    links, copy = [link(0, 1), link(3, 7), link(9, 1)], link(6, 2, awaits=True)
+    for missing in ((3, False), (6, True), (9, False)):
+        again, _ = again_of(tmp_path, links, copies=[copy])
+        again.seen.update({key: each for key, each in again.wanted.items() if key != missing})
+        with pytest.raises(UserError, match=f"step {missing[0]} differs: nothing is saved there"):
+            again.require_all()
+
+
+RECORD = '{"split": "val", "step": 9, "top1": 0.25, "time": "now"}\n'
+
+
+def differing(tmp_path, then, here, differ=()):
+    """What differs between the lines of a run and those computed here, or ""."""
+    links = []
+    for folder, lines in ((tmp_path, then), (tmp_path / "run", here)):
+        folder.mkdir(exist_ok=True)
+        (folder / "metrics.jsonl").write_text(lines)
+        links.append(link(9, 1) | {"metrics": {"bytes": len(lines)}})
+    again, _ = again_of(tmp_path, links[:1], [(start(1, 0), dict(differ))])
+    again.seen[9, False] = links[1]
+    return again.differing_record()
+
+
+@pytest.mark.parametrize("then, words", [
+    ('{"split": "test", "step": 9, "top1": 0.99, "time": "now"}\n' + RECORD, "the test record of step 9 differs"),
+    (RECORD.replace('"top1": 0.25', '"top1": 0.99, "top1": 0.25'), "differs: split unreadable in the run, val here"),
+    (RECORD.replace('"top1": 0.25', '"top1":  0.25'), "differs: split unreadable in the run, val here"),
+    (RECORD.replace("0.25", "0.26"), "the val record of step 9 differs: top1 0.26 in the run, 0.25 here"),
+    (RECORD + RECORD, "the val record of step 9 differs: split val in the run, None here"),
+    ("no record\n" + RECORD, "the unreadable record of step ? differs: split"),
+    ("", "the val record of step 9 differs: split None in the run, val here")])
+def test_every_line_must_be_one_that_the_log_writes(tmp_path, then, words):
+    assert words in differing(tmp_path, then, RECORD)
+
+
+def test_times_are_another_runs(tmp_path):
+    assert differing(tmp_path, RECORD, RECORD.replace("now", "later")) == ""
+
+
 @pytest.mark.parametrize("differ, found", [
     ({}, "differs: brier None in the run, 0.5 here"), ({"the program": "another program"}, "")])
 def test_a_figure_that_only_another_program_computes_is_no_difference(tmp_path, differ, found):
-    then = [{"split": "val", "step": 3, "loss": 1.0}]
-    record = Record(tmp_path, None, [], {}, then)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({**then[0], "brier": 0.5}) + "\n")
-    again = Again(SimpleNamespace(folder=tmp_path), record, [], [(start(1, 0), differ)], [].append)
-    assert again.differing_record().endswith(found) and bool(again.differing_record()) == bool(found)
+    words = differing(tmp_path, RECORD, RECORD.replace(', "time"', ', "brier": 0.5, "time"'), differ)
+    assert words.endswith(found) and bool(words) == bool(found)
 
 
 def chain(*steps):
@@ -122,9 +172,7 @@ def chain(*steps):
 
 @pytest.mark.parametrize("steps", [(0, 2, 4, 4, 6), (0, 2, 4, (2,), 3, 4), (0, 2, (0,), (0,), 1), (5, 10, 10)])
 def test_what_the_program_writes_has_no_fault(steps):
-    links = {}
-    assert [*_of_chain(chain(*steps), [], links)] == []
-    assert [*links.values()] == valid_links(chain(*steps))
+    assert [*_of_chain(chain(*steps))] == []
 
 
 @pytest.mark.parametrize("without", range(7))
@@ -132,10 +180,10 @@ def test_a_line_less_is_a_fault(without):
     """But for the last one, which a kill may have kept from the file, and what the next line of its step replaces."""
     lines = chain(0, 2, 4, 4, (2,), 3, 5)
     rest = [*lines[:without], *lines[without + 1:]]
-    assert bool([*_of_chain(rest, [], {})]) == (without not in (2, 3, 6))
+    assert bool([*_of_chain(rest)]) == (without not in (2, 3, 6))
 
 
 def test_a_link_that_a_kill_kept_from_the_file_is_the_checkpoints():
-    lines, other, links = chain(0, 2, 4), chain(0, 2, 4, 4, 5), {}
-    assert [*_of_chain(lines[:2], [lines[2], other[4]], links)] == []
-    assert json.dumps([*links.values()]) == json.dumps(lines)
+    lines = chain(0, 2, 4)
+    assert valid_links(lines[:2], lines[2]) == lines
+    assert valid_links(lines, lines[1]) == lines  # an older one
