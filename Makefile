@@ -132,7 +132,9 @@ lock: .venv/ready-dev               ## requirements.lock: what the image install
 	@UV_CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
 		--generate-hashes --no-annotate --constraint .venv/versions.txt requirements.txt --output-file requirements.lock
 
-# pip chooses what these packages need themselves.
+# pip chooses what these packages need themselves. The CPU is made an older one, too.
+oldest: export ATEN_CPU_CAPABILITY = avx2
+oldest: export ONEDNN_MAX_CPU_ISA = AVX2
 oldest: .venv-oldest/ready          ## unit tests, tests/distributed, two demos with the lowest versions that are allowed
 	.venv-oldest/bin/python -m pytest -m "not slow" $(WORKERS) tests/unit tests/distributed tests/end_to_end/test_demo.py
 
