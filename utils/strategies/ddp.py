@@ -53,6 +53,8 @@ class DDP(Replicated):
         # In the bucket a gradient has its parameter's strides; torch's own view of it is contiguous.
         strategy.add_entered((strategy._numbers[param], grad.as_strided(param.shape, param.stride()))
                              for param, grad in zip(bucket.parameters(), bucket.gradients(), strict=True))
+        is_finite = bucket.buffer().sum().isfinite()  # not so if a value is not
+        strategy.is_own_finite = strategy.is_own_finite & is_finite.to(strategy.world.device, non_blocking=True)
         strategy.communication.start()  # the last bucket's start counts: before, the backward pass still computes
         # DDP's own hook divides by the world size: a mean of means, wrong if shares are uneven. Our losses are already
         # divided by the normalizer of the whole global batch.
