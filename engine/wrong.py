@@ -8,7 +8,6 @@ Such a step changed nothing: Precision.step applied no update. This module owns 
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from engine.nonfinite import nonfinite_names
 from engine.saving import save, wait_for_save
@@ -17,7 +16,6 @@ from engine.training import Training
 from utils.errors import Exit, UserError, some
 from utils.rundir.state import Progress
 
-Key = TypeVar("Key")
 WAY_OUT = ("; a link, a device or memory has changed it; nothing of this step was saved, and the same command continues"
            " the run; if it happens again, leave out these hosts one by one")
 
@@ -51,15 +49,17 @@ def void_steps(t: Training) -> list[tuple[Progress, list[Facts]]]:
         return []
     seen, t.outcome.seen, found = t.outcome.seen, [], []
     by_rank = t.world.gather([facts for _, facts in seen])  # Collective.
-    for (at, own), *others in zip(seen, *by_rank, strict=True):
+    for (at, _), *others in zip(seen, *by_rank, strict=True):
         facts = [Facts(*each) for each in others]
         if corrupted := [each.place for each in facts if each.is_corrupted]:
             raise UserError(f"the sum of the gradients of optimizer step {at.step + 1} is not the sum of what the ranks"
                             f" sent: its checksum is wrong on {some(corrupted)}{WAY_OUT}", Exit.HARDWARE)
-        if odd := odd_ones({each.place: (each.is_finite, each.loss_scale) for each in facts}):
+        if odd := odd_ones({rank: (each.is_finite, each.loss_scale) for rank, each in enumerate(facts)}):
+            places = " or ".join(facts[rank].place for rank in odd)
             raise UserError(f"the ranks disagree about optimizer step {at.step + 1}: whether its gradient is finite, or"
-                            f" what the loss scale is; {' or '.join(odd)} is wrong{WAY_OUT}", Exit.HARDWARE)
-        found += [] if own.is_usual else [(at, facts)]
+                            f" what the loss scale is; {places} is wrong{WAY_OUT}", Exit.HARDWARE)
+        if not facts[0].is_usual:  # nor are the others
+            found.append((at, facts))
     return found
 
 
@@ -87,7 +87,7 @@ def _end_or_go_on(t: Training, at: Progress, facts: list[Facts]) -> None:
     t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most})")
 
 
-def odd_ones(found: Mapping[Key, Hashable]) -> list[Key]:
-    """The keys whose value is not the one that most have; all of them where no value has a majority."""
+def odd_ones(found: Mapping[int, Hashable]) -> list[int]:
+    """The ranks whose value is not the one that most have; all of them where no value has a majority."""
     [(value, count)] = Counter(found.values()).most_common(1)
-    return [key for key, each in found.items() if each != value or 2 * count <= len(found)]
+    return [rank for rank, each in found.items() if each != value or 2 * count <= len(found)]

@@ -1,0 +1,78 @@
+"""One thing is wrong on one rank, in one step: the run ends with that rank's name, nothing of it is saved, none hangs.
+
+`-s` prints a line for each row: the table in docs/reliability.md.
+"""
+
+import json
+import re
+import socket
+
+import pytest
+
+from tests.harness.launches import WORDS, assert_failed, messages
+from tests.harness.run_directory import newest_checkpoint, status, trained_steps
+from utils.errors import Exit
+
+SCRIPT = "tests/faults/train_with_one_wrong_rank.py"
+PLACE, STEP = f"rank 1 on {socket.gethostname()}", 4
+FOR_EVER = 1000
+AGAIN = f"{PLACE}, whose part of the sum is finite when it is computed again"
+THE_SUM = "it comes from the sum: the gradient of every micro-batch is finite"
+SEVERAL = {"ddp": AGAIN, "exact": AGAIN, "fsdp": THE_SUM}  # fsdp does not look at what a rank sends
+# what, factor: (precision, code, what the message says, by strategy)
+ENDINGS = {
+    ("loss", "nan"): ("fp32", Exit.DIVERGED, dict.fromkeys(SEVERAL, AGAIN)),
+    ("gradient", "inf"): ("bf16", Exit.DIVERGED, SEVERAL),
+    ("sum", "inf"): ("fp32", Exit.HARDWARE, None),
+    ("norm", "nan"): ("bf16", Exit.HARDWARE, None),
+    ("scale", "inf"): ("fp16", Exit.HARDWARE, None),
+}
+ROWS = [(strategy, processes, *fault) for fault in ENDINGS for strategy in SEVERAL for processes in (2, 3)
+        if (strategy, fault[0]) != ("fsdp", "sum")]
+
+
+@pytest.fixture
+def wrong(photos, run_dir, start_torchrun):
+    """wrong(processes, *words, what=..., factor=...): a live launch."""
+    def start(processes, *words, **fault):
+        return start_torchrun(processes, *WORDS, "--data", photos, "--run-dir", run_dir, "--workers", 0,
+                              "--step-timeout", 30, *words, script=SCRIPT,
+                              env={"FAULT": json.dumps({"rank": 1, "step": STEP} | fault)})
+
+    return start
+
+
+def ranks_in(result):
+    return sorted(set(re.findall(r"rank \d", messages(result)[0])))
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("strategy, processes, what, factor", ROWS)
+def test_a_value_that_is_not_finite_ends_the_run_with_its_rank(
+        strategy, processes, what, factor, wrong, run_dir):
+    precision, code, says = ENDINGS[what, factor]
+    launch = wrong(processes, "--strategy", strategy, "--precision", precision, "--save-every", 1, what=what,
+                   factor=factor)
+    named = [PLACE] if processes > 2 else [f"rank 0 on {socket.gethostname()} or {PLACE}"]
+    said = [says[strategy]] if says else [*named, f"the ranks disagree about optimizer step {STEP}"]
+    result = assert_failed(launch, run_dir, code, *said)
+    assert newest_checkpoint(run_dir).name == f"step-{STEP - 1:010d}-g1" and trained_steps(run_dir) == STEP - 1
+    expected = [] if THE_SUM in said else ["rank 1"] if says or processes > 2 else ["rank 0", "rank 1"]
+    assert ranks_in(result) == expected
+    print(f"\n{strategy}, {processes} processes, {what} x {factor}: {int(code)}, {expected}, after step {STEP}")
+
+
+@pytest.mark.parametrize("strategy", ["ddp", *(pytest.param(name, marks=pytest.mark.long) for name in ("exact",))])
+def test_where_nothing_is_due_all_ranks_know_two_steps_later(strategy, wrong, run_dir):
+    launch = wrong(2, "--strategy", strategy, "--save-every", FOR_EVER, "--log-every", FOR_EVER, what="sum",
+                   factor="inf")
+    assert_failed(launch, run_dir, Exit.HARDWARE, f"the ranks disagree about optimizer step {STEP}")
+    assert status(run_dir)["step"] == STEP + 1
+    assert newest_checkpoint(run_dir).name.startswith("step-0000000003-")
+
+
+@pytest.mark.long
+def test_flags_that_change_on_their_way_end_the_rank_that_received_them(wrong, run_dir):
+    launch = wrong(3, "--save-every", FOR_EVER, "--log-every", FOR_EVER, what="flags", factor=0,
+                   step=STEP + 1)
+    assert_failed(launch, run_dir, Exit.HARDWARE, f"{PLACE} received flags that are not the sum")
