@@ -76,3 +76,16 @@ def test_flags_that_change_on_their_way_end_the_rank_that_received_them(wrong, r
     launch = wrong(3, "--save-every", FOR_EVER, "--log-every", FOR_EVER, what="flags", factor=0,
                    step=STEP + 1)
     assert_failed(launch, run_dir, Exit.HARDWARE, f"{PLACE} received flags that are not the sum")
+
+
+@pytest.mark.rows(1)
+@pytest.mark.parametrize("strategy, processes, what, more", [
+    ("ddp", 2, "sum", []), ("ddp", 3, "sum", []), ("exact", 3, "sum", []),
+    ("ddp", 3, "norm", ["--max-grad-norm", 1]), ("ddp", 3, "scale", ["--precision", "fp16"])])
+def test_a_finite_value_that_is_doubled_is_found_by_the_next_audit(
+        strategy, processes, what, more, wrong, run_dir):
+    """What is wrong in step 4 makes other weights, which an audit of step 6 finds; until then saves may be wrong."""
+    launch = wrong(processes, "--strategy", strategy, "--audit-every", 3, *more, what=what, factor=2)
+    who = f"{PLACE} (cpu)" if processes > 2 else f"rank 0 on {socket.gethostname()} (cpu) or {PLACE} (cpu)"
+    assert_failed(launch, run_dir, Exit.HARDWARE, f"before optimizer step 6 {who} has other weights")
+    print(f"\n{strategy}, {processes} processes, {what} x 2: 71 in the next audit")

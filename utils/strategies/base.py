@@ -94,7 +94,8 @@ class Strategy(ABC):
         self.model: nn.Module = module  # that computes a training step
         # what a step waits for other ranks, apart from work at the same time; None = cannot be told
         self.communication: Stopwatch | None = Stopwatch(world.device)
-        # of the last step, scalar bool on the device: a sum changed on its way; this rank's part of it was finite
+        # of the last step, scalar bool on the device: a sum changed on its way; this rank's part of it was finite, as
+        # far as the strategy looks at that
         self.is_corrupted = torch.zeros((), dtype=torch.bool, device=world.device)
         self.is_own_finite = ~self.is_corrupted
         self.place(blocks_of)
