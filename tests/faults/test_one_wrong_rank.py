@@ -77,7 +77,8 @@ def test_flags_that_change_on_their_way_end_the_rank_that_received_them(wrong, r
 
 @pytest.mark.rows(1)
 @pytest.mark.parametrize("strategy, processes, what, more", [
-    ("ddp", 2, "sum", []), ("ddp", 3, "sum", []), ("exact", 3, "sum", []), ("ddp", 3, "scale", ["--precision", "fp16"])])
+    ("ddp", 2, "sum", []), ("ddp", 3, "sum", []), ("exact", 3, "sum", []),
+    ("ddp", 3, "scale", ["--precision", "fp16"])])
 def test_a_finite_value_that_is_doubled_is_found_by_the_next_audit(
         strategy, processes, what, more, wrong, run_dir):
     """What is wrong in step 4 makes other weights, which an audit of step 6 finds; until then saves may be wrong."""
