@@ -31,13 +31,13 @@ from engine.build import open_start, open_training
 from engine.check import check
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_smaller_size
-from engine.nonfinite import end_if_diverged
 from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step
 from engine.saving import save, wait_for_save
 from engine.step import forward
 from engine.training import Training
 from engine.warm_up import warm_up
+from engine.wrong import end_if_wrong
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, exit_after, say
@@ -77,7 +77,6 @@ def train(t: Training) -> Exit:
         evaluate_and_save(t)  # Collective.
     while not is_over(t):
         train_one_epoch(t)  # Collective.
-    t.flags.wait()  # Collective.
     if not is_finished(t):  # this start is over, and the run is not
         save(t, awaits_evaluation=is_evaluation_due(t))  # Collective.
         wait_for_save(t)  # Collective.
@@ -108,8 +107,7 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
 
     losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar, before clipping.
     """
-    strategy, precision, optimizer = t.strategy, t.precision, t.state.optimizer
-    step = t.state.progress.step
+    strategy, precision, optimizer, step = t.strategy, t.precision, t.state.optimizer, t.state.progress.step
     set_lr(optimizer, t.schedule(step))
 
     # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
@@ -121,17 +119,15 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
         losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
         (loss_sum / batch.normalizer * precision.scale).backward()
     end_if_audit_differs(t, batch, losses)  # Collective every --audit-every steps.
+    end_if_wrong(t)  # Collective: all ranks judge the steps before alike, if one saw that something was wrong
 
     # update; a gradient that is not finite changes nothing, and ends the run unless --max-nonfinite allows the step
-    t.flags.exchange()  # Collective, but nobody waits: the answer is read one step later
     precision.unscale_(optimizer)
     grad_norm = strategy.clip_grad_norm_(t.config.optim.max_grad_norm)
-    end_if_diverged(t)  # judges the step before. Collective if its gradient was not finite.
     is_finite = precision.step(optimizer, grad_norm)
-    t.outcome.note(t.state.progress, precision.is_usual(is_finite))  # fp16: the scale must find its level first
-    strategy.commit_buffers(is_finite)  # BatchNorm's running statistics are micro-batch 0's
+    t.outcome.note(t.state.progress, losses, is_finite)  # read one step later, so that nobody waits
     optimizer.zero_grad(set_to_none=True)
-    t.state.averages.update(step, is_finite)  # --ema-decay
+    t.state.commit(is_finite)  # Collective: BatchNorm's running statistics, which are micro-batch 0's; --ema-decay
     t.state.progress = t.state.progress.after(*batch.end)
     return losses, grad_norm
 

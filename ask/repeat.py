@@ -26,10 +26,10 @@ from tqdm import tqdm
 from ask.record import Part, Record, last_start
 from data.batch import GlobalBatch
 from engine.build import open_start, open_training
-from engine.corruption import end_if_corrupted
 from engine.saving import save, wait_for_save
 from engine.training import Training
 from engine.warm_up import warm_up
+from engine.wrong import void_steps
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, leave
@@ -155,8 +155,9 @@ def batches(t: Training, last: int) -> Iterator[GlobalBatch]:
             yield batch
             if t.state.progress.step >= last or t.flags.stop:
                 break
+    t.flags.exchange()  # Collective.
     t.flags.wait()  # Collective.
-    end_if_corrupted(t)  # Collective.
+    void_steps(t)  # Collective; raises UserError (71). The last one may be void: it is what is asked for
     if t.flags.bad_sample:
         t.bad_samples.stop(t.world)  # Collective.
     t.watchdog.enter("answering", t.config.faults.section_timeout)

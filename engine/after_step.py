@@ -1,25 +1,23 @@
 """What happens between two steps: evaluations, saves and stops, where they are due."""
 
 from engine.best import update_best
-from engine.corruption import end_if_corrupted
-from engine.nonfinite import end_if_diverged
 from engine.records.log import EMA
 from engine.records.steps import close_epoch, note_coverage
 from engine.saving import save, wait_for_save
 from engine.training import Training
+from engine.wrong import end_if_wrong
 
 
 def after_step(t: Training) -> bool:
     """Evaluate or save where that is due after this step. Returns whether to leave the epoch. Collective."""
     step = t.state.progress.step
     is_save_due = t.flags.save or t.checkpoints.is_due(step)
-    if is_evaluation_due(t) or is_save_due or is_over(t):
-        t.flags.wait()  # Collective: no rank may be ahead of a stop that another one knows of
-        end_if_corrupted(t)  # Collective.
-        end_if_diverged(t)  # Collective if the gradient was not finite.
+    is_epoch_over = t.state.progress.sample_offset == 0
+    if is_epoch_over or is_evaluation_due(t) or is_save_due or is_over(t):
+        end_if_wrong(t, waits=True)  # Collective: no rank may be ahead of a stop that another one knows of
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
-    if t.state.progress.sample_offset == 0:
+    if is_epoch_over:
         close_epoch(t)  # Collective.
         if not is_evaluation_due(t):
             note_coverage(t, evaluated=None)  # Collective.

@@ -6,7 +6,6 @@ the one that contradicts itself is named. The optimizer has changed nothing by t
 """
 
 import socket
-from collections import Counter
 from typing import NamedTuple, NoReturn
 
 import torch
@@ -16,6 +15,7 @@ from data.batch import Batch, GlobalBatch
 from engine.start import Start
 from engine.step import forward
 from engine.training import Training
+from engine.wrong import odd_ones
 from utils.errors import Exit, UserError
 from utils.hardware.devices import Arriving, hardware_of
 from utils.rundir.starts import versions
@@ -118,12 +118,6 @@ def _end(t: Training, batch: GlobalBatch, accounts: list[Account], disputed: dic
         words.append(f"{_places(accounts, suspects)} computed micro-batch {index} of optimizer step"
                      f" {progress.step + 1} wrongly: {why}")
     raise UserError("; ".join(words) + WAY_OUT, Exit.HARDWARE)
-
-
-def odd_ones(found: dict[int, int | str]) -> list[int]:
-    """The ranks whose value is not the one that most have; all of them where no value has a majority."""
-    [(value, count)] = Counter(found.values()).most_common(1)
-    return [rank for rank, each in found.items() if each != value or 2 * count <= len(found)]
 
 
 def _places(accounts: list[Account], ranks: list[int]) -> str:

@@ -27,39 +27,42 @@ def update_best(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -
     """Note this step's evaluation in the state; returns its values if it is the best so far, else None. Collective.
 
     values, averaged: of the weights and, if there is one, of their moving average; the better of the two counts. Of
-    equal evaluations the earlier counts. If the last start had another --best, its best model is compared by this
-    metric. Raises UserError (65) if the evaluation has no such value.
+    equal evaluations the earlier counts. Rank 0 decides: early stopping ends the loop of all ranks. Raises UserError
+    (65) if the evaluation has no value of --best.
     """
+    best, gain, without_gain = t.world.on_rank_zero(lambda: _decide(t, values, averaged))  # Collective.
+    step = t.state.progress.step
+    t.state.progress = replace(t.state.progress, evaluated_step=step, gain=gain, without_gain=without_gain)
+    t.state.best = best
+    return None if best["step"] < step else averaged if "weights" in best else values
+
+
+def _decide(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -> tuple[dict[str, Any], Any, Any]:
+    """The best evaluation, and Progress's gain and without_gain after this one; see update_best."""
     # the better of the weights and their average
     name, is_high = best_metric(t)
     if name not in values:
         raise UserError(f"--best {name}: this evaluation has no {name}, because the samples that could be read are all"
                         " of one class, have no label, or the same target; repair the files, or use another --best",
                         Exit.BAD_DATA)
-    found = {"step": t.state.progress.step, "metric": name, "value": values[name]}
+    progress = t.state.progress
+    found = {"step": progress.step, "metric": name, "value": values[name]}
     if name in averaged and _is_better(averaged[name], values[name], is_high):
-        found, values = found | {"value": averaged[name], "weights": "ema"}, averaged
+        found |= {"value": averaged[name], "weights": "ema"}
 
-    # the best one before it, by this metric
-    best, progress = t.state.best, replace(t.state.progress, evaluated_step=t.state.progress.step)
-    gain = progress.gain
+    # the best one before it; by this metric, if the last start had another --best
+    best, before = t.state.best, progress.gain
     if best and best["metric"] != name:
-        recorded_as = (EMA if "weights" in best else "") + name
-        before = t.world.on_rank_zero(lambda: recorded(t.run.path, best["step"], recorded_as))  # Collective.
+        before = recorded(t.run.path, best["step"], (EMA if "weights" in best else "") + name)
         best = {} if before is None else best | {"metric": name, "value": before}
-        gain = before
 
     # --early-stop-patience
+    gain, without_gain = progress.gain, progress.without_gain
     if t.config.run.early_stop_patience:
-        is_gain = gain is None or _is_better(found["value"], gain, is_high)
-        gain, without_gain = (found["value"], 0) if is_gain else (gain, (progress.without_gain or 0) + 1)
-        progress = replace(progress, gain=gain, without_gain=without_gain)
-    t.state.progress = progress
-
-    # the best one
+        is_gain = before is None or _is_better(found["value"], before, is_high)
+        gain, without_gain = (found["value"], 0) if is_gain else (before, (without_gain or 0) + 1)
     is_best = not best or _is_better(found["value"], best["value"], is_high)
-    t.state.best = found if is_best else best
-    return values if is_best else None
+    return found if is_best else best, gain, without_gain
 
 
 def _is_better(value: float, other: float, is_high: bool) -> bool:

@@ -140,9 +140,9 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     config, world, run, task = start.config, start.world, start.run, start.task
     clock = Clock(world.device, state.strategy.communication)
     bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
-    outcome = Outcome(state.strategy)
+    outcome = Outcome(state.strategy, start.precision)
     flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
-                      bad_samples.has_stopped, outcome.corrupted)
+                      bad_samples.has_stopped, outcome.is_wrong)
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths,
                                         config.faults.audit_every)
     workers = num_workers(config.data.workers, world)

@@ -1,60 +1,20 @@
-"""Gradients that are not finite: the step changes nothing, the samples behind it are named, the run ends or continues.
+"""The samples behind a gradient that is not finite, found by computing a rank's share of the step once more.
 
-One NaN in one sample would spoil every weight on every rank. Precision.step applies no update where the gradient is not
-finite; this module finds out why, and owns --max-nonfinite.
+One NaN in one sample would spoil every weight on every rank, if Precision.step applied the update.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from data.batch import Batch
-from engine.corruption import end_if_corrupted
-from engine.saving import save, wait_for_save
 from engine.step import forward
 from engine.training import Training
-from utils.errors import Exit, UserError, some
 from utils.rundir.state import Progress
 from utils.strategies.base import Strategy
 from utils.strategies.buffers import Buffers
-
-
-def end_if_diverged(t: Training) -> None:
-    """End the run with 80 if the last step's gradient was not finite; that step has changed nothing.
-
-    The host asks one step late, so that the device never waits for it. Where an unreadable sample made the step void,
-    the run ends with 65, saved as it was before the step. Collective if the gradient was not finite.
-    """
-    # a sum that changed on the way
-    if t.flags.corrupted or t.flags.bad_sample:
-        end_if_corrupted(t)  # Collective.
-
-    # an unreadable sample
-    if t.flags.bad_sample:
-        t.state.progress = t.outcome.position
-        t.precision.undo()
-        save(t)  # Collective.
-        wait_for_save(t)  # Collective.
-        t.bad_samples.stop(t.world)  # Collective.
-
-    # a gradient that is not finite
-    if (at := t.outcome.pop_nonfinite()) is None:
-        return
-    t.watchdog.enter("looking for what is not finite", t.config.faults.section_timeout)
-    named = t.world.gather(nonfinite_names(t, at))  # Collective.
-    causes = "; ".join(f"rank {rank}, {some(names)}" for rank, names in enumerate(named) if names)
-    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from"
-             f" {causes or 'the sum: the gradient of every micro-batch is finite'}")
-    t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
-    most = t.config.faults.max_nonfinite
-    if progress.skipped > most:
-        raise UserError(f"{found}; the training diverged; this step changed neither weights nor checkpoints; use a"
-                        " smaller --lr, --max-grad-norm 1 or --precision fp32, or skip a few such steps with"
-                        " --max-nonfinite", Exit.DIVERGED)
-    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most})")
 
 
 def nonfinite_names(t: Training, at: Progress) -> list[str]:

@@ -1,10 +1,15 @@
 """What an optimizer step computes: for the loop, and for all that computes one of its micro-batches beside it."""
 
+import socket
+from typing import NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from data.batch import Batch
 from engine.start import Start
 from utils.hardware.devices import Arriving
+from utils.numerics.precision import Precision
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir.state import Progress
 from utils.strategies.base import Strategy
@@ -22,41 +27,38 @@ def forward(start: Start, model: nn.Module, micro_batch: Batch, step: int) -> Te
     return output.loss_sum.to(start.world.device)
 
 
+class Facts(NamedTuple):
+    """What a rank saw of a step, as JSON."""
+
+    place: str
+    is_finite: bool  # the gradient, after the sum
+    is_usual: bool  # see Precision.is_usual
+    is_own_finite: bool  # its own losses, and its gradient before the sum where the strategy looks at it
+    is_corrupted: bool  # the sum changed on its way to this rank
+    loss_scale: str
+
+
 class Outcome:
-    """Where the last step was, whether its gradient was finite, and whether its sum changed on the way to this rank.
+    """What this rank saw of the last steps: read one step later, so that the host never waits for more."""
 
-    Read one step later, so that the host never waits.
-    """
-
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, precision: Precision) -> None:
         self.position: Progress | None = None  # before the last step
-        self._strategy, self._arriving = strategy, None  # what is not read yet
-        self._nonfinite: Progress | None = None  # the last step, if its gradient was not finite
-        self._corrupted: Progress | None = None  # the first step whose sum changed
+        self.seen: list[tuple[Progress, Facts]] = []  # of the last two steps that were read, unless they are judged
+        self._strategy, self._precision = strategy, precision
+        self._place = f"rank {strategy.world.rank} on {socket.gethostname()}"
+        self._arriving: Arriving | None = None  # what is not read yet
 
-    def note(self, position: Progress, is_usual: Tensor) -> None:
-        """The step at `position` is queued. is_usual: scalar bool on the device, as Precision.is_usual gives it."""
-        is_corrupted = self._strategy.is_corrupted
-        self.position = position
-        self._arriving = Arriving(is_usual, *([] if is_corrupted is None else [is_corrupted]))
-
-    def pop_nonfinite(self) -> Progress | None:
-        """Return the position of the last step if its gradient was not finite, once; call it before any save.
-
-        None once a sum has changed: then ranks may differ in what they find, and the run is about to end.
+    def note(self, position: Progress, losses: Tensor, is_finite: Tensor) -> None:
+        """The step at `position` is queued. losses: this rank's. is_finite: scalar bool, as Precision.step returns it.
         """
-        self._read()
-        nonfinite, self._nonfinite = self._nonfinite, None
-        return None if self._corrupted else nonfinite
+        strategy, precision, self.position = self._strategy, self._precision, position
+        is_own_finite = losses.isfinite().all() & strategy.is_own_finite
+        facts = torch.stack([is_finite, precision.is_usual(is_finite), is_own_finite, strategy.is_corrupted])
+        self._arriving = Arriving(facts, precision.scale)
 
-    def corrupted(self) -> Progress | None:
-        """The position of the first step whose sum changed on the way to this rank."""
-        self._read()
-        return self._corrupted
-
-    def _read(self) -> None:
+    def is_wrong(self) -> bool:
+        """Whether this rank saw something that all ranks must judge (wrong.py). The host waits for the last step."""
         if self._arriving is not None:
-            (is_usual, *is_corrupted), self._arriving = self._arriving.wait(), None
-            self._nonfinite = None if is_usual else self.position
-            if any(is_corrupted) and self._corrupted is None:
-                self._corrupted = self.position
+            (facts, scale), self._arriving = self._arriving.wait(), None
+            self.seen = [*self.seen[-1:], (self.position, Facts(self._place, *facts.tolist(), f"{float(scale):g}"))]
+        return any(facts.is_corrupted or not facts.is_finite for _, facts in self.seen)

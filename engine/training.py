@@ -31,8 +31,8 @@ class Training(Start):
     feed: Feed
     evaluation: Evaluation
     checkpoints: Checkpoints
-    flags: Agreement  # what one rank tells all others: to stop, to save, that a sample cannot be read
-    outcome: Outcome  # of the last step: whether its gradient was finite, and its sum arrived as it was sent
+    flags: Agreement  # what any rank raises and all act on: a stop, a save, its error, a bad sample, a wrong step
+    outcome: Outcome  # what this rank saw of the last steps; all ranks judge them together, in wrong.py
     bad_samples: BadSamples
     clock: Clock
     profile: Profile

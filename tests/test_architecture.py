@@ -229,7 +229,7 @@ def test_a_step_of_the_application_that_takes_a_collective_one_says_so():
         return isinstance(call.func, ast.Name) and call.func.id in collective
 
     silent = [name for tree in trees for name in silent_callers(tree, is_one)]
-    assert silent == [] and {"train_one_epoch", "evaluate_and_save", "end_if_diverged"} <= collective
+    assert silent == [] and {"train_one_epoch", "evaluate_and_save", "end_if_wrong"} <= collective
 
 
 # --- the loop

@@ -6,10 +6,10 @@ from functools import partial
 import torch
 
 from data.batch import GlobalBatch
-from engine.corruption import end_if_corrupted
 from engine.records.log import figure, records
 from engine.records.report import write_report
 from engine.training import Training
+from engine.wrong import end_if_wrong
 from utils.errors import Exit, counted, rounded
 from utils.hardware.devices import Arriving
 from utils.rundir.run import command
@@ -35,7 +35,7 @@ def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: t
 def _record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
     """One train record: figures of the step over all ranks, which depend on the position alone; timings. Collective."""
     losses, grad_norm = Arriving(losses, grad_norm).wait()  # one wait for the device
-    end_if_corrupted(t)  # Collective.
+    end_if_wrong(t, waits=True)  # Collective.
     times = torch.zeros(t.world.world_size, 3, dtype=torch.float64)
     times[t.world.rank] = torch.tensor(t.clock.times(), dtype=torch.float64)
     # One rank owns each row, and the others hold zeros: the losses are added in the order of the micro-batches.

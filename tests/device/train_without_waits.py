@@ -10,7 +10,7 @@ import torch
 
 import train
 from data import demo
-from engine import after_step, nonfinite, saving
+from engine import after_step, saving, wrong
 from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
 from utils.settings.command_line import parse_command_line
@@ -32,6 +32,6 @@ def with_mode(mode, work):
 if __name__ == "__main__":
     watchdog = Watchdog()
     train.train_one_epoch = with_mode("error", train.train_one_epoch)
-    for module in (train, after_step, nonfinite):
+    for module in (train, after_step, wrong):
         module.save = with_mode("default", saving.save)
     exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))

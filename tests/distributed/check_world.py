@@ -53,7 +53,7 @@ from utils.strategies.base import DEFAULTS
 
 M, CLASSES, SIDE = 6, 10, 32
 ONE = torch.ones(())
-FLAGS = "stop", "save", "error", "bad_sample", "corrupted"
+FLAGS = "stop", "save", "error", "bad_sample", "wrong"
 
 
 class _Images:

@@ -138,8 +138,8 @@ def test_what_differs_between_ranks_is_refused_on_all(told, processes):
 
 @pytest.mark.parametrize("processes", NUMBERS)
 def test_a_flag_of_one_rank_is_known_to_all_exactly_one_exchange_later(told, processes):
-    # stop, save, error, bad_sample, corrupted; save is of one exchange, the others stay
-    nothing, raised, after = [False] * 5, [True] * 5, [True, False, True, True, True]
+    # stop, save, error, bad_sample, wrong; save and wrong are of one exchange, the others stay
+    nothing, raised, after = [False] * 5, [True] * 5, [True, False, True, True, False]
     assert by_rank(told, processes, "a_flag_of_the_last_rank") == [
         [nothing, nothing, nothing, raised, after, after]] * processes
 

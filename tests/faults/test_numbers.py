@@ -51,6 +51,17 @@ def test_the_run_ends_before_the_next_update_without_a_save_that_asks(photos, ru
     assert status(run_dir)["step"] == 1
 
 
+@pytest.mark.long
+def test_where_nothing_is_due_the_sample_is_named_a_step_later(photos, run_dir, start_torchrun):
+    """At the end of the epoch, after step 3; the weights have gone one step further, the sample is what it was."""
+    words = [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1000, "--log-every", 1000, "--workers", 0]
+    bad = sample_of(rank=1, step=2)
+    assert_failed(start_torchrun(2, *words, script=SCRIPT, env={"NAN_SAMPLES": str(bad)}), run_dir, Exit.DIVERGED,
+                  "the gradient of optimizer step 2 is not finite; it comes from rank 1, sample"
+                  f" {bad} ({image_of(photos, 'train', bad)}); the training diverged")
+    assert trained_steps(run_dir) == 1  # the first step always has a record
+
+
 @pytest.mark.slow
 def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(
         words, photos, run_dir, start_torchrun, run_torchrun):
@@ -70,7 +81,7 @@ def test_a_tolerated_step_changes_nothing_and_counts_until_the_run_ends(
                            f"sample {bad} (")
     [step] = map(int, re.findall(r"gradient of optimizer step (\d) is not finite", result.err))
     assert STEPS_PER_EPOCH < step <= 2 * STEPS_PER_EPOCH
-    assert status(run_dir)["step"] == trained_steps(run_dir) == step
+    assert status(run_dir)["step"] == step and trained_steps(run_dir) == step - 1  # judged before its record
 
 
 @pytest.mark.slow

@@ -46,6 +46,11 @@ class TrainState:
     averages: Averages = field(default_factory=lambda: Averages({}, decay=0))
     coverage: Coverage = field(default_factory=Coverage)  # the samples of the current epoch that reached a backward
 
+    def commit(self, is_finite: Tensor) -> None:
+        """End a step for what follows the weights: the buffers, the averages. Collective. is_finite: see Strategy."""
+        self.strategy.commit_buffers(is_finite)  # Collective.
+        self.averages.update(self.progress.step, is_finite)
+
     def weights(self) -> dict[str, Tensor]:
         """What model.safetensors holds: the weights that the training goes on from. All ranks or none."""
         return self.strategy.model_state()

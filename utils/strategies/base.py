@@ -82,8 +82,7 @@ class Strategy(ABC):
     finds_unused = False  # has --find-unused-parameters
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/build.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
-    is_corrupted: Tensor | None = None  # bool on the device: the last sums changed on the way; None = nothing checks
-    not_finite = "is not finite"  # what a message says about such a gradient; engine/nonfinite.py
+    not_finite = "is not finite"  # what a message says about such a gradient; engine/wrong.py
 
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
                  config: DeviceOptions = DEFAULTS):
@@ -95,6 +94,10 @@ class Strategy(ABC):
         self.model: nn.Module = module  # that computes a training step
         # what a step waits for other ranks, apart from work at the same time; None = cannot be told
         self.communication: Stopwatch | None = Stopwatch(world.device)
+        # of the last step, scalar bool on the device: a sum changed on its way; this rank's part of it was finite, as
+        # far as the strategy looks at that
+        self.is_corrupted = torch.zeros((), dtype=torch.bool, device=world.device)
+        self.is_own_finite = ~self.is_corrupted
         self.place(blocks_of)
 
     def place(self, blocks_of: BlocksOf) -> None:  # noqa: B027

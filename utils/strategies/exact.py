@@ -94,6 +94,7 @@ class Exact(Replicated):
             self.communication.stop()
             bucket.finish(scale)
         self.is_corrupted = torch.stack([bucket.is_corrupted for bucket in self._buckets]).any()
+        self.is_own_finite = torch.stack([bucket.is_finite for bucket in self._buckets]).all()
 
     def _take(self, group: "_Group") -> None:
         """A parameter of `group` got its gradient: once all of them have theirs, add these. All ranks or none."""
@@ -119,6 +120,7 @@ class _Bucket:
     """Parameters whose gradients are sent together, the int64 sums of these, and their checksum."""
 
     is_corrupted: Tensor  # scalar bool on the device: the last sums have another checksum than was sent
+    is_finite: Tensor  # the same: this rank's part of them is finite and small enough
 
     def __init__(self, params: list[nn.Parameter], limit: float, world: World):
         device, dtype = params[0].device, params[0].dtype
@@ -147,7 +149,8 @@ class _Bucket:
         for group in self.groups:
             group.complete()
         (low, high), limit = self._extremes.aminmax(), self._limit * scale
-        self._num_bad.copy_(~((low >= -limit) & (high <= limit)))  # NaN if any value is
+        self.is_finite = (low >= -limit) & (high <= limit)  # NaN if any value is
+        self._num_bad.copy_(~self.is_finite)
         self._stamps = range(self._stamps.stop, self._stamps.stop + len(self._stamps))
         self._checksum.copy_(self._weighed() + self._stamps[self._rank])
         self.work = dist.all_reduce(self._sent, async_op=True)

@@ -46,6 +46,7 @@ class Replicated(Strategy):
         """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
         self._buffers.begin()
         self.entered = torch.zeros((), dtype=torch.int64, device=self.world.device)
+        self.is_own_finite = torch.ones_like(self.is_corrupted)
         for number, micro_batch in enumerate(self.with_stand_in(micro_batches), 1):
             self.is_watched = is_audited and number == 1
             with self.grad_sync(number == len(micro_batches), scale):

@@ -25,7 +25,8 @@ def training(task=HIGH, patience=2, progress=Progress(), total_steps=100):  # no
     return SimpleNamespace(
         config=SimpleNamespace(run=run, record=RecordOptions(eval_every=10)), task=task, total_steps=total_steps,
         last_step=total_steps, flags=SimpleNamespace(stop=False),
-        state=SimpleNamespace(progress=progress, best={}))
+        state=SimpleNamespace(progress=progress, best={}),
+        world=SimpleNamespace(on_rank_zero=lambda work: work()))
 
 
 def evaluations_until_stop(values, **options):

@@ -1,4 +1,4 @@
-"""engine/nonfinite.py, and end_if_diverged: the samples behind a gradient that is not finite are named."""
+"""engine/nonfinite.py: the samples behind a gradient that is not finite are named."""
 
 import copy
 from types import SimpleNamespace
@@ -8,10 +8,7 @@ import torch
 from torch import nn
 
 from data.batch import Batch
-from engine import nonfinite
 from engine.nonfinite import nonfinite_samples
-from utils.errors import Exit, UserError
-from utils.rundir.state import Progress
 from utils.strategies.base import Strategy
 from utils.strategies.ddp import DDP
 from utils.strategies.exact import Exact
@@ -130,74 +127,3 @@ def test_a_part_that_was_in_evaluation_mode_is_so_afterwards(net):
     net.norm.eval()
     named(net, {9: PLANTED[0]})
     assert net.norm.training is False
-
-
-# --- end_if_diverged
-
-
-def check(monkeypatch, world, found, is_finite=False, skipped=0, max_nonfinite=0):
-    """The Training after a look at step 7, and `notes`: what the user was told."""
-    t = SimpleNamespace(
-        world=world, notes=[], flags=SimpleNamespace(bad_sample=False, corrupted=False), strategy=Strategy,
-        outcome=SimpleNamespace(pop_nonfinite=lambda: None if is_finite else Progress(step=6)),
-        state=SimpleNamespace(progress=Progress(step=7, skipped=skipped)),
-        watchdog=SimpleNamespace(enter=lambda *words: None),
-        config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
-    t.log = SimpleNamespace(note=t.notes.append)
-    monkeypatch.setattr(nonfinite, "nonfinite_names", lambda t, at: found)
-    nonfinite.end_if_diverged(t)
-    return t
-
-
-def test_a_gradient_that_is_not_finite_is_80_with_step_rank_and_samples(world, monkeypatch):
-    with pytest.raises(UserError) as diverged:
-        check(monkeypatch, world, ["9 (b/9.png)", "12 (b/12.png)"])
-    text = str(diverged.value)
-    assert diverged.value.code == Exit.DIVERGED
-    assert text.startswith("the gradient of optimizer step 7 is not finite")
-    assert "it comes from rank 0, 9 (b/9.png), 12 (b/12.png); the training diverged" in text
-    assert "--max-nonfinite" in text
-
-
-@pytest.mark.parametrize("skipped", [0, 1])
-def test_as_many_steps_as_max_nonfinite_says_are_gone_over_with_a_note(world, monkeypatch, skipped):
-    t = check(monkeypatch, world, ["9 (b/9.png)"], skipped=skipped, max_nonfinite=2)
-    assert (t.state.progress, len(t.notes), f"--max-nonfinite: {skipped + 1} of 2" in t.notes[0]) == (
-        Progress(step=7, skipped=skipped + 1), 1, True)
-
-
-def test_one_more_is_80(world, monkeypatch):
-    with pytest.raises(UserError) as diverged:
-        check(monkeypatch, world, ["9 (b/9.png)"], skipped=2, max_nonfinite=2)
-    assert diverged.value.code == Exit.DIVERGED
-
-
-def test_where_no_sample_is_found_the_sum_is_named(world, monkeypatch):
-    [note] = check(monkeypatch, world, [], max_nonfinite=1).notes
-    assert "it comes from the sum: the gradient of every micro-batch is finite" in note
-
-
-def test_of_a_finite_gradient_nothing_is_said(world, monkeypatch):
-    t = check(monkeypatch, world, [], is_finite=True)
-    assert (t.state.progress, t.notes) == (Progress(step=7), [])
-
-
-def test_a_step_made_void_by_an_unreadable_sample_is_saved_as_before(world, monkeypatch):
-    done = []
-
-    class Stopped(Exception):
-        """As BadSamples.stop ends the run."""
-
-    def stop(world):
-        raise Stopped
-
-    t = SimpleNamespace(
-        world=world, strategy=Strategy,
-        flags=SimpleNamespace(bad_sample=True, corrupted=False), bad_samples=SimpleNamespace(stop=stop),
-        outcome=SimpleNamespace(position=Progress(step=6)), state=SimpleNamespace(progress=Progress(step=7)),
-        precision=SimpleNamespace(undo=lambda: done.append("undo")))
-    monkeypatch.setattr(nonfinite, "save", lambda t: done.append(t.state.progress))
-    monkeypatch.setattr(nonfinite, "wait_for_save", lambda t: done.append("wait"))
-    with pytest.raises(Stopped):
-        nonfinite.end_if_diverged(t)
-    assert done == ["undo", Progress(step=6), "wait"]
