@@ -34,6 +34,7 @@ from utils.strategies.base import Strategy
 
 LEAST_STEPS_KEPT, SHARES_KEPT = 1000, 20  # --keep-every auto: a twentieth of the run, but at least so many steps
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
+SAMPLES = "samples.safetensors"  # its hashes are in the link; content_hash leaves it out
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
 
 
@@ -89,14 +90,14 @@ class Checkpoints:
 
         # copy the state; a thread of rank 0 writes the copy
         began = time.monotonic()
-        weights, values = state.weights(), state.state_dict()
+        weights, values, samples = state.weights(), state.state_dict(), state.samples()
         if self._world.is_main:
             trainer = {"format": FORMAT, "progress": _saved(state.progress), "best": state.best,
                        "processes": self._world.world_size}
             name = name_of(state.progress.step, self._run.start, awaits_evaluation)
             link = partial(self._link, trainer, awaits_evaluation, _size_of(self._run.path / "metrics.jsonl"))
-            weights, values = tree_map_only(Tensor, _copied, (weights, values))
-            self._pending = self._writer.submit(self._write, name, weights, values, trainer, beside, link)
+            weights, values, samples = tree_map_only(Tensor, _copied, (weights, values, samples))
+            self._pending = self._writer.submit(self._write, name, weights, values, samples, trainer, beside, link)
 
         # count
         self._saved, self._saved_at = state.progress, time.monotonic()
@@ -155,11 +156,12 @@ class Checkpoints:
         """
         self._model_bytes = sum(weight.nbytes for weight in state.strategy.module.parameters())
         self._num_bytes = STATES * self._model_bytes + sum(value.nbytes for value in state.averages.values.values())
+        self._num_bytes += sum(digests.num_bytes for digests in state.digests.values())
         found = self._read(self._folder.newest_valid, state.strategy)
         if found is None:
             return False
         with _of_this_model(found):
-            state.load(found["weights"], found["state"], found["trainer"])
+            state.load(found["weights"], found["state"], found["trainer"], found.get("samples"))
         self._saved = state.progress
         return True
 
@@ -174,7 +176,7 @@ class Checkpoints:
             strategy.load_model_state(found["weights"])
         return Progress(**found["trainer"]["progress"]), _exports_averages(found["trainer"])
 
-    def _write(self, name: str, weights: dict[str, Tensor], values: dict, trainer: dict,
+    def _write(self, name: str, weights: dict[str, Tensor], values: dict, samples: dict[str, Tensor], trainer: dict,
                beside: Callable[[dict[str, Tensor]], None], link: Callable[[str], dict[str, Any]]) -> None:
         weights = {name: weight.contiguous() for name, weight in weights.items()}  # safetensors does not save strides
 
@@ -191,6 +193,7 @@ class Checkpoints:
         self._folder.write(name, {
             "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
             "state.pt": lambda path: torch.save(values, path),
+            SAMPLES: partial(save_file, samples),
             "trainer.json": lambda path: path.write_text(json.dumps(trainer, indent=1)),
         }, trainer["best"].get("step"), new)
         self._append(new)
@@ -230,6 +233,8 @@ class Checkpoints:
                 folder = self._folder.path / name
                 found = {"folder": str(folder), "trainer": json.loads((folder / "trainer.json").read_text()),
                          "weights": load_file(folder / "model.safetensors")}
+                if with_state and (folder / SAMPLES).exists():  # not of 0.13 and before
+                    found["samples"] = load_file(folder / SAMPLES)
                 if with_state or _exports_averages(found["trainer"]):
                     found["state"] = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
                 if not with_state:
