@@ -90,9 +90,8 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
     require_comparable(start)  # Collective: --audit-every
-    if weights := world.on_rank_zero(partial(weights_digest, config), takes_long=True):  # Collective.
-        words = f"the initial weights in {getattr(config.model, 'weights', None) or config.model.model}"
-        run.require_same("weights", weights, words)
+    if held := world.on_rank_zero(partial(weights_digest, config), takes_long=True):  # Collective.
+        run.require_same("weights", held, f"what {getattr(config.model, 'weights', None) or config.model.model} holds")
     checkpoints = kind(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
     start, optim, state = build_state(start, is_new)  # Collective.

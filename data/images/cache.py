@@ -170,8 +170,7 @@ def pack(path: str, spec: CacheSpec) -> Packed:
         return pixels.tobytes(), (height, width, *target), image.sha256()
     if max(target) > LONGEST:
         return NOTHING
-    data = simplejpeg.encode_jpeg(pixels, QUALITY, colorsubsampling="420")
-    return data, (height, width, *target), image.sha256()
+    return simplejpeg.encode_jpeg(pixels, QUALITY, colorsubsampling="420"), (height, width, *target), image.sha256()
 
 
 def _digest(paths: Sequence[str]) -> str:

@@ -127,8 +127,7 @@ class PackedImage(EncodedImage):
     """
 
     def __init__(self, data: np.ndarray, shown: Sequence[int], stored: Sequence[int], is_raw: bool, file: bytes):
-        self._file = file
-        (self.height, self.width), self._stored, self._orientation = shown, tuple(stored), 1
+        (self.height, self.width), self._stored, self._orientation, self._file = shown, tuple(stored), 1, file
         self._data, self._decoded = (b"", data.reshape(*stored, 3)) if is_raw else (data.tobytes(), None)
 
     def pixels(self, at_least: float = 1.0) -> Tensor:

@@ -183,6 +183,7 @@ def test_initial_weights_that_changed_are_refused(own_photos, run_dir, run_train
     before = outcome(run_dir)["contents"]
     restore = overwrite(weights)
     result = run_train(*words)
-    assert result.returncode == Exit.OTHER_RUN and f"{given[1]} changed since {run_dir} was created" in result.err
+    assert result.returncode == Exit.OTHER_RUN, result.text
+    assert f"what {given[1]} holds changed since {run_dir} was created" in result.err
     restore()
     assert run_train(*words).returncode == 0 and outcome(run_dir)["contents"][0] == before[0]

@@ -97,11 +97,8 @@ def weights_digest(config: Config) -> str | None:
     """
     model, file = config.model, getattr(config.model, "weights", None)
     files = [Path(file)] if file else sorted(Path(model.model).glob("model*.safetensors")) if model.pretrained else []
-    digest = hashlib.sha256()
-    for path in filter(Path.is_file, files):
-        with path.open("rb") as opened:  # which may be larger than the memory
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
-    return digest.hexdigest() if any(map(Path.is_file, files)) else None
+    digests = [hashlib.sha256(path.read_bytes()).digest() for path in files if path.is_file()]
+    return hashlib.sha256(b"".join(digests)).hexdigest() if digests else None
 
 
 def _read_settings(file: Path) -> dict[str, Any]:
