@@ -92,11 +92,14 @@ def test_an_image_that_changed_after_a_stop_is_named_at_the_start(
     (3, "train", 0), (2, "val", 0), (1, "train", 0), (2, "train", 0), (1, "val", 0), (3, "val", 0)])
 def test_an_image_that_changes_while_the_run_trains_ends_it_with_its_name(
         words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed, processes, split, workers):
-    """Between the first epoch and the second, in the middle of the evaluation, which had read it already."""
+    """Between the first epoch and the second, in the middle of the evaluation, which had read it already.
+
+    Of several ranks another one reads that training image in the second epoch.
+    """
     held = HeldImage(image_of(own_photos, "val", 60))
     live = start_torchrun(processes, *words)
     live.wait_for(held.is_wanted, "the evaluation of the first epoch")
-    restore = overwrite(image := image_of(own_photos, split, 0))
+    restore = overwrite(image := image_of(own_photos, split, 5))
     held.give()
     assert_failed(live, run_dir, Exit.BAD_DATA, f"{image} {CHANGED}")
     evaluated = [record["step"] for record in records(run_dir) if record["split"] == "val"]
