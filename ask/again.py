@@ -30,6 +30,7 @@ from utils.rundir.run import Run
 from utils.rundir.state import TrainState
 from utils.settings.run_options import RecordOptions
 
+SAMPLES = "what its samples were"
 Key = tuple[int, bool]  # of a link: its step, and whether it is of a copy before the evaluation
 
 
@@ -121,7 +122,9 @@ class Again:
         """Raise UserError (83) if a link that was computed here means something else than the run's."""
         step = link["step"]
         self.seen[key_of(link)] = link
-        then, here = meaning(self.wanted[key_of(link)]), meaning(link)
+        then, here = (meaning(each) for each in (self.wanted[key_of(link)], link))
+        if then[SAMPLES].get("since") != here[SAMPLES].get("since"):  # a version before 0.14 began the run
+            then[SAMPLES] = here[SAMPLES]
         if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
             raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
         before = ", before its evaluation" * link["awaits_evaluation"]
@@ -163,10 +166,10 @@ def key_of(link: Link) -> Key:
     return link["step"], link["awaits_evaluation"]
 
 
-def meaning(link: Link) -> dict[str, str]:
+def meaning(link: Link) -> dict[str, Any]:
     """What a link says of what was computed, by names for people."""
-    return {f"RUN/model/{file}": digest for file, digest in link.get("model", {}).items()
-            } | {"the content": link["content"]}
+    return {f"RUN/model/{file}": digest for file, digest in link.get("model", {}).items()} | {
+        "the content": link["content"], SAMPLES: link.get("samples", {})}
 
 
 def _lines(path: Path, begin: int, end: float) -> Iterator[bytes]:

@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,14 +25,21 @@ PARSER.add_argument("--locate", action="store_true", help="compute both again, t
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
 from ask.locate import NAMES, is_an_answer, locate
 from ask.record import Part, Record, read_records, read_run
 from ask.repeat import Place, computing, conditions_of, config_for, in_words, lay_out
 from ask.rounding import EPSILON, apart
 from models.tasks import load_task
+from models.tasks.base import Task
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say, some
+from utils.rundir.checkpoint import SAMPLES
+from utils.rundir.checkpoint_folder import CheckpointFolder
+from utils.rundir.digests import differing
 from utils.rundir.run import open_run
 from utils.settings.command_line import config_of
 from utils.settings.config import facts, flag, with_values
@@ -39,7 +47,8 @@ from utils.settings.option import OPERATIONAL
 
 IN = tuple(f"in {name}" for name in NAMES)
 SHOWN = 3  # figures of a record
-DIGESTS = {"data": "the data's fingerprint", "tokenizer": "the tokenizer", "encoder": "the encoder's config"}
+DIGESTS = {"data": "the data's fingerprint", "tokenizer": "the tokenizer", "encoder": "the encoder's config",
+           "weights": "the file of initial weights"}
 DECISIVE = {"--eval-every", "--bad-samples", "--max-nonfinite"}  # operational, but what is best or trained on depends
 Sample = tuple[str, str]  # path or text, label
 Written = dict[Any, dict[str, Any]]  # what a run has written down, in its order: each with its "step"
@@ -53,8 +62,8 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
         one, two = runs = [read_run(path, place.world, data) for path, data in paths]  # Collective.
         note = partial(say, stream=sys.stdout) if place.world.is_main else lambda text: None
         note(f"RUN1 is {one.path}, RUN2 is {two.path}")
-        found = [*settings_apart(one.starts[0], two.starts[0]), *starts_of(runs)]
-        found += data_apart(runs, place)  # Collective.
+        of_data = data_apart(runs, place)  # Collective.
+        found = [*settings_apart(one.starts[0], two.starts[0], of_data=of_data), *starts_of(runs), *of_data]
         first = [run.links[0]["content"] for run in runs if 0 in run.links]
         found += [f"the initial weights, by their hash: {first[0][:16]} {IN[0]}, {first[1][:16]} {IN[1]}"
                   ] if len({*first}) > 1 else []
@@ -69,14 +78,15 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
 # --- before any step
 
 
-def settings_apart(one: dict[str, Any], two: dict[str, Any], where: Sequence[str] = IN) -> list[str]:
+def settings_apart(one: dict[str, Any], two: dict[str, Any], where: Sequence[str] = IN,
+                   of_data: Sequence[str] = ()) -> list[str]:
     """What two starts compute with that is not the same, a line each; at the end what has no effect on it.
 
-    one, two: lines of starts.jsonl. where: words behind the value of each.
+    one, two: lines of starts.jsonl. where: words behind the value of each. of_data: what else differs in their data.
     """
     known = facts(config_of(one["settings"]))
     idle = {flag(name) for name, fact in known.items() if fact.kind == OPERATIONAL} - DECISIVE
-    if one["resolved"].get("data") == two["resolved"].get("data"):  # the same in another place
+    if one["resolved"].get("data") == two["resolved"].get("data") and not of_data:  # the same in another place
         idle.add("--data")
     first, second = facts_of(one), facts_of(two)
     found = {name: f"{name}: {_shown(first, name)} {where[0]}, {_shown(second, name)} {where[1]}"
@@ -115,13 +125,14 @@ def data_apart(runs: Sequence[Record], place: Place) -> list[str]:
     """
     recorded = [run.starts[-1]["resolved"].get("data") for run in runs]
     if recorded[0] == recorded[1]:
-        return []
+        return digests_apart(runs, place)  # Collective.
     found, reasons = [], []
     for name, run, fingerprint in zip(NAMES, runs, recorded, strict=True):
         try:
-            now, samples = read_data(run, place, place.folder / f"{name}-data")  # Collective.
-            found.append(samples)
-            reasons += [f"the data of {name} are not as they were when it was trained"] if now != fingerprint else []
+            task = read_data(run, place, place.folder / f"{name}-data")  # Collective.
+            found.append([*task.listing()] if place.world.is_main else [])
+            if task.fingerprint != fingerprint:
+                reasons.append(f"the data of {name} are not as they were when it was trained")
         except UserError as error:
             if not is_an_answer(error):
                 raise
@@ -129,17 +140,38 @@ def data_apart(runs: Sequence[Record], place: Place) -> list[str]:
     return [f"{reason}; which samples differ cannot be said" for reason in reasons] or samples_apart(*found)
 
 
-def read_data(run: Record, place: Place, folder: Path) -> tuple[str, list[Sample]]:
-    """The fingerprint of a run's data, and on rank 0 all samples, as they are now. folder: a new one. Collective.
+def digests_apart(runs: Sequence[Record], place: Place) -> list[str]:
+    """Which samples both have used that were not the same, of data with the same names and labels. Collective."""
+    def find() -> list[list[Any]]:
+        folders = [CheckpointFolder(run.path / "checkpoints", 1, print) for run in runs]
+        with suppress(OSError, ValueError, SafetensorError):  # one has none, or is just removing it
+            one, two = (load_file(folder.path / name / SAMPLES) for folder in folders for name in folder.names()[:1])
+            return [[name, index] for name in sorted(one.keys() & two.keys() - {"since"})
+                    if len(one[name]) == len(two[name]) for index in differing(one[name], two[name])]
+        return []
 
-    Raises UserError.
-    """
+    known = [[run.starts[-1]["settings"].get(name) for name in ("seed", "val_fraction")] for run in runs]
+    found = place.world.on_rank_zero(find, takes_long=True) if known[0] == known[1] else []  # Collective.
+    if not found:  # else others may be held out
+        return []
+    try:
+        task = read_data(runs[0], place, place.folder / "data")  # Collective.
+        sets = {"train": task.train_set, "val": task.eval_set}
+        names = [sets[name].name(index) for name, index in found]
+    except UserError as error:
+        if not is_an_answer(error):
+            raise
+        names = [f"sample {index} of {name}" for name, index in found]
+    return [f"data: {'one sample differs' if len(names) == 1 else f'{len(names)} samples differ'}: {some(names)}"]
+
+
+def read_data(run: Record, place: Place, folder: Path) -> Task:
+    """The task of a run, with its data as they are now. folder: a new one. Collective. Raises UserError."""
     line, world = run.starts[-1], place.world
     config = with_values(config_for(line, place.device, run.data, folder), {"cache": "none"})  # no images are packed
     world.on_rank_zero(lambda: lay_out(Part(0, 0, line, None), config, run.path, folder))  # Collective.
     with open_run(config, world, lambda text: None) as opened:  # Collective.
-        task = load_task(config.run.task)(config, opened, world)  # Collective.
-        return task.fingerprint, [*task.listing()] if world.is_main else []
+        return load_task(config.run.task)(config, opened, world)  # Collective.
 
 
 def samples_apart(one: Sequence[Sample], two: Sequence[Sample]) -> list[str]:

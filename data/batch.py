@@ -5,14 +5,17 @@ Legend: B samples in a batch, P predicted tokens, R rows of packed texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from utils.hardware.devices import copied_beside
+from utils.rundir.digests import UNKNOWN
 
 
 class SampleSet(Protocol):
@@ -25,6 +28,17 @@ class SampleSet(Protocol):
 
     def name(self, index: int) -> str:
         """What a sample is called in messages: a path, for example."""
+
+    def digest(self, index: int) -> bytes:
+        """What a sample is now, as sample_digest says it; UNKNOWN if it cannot be read."""
+
+
+def sample_digest(name: bytes, label: int | np.ndarray, contents: Iterable[bytes]) -> bytes:
+    """sha256 of what a sample is. name: its place in the data set, wherever that lies. contents: its files, hashed."""
+    digest = hashlib.sha256()
+    for part in (name, np.asarray(label).tobytes(), *contents):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -39,6 +53,7 @@ class Batch:
     index: int = 0  # of this micro-batch in its global batch, or of this batch in its evaluation
     indices: tuple[int, ...] = ()  # of its samples in the data set; empty for a stand-in
     bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
+    digests: tuple[bytes, ...] = ()  # of its samples: sample_digest; empty where a task knows none
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`. Copies from pinned memory wait for nothing, and the host waits for none."""
@@ -58,10 +73,11 @@ class Batch:
         return self.sample_weight.device
 
     @property
-    def counted(self) -> tuple[int, ...]:
-        """Those of `indices` that count: all but unreadable samples. For a batch on the host."""
-        weights = self.sample_weight.tolist()
-        return tuple(index for index, weight in zip(self.indices, weights, strict=False) if weight > 0)
+    def counted(self) -> dict[int, bytes]:
+        """Those of `indices` that count, all but unreadable samples, with their digests. For a batch on the host."""
+        weights, digests = self.sample_weight.tolist(), self.digests or len(self.indices) * (UNKNOWN,)
+        return {index: digest for index, digest, weight in zip(self.indices, digests, weights, strict=False)
+                if weight > 0}
 
     @property
     def tensors(self) -> list[Tensor]:

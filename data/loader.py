@@ -5,11 +5,12 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from data.sampler import MicroBatchRequest
 from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, some
+from utils.rundir.digests import Digests
 
 
 class MicroBatchDataset(Dataset):
@@ -100,25 +102,30 @@ _TEXT = {"encoding": "utf-8", "errors": "surrogateescape"}  # file names may be 
 
 
 class BadSamples:
-    """What happens to samples that cannot be read.
+    """What happens to samples that cannot be read, or are not what they were when the run used them.
 
     policy "skip": their sample_weight is already 0; they are listed in `file`, without one on standard error.
     policy "stop": the step is made void, every rank learns of it (Agreement), and all end together (65).
+    Those of the other kind always stop the run in this way. digests: of each set; without, nothing is compared.
     """
 
-    def __init__(self, policy: str, file: Path | None):
-        self._policy, self._file = policy, file
+    def __init__(self, policy: str, file: Path | None, digests: Mapping[str, Digests] = MappingProxyType({})):
+        self._policy, self._file, self._digests = policy, file, digests
         self._listed = set(file.read_text(**_TEXT).splitlines()) if file and file.exists() else set()
         self.stopped_by: list[str] = []  # "path: reason" of those that this rank met, if the policy is to stop
+        self.changed: list[str] = []  # names of those of the other kind
 
-    def check(self, batch: Batch) -> Batch:
-        """The batch, after acting on its bad samples.
+    def check(self, batch: Batch, split: str = "train") -> Batch:
+        """The batch of a set, after acting on its bad samples.
 
         If they must stop the run, its sample weights make the gradient NaN.
         """
         # stop
-        if batch.bad and self._policy == "stop":
-            self.stopped_by += batch.bad
+        unreadable = batch.bad if self._policy == "stop" else ()
+        changed = self._digests[split].changed(batch.counted) if split in self._digests else []
+        if unreadable or changed:
+            self.stopped_by += unreadable
+            self.changed += changed
             return replace(batch, sample_weight=torch.full_like(batch.sample_weight, torch.nan))
 
         # skip, and list what is new
@@ -131,16 +138,26 @@ class BadSamples:
             print(*new, sep="\n", file=sys.stderr)
         return batch
 
+    def note(self, read: Mapping[int, bytes], split: str = "train") -> None:
+        """The run has used these samples of a set, with their digests."""
+        if split in self._digests:
+            self._digests[split].add(read)
+
     def has_stopped(self) -> bool:
         """Whether this rank met a sample that must stop the run."""
-        return bool(self.stopped_by)
+        return bool(self.stopped_by or self.changed)
 
     def stop(self, world: World) -> NoReturn:
         """End the run because some rank met bad samples. Collective. Raises UserError (65) on every rank."""
-        found = [line for lines in world.gather(self.stopped_by) for line in lines]  # Collective.
+        by_rank = world.gather([self.stopped_by, self.changed])  # Collective.
+        unreadable, changed = ([line for lines in each for line in lines] for each in zip(*by_rank, strict=True))
+        found = unreadable or changed
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise UserError(f"cannot read {found[0]}{more}; repair or restore the file, and the same command continues;"
-                        " or skip such samples with --bad-samples skip", Exit.BAD_DATA)
+        raise UserError(
+            f"cannot read {found[0]}{more}; repair or restore the file, and the same command continues; or skip such"
+            " samples with --bad-samples skip" if unreadable else
+            f"{found[0]}{more} is not what it was when this run used it: its name, label or bytes have changed; restore"
+            " it, and the same command continues; or begin a new run with --fresh", Exit.BAD_DATA)
 
     def report(self, note: Callable[[str], None]) -> None:
         """Note how many were skipped, once, at the end."""

@@ -16,7 +16,7 @@ from engine.attempts import try_training
 from engine.audit import require_comparable
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
-from engine.feed import Feed
+from engine.feed import Feed, end_if_samples_changed
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog
 from engine.records.profile import Profile
@@ -36,6 +36,8 @@ from utils.numerics.optimizers import build_optimizer, build_schedule
 from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.clock import Clock
 from utils.rundir.coverage import Coverage
+from utils.rundir.digests import MOST, Digests
+from utils.rundir.identity import weights_digest
 from utils.rundir.run import open_run
 from utils.rundir.starts import note_start
 from utils.rundir.state import Progress, TrainState
@@ -88,6 +90,8 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
     require_comparable(start)  # Collective: --audit-every
+    if held := world.on_rank_zero(partial(weights_digest, config), takes_long=True):  # Collective.
+        run.require_same("weights", held, f"what {getattr(config.model, 'weights', None) or config.model.model} holds")
     checkpoints = kind(run, world, config.record)
     is_new = checkpoints.is_empty()  # Collective.
     start, optim, state = build_state(start, is_new)  # Collective.
@@ -105,7 +109,7 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     strategy.setup(plan.num_micro_batches)  # Collective: wraps the model in DistributedDataParallel, say.
 
     # what it learns from
-    feeds = build_data(start, state, plan, eval_batch, checkpoints)
+    feeds = build_data(start, state, plan, eval_batch, checkpoints)  # Collective.
 
     # how long, and what is written down
     stop = config.run.stop_after or Interval(f"{sys.maxsize}")
@@ -131,15 +135,23 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
         raise UserError(f"--ema-decay {optim.ema_decay}: this --strategy keeps no averages; use --strategy ddp, or"
                         " leave it out (the averages of a run that had them are lost then)")
     averages = Averages(strategy.model_state() if optim.ema_decay else {}, optim.ema_decay)
-    coverage = Coverage(len(start.task.train_set))
-    return start, optim, TrainState(strategy, optimizer, start.precision.scaler, averages=averages, coverage=coverage)
+    sets = {"train": start.task.train_set, "val": start.task.eval_set}
+    if max(map(len, sets.values())) > MOST:
+        start.run.note(f"there are more than {MOST} samples, so it is not noticed if one of them changes")
+    return start, optim, TrainState(
+        strategy, optimizer, start.precision.scaler, averages=averages, coverage=Coverage(len(start.task.train_set)),
+        digests={name: Digests(len(samples), samples.name) for name, samples in sets.items() if len(samples) <= MOST})
 
 
 def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int, checkpoints: Checkpoints) -> Feeds:
-    """The samples, from the run's position on; the room on the disk is looked at first."""
+    """The samples, from the run's position on, if those that it used are what they were. Collective.
+
+    The room on the disk is looked at first.
+    """
     config, world, run, task = start.config, start.world, start.run, start.task
     clock = Clock(world.device, state.strategy.communication)
-    bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt")
+    bad_samples = BadSamples(config.data.bad_samples, run.path / "bad_samples.txt", state.digests)
+    end_if_samples_changed(start, state, bad_samples)  # Collective.
     outcome = Outcome(state.strategy, start.precision)
     flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped, outcome.is_wrong)

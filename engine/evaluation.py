@@ -39,7 +39,8 @@ class Evaluation:
     def run(self) -> dict[str, Any] | None:
         """The task's metrics by name; None if a stop was agreed. Leaves the model in evaluation mode. Collective.
 
-        Raises UserError on every rank: 65 for a sample that cannot be read, 80 for a metric that is not finite.
+        Raises UserError on every rank: 65 for a sample that cannot be read or has changed, 80 for a metric that is not
+        finite.
         """
         task, world, flags = self._start.task, self._start.world, self._flags
         self._strategy.broadcast_buffers()  # Collective.
@@ -47,7 +48,8 @@ class Evaluation:
         totals = Totals(task.metrics, self._loader.sampler.num_batches, len(task.eval_set))
         reading, covered = self._loader.dataset.reading, Coverage(len(task.eval_set))
         for batch in self._start.watchdog.watch(self._loader, "evaluation", limit_s, limit_s, reading):
-            batch = self._bad_samples.check(batch)
+            batch = self._bad_samples.check(batch, "val")
+            self._bad_samples.note(batch.counted, "val")
             covered.add(batch.counted)
             batch = batch.to(world.device)
             with self._start.precision.autocast():

@@ -15,14 +15,16 @@ from data.sampler import ElasticDistributedSampler
 from engine.start import Start
 from utils.distributed.deadlines import MARGIN_S
 from utils.rundir.clock import Clock
-from utils.rundir.state import Progress
+from utils.rundir.state import Progress, TrainState
+
+REREAD = 128  # samples of each set, at a start
 
 
 class Feed:
     """Made once the position is known; goes on to the end of the run.
 
-    counted: the samples of the current global batch that this rank has taken so far and that count. bad: those of them
-    that could not be read.
+    counted: the samples of the current global batch that this rank has taken so far and that count, with their digests.
+    bad: those of them that could not be read.
     """
 
     def __init__(self, start: Start, loader: DataLoader, progress: Progress, bad_samples: BadSamples,
@@ -30,7 +32,7 @@ class Feed:
         self.samples: MicroBatchDataset = loader.dataset
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
-        self.counted: list[int] = []
+        self.counted: dict[int, bytes] = {}
         self.bad: list[str] = []
         self._task, self._bad_samples, self._watchdog = start.task, bad_samples, start.watchdog
         epochs = start.config.run.epochs - progress.epoch  # the current one included
@@ -53,7 +55,7 @@ class Feed:
             if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             indices = self.sampler.indices(epoch, start)
-            self.counted, self.bad = [], []
+            self.counted, self.bad = {}, []
             extra = islice(self._items, len(self.sampler.extra(step)))
             yield GlobalBatch(
                 micro_batches=self._micro_batches(num_own), num_own=num_own,
@@ -66,6 +68,23 @@ class Feed:
     def _micro_batches(self, count: int) -> Iterator[Batch]:
         for micro_batch in islice(self._items, count):
             micro_batch = self._bad_samples.check(micro_batch)
-            self.counted += micro_batch.counted
+            self.counted |= micro_batch.counted
             self.bad += micro_batch.bad
             yield micro_batch
+
+
+def end_if_samples_changed(start: Start, state: TrainState, bad_samples: BadSamples) -> None:
+    """Read some samples that the run has used again; each is compared at its next use anyway. Collective.
+
+    Raises UserError (65) on every rank if one has changed; one that cannot be read is left to the training.
+    """
+    world, sets = start.world, {"train": start.task.train_set, "val": start.task.eval_set}
+
+    def reread() -> None:
+        for name, digests in state.digests.items():
+            chosen = digests.some_used(REREAD)[world.rank::world.world_size]
+            bad_samples.changed += digests.changed({index: sets[name].digest(index) for index in chosen})
+
+    world.everywhere(reread)  # Collective.
+    if any(world.gather(bad_samples.has_stopped())):  # Collective.
+        bad_samples.stop(world)  # Collective.

@@ -33,8 +33,9 @@ def end_if_wrong(t: Training, waits: bool = False) -> None:
         if not (t.flags.bad_sample and at == t.outcome.position):  # that one is why
             _end_or_go_on(t, at, facts)  # Collective.
     if t.flags.bad_sample:  # in the last step: saved as it was before that
-        t.state.progress = replace(t.outcome.position, skipped=t.state.progress.skipped)
+        t.state.go_back(replace(t.outcome.position, skipped=t.state.progress.skipped))
         t.precision.undo()
+        t.log.go_back(t.state.progress)
         save(t)  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.stop(t.world)  # Collective.

@@ -6,8 +6,8 @@
 
 An image whose shorter side is longer than `short_side` is resized to that. "raw" stores uint8 pixels, "jpeg" JPEGs of
 quality 90. In `images` one follows the other; a row of `index` says where; `keys` are those of the paths, in the order
-of the rows, ascending. An image that could not be read, or is too long for a JPEG, has no pixels there: it is read from
-its file.
+of the rows, ascending; `files` are the sha256 of the files. An image that could not be read, or is too long for a JPEG,
+has no pixels there: it is read from its file.
 
 Legend: N images, H, W height and width in pixels.
 """
@@ -35,13 +35,13 @@ from utils.errors import Exit, UserError, counted
 from utils.files import cache_path, make_folder
 from utils.hardware.cores import available_cores
 
-VERSION = 3
+VERSION = 4
 QUALITY = 90
 CHUNK = 64  # images that a process packs at a time
 STAMPED = 1000  # files that a thread asks about at a time
 GB = 1e9
 # the arrays of a folder. A row: begin and end in `images`, H and W as shown, H and W as stored
-LAYOUT = {"index": ("i8", (6,)), "images": ("u1", ()), "keys": ("i8", ())}
+LAYOUT = {"index": ("i8", (6,)), "images": ("u1", ()), "keys": ("i8", ()), "files": ("u1", (32,))}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ImageCache:
             raise UserError(f"--cache: {folder} is missing or is damaged; remove it, and start again", Exit.IO)
         about, arrays = found
         self._spec = CacheSpec(**about["spec"])
-        self._index, self._images, self._keys = (arrays[name] for name in LAYOUT)
+        self._index, self._images, self._keys, self._files = (arrays[name] for name in LAYOUT)
 
     def num_missing(self) -> int:
         """How many images are not stored."""
@@ -98,13 +98,13 @@ class ImageCache:
         if place == len(self._keys) or self._keys[place] != key:
             raise KeyError(f"{path} is not in the cache")
         begin, end, *sizes = self._index[place].tolist()
-        data = self._images[begin:end]
+        data, file = self._images[begin:end], self._files[place].tobytes()
         if begin == end:
-            packed, sizes = pack(path, self._spec)
+            packed, sizes, file = pack(path, self._spec)
             data = np.frombuffer(packed, np.uint8)
         if not len(data):  # it is too long
             return EncodedImage(path, self._spec.white)
-        return PackedImage(data, sizes[:2], sizes[2:], self._spec.encoding == "raw")
+        return PackedImage(data, sizes[:2], sizes[2:], self._spec.encoding == "raw", file)
 
 
 def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int, note: Callable[[str], None]) -> None:
@@ -115,16 +115,18 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
     def write(begun: Path) -> None:
         note(f"--cache {spec.encoding}: packing {counted(len(paths), 'image')} into {folder.parent}, once")
         keys, rows, end = np.array([_key(path) for path in paths]), np.zeros((len(paths), 6), np.int64), 0
+        files = np.zeros((len(paths), 32), np.uint8)
         with (begun / "images").open("wb") as images:
-            for number, (data, sizes) in enumerate(_packed(paths, spec, workers)):
+            for number, (data, sizes, file) in enumerate(_packed(paths, spec, workers)):
                 images.write(data)
-                rows[number] = (end, end + len(data), *sizes)
+                rows[number], files[number] = (end, end + len(data), *sizes), np.frombuffer(file, np.uint8)
                 end += len(data)
                 if 10 * number // len(paths) < 10 * (number + 1) // len(paths):  # another tenth
                     note(f"--cache {spec.encoding}: {number + 1} of {len(paths)} images, {end / GB:.3g} GB")
         order = keys.argsort()
         (begun / "index").write_bytes(rows[order])
         (begun / "keys").write_bytes(keys[order])
+        (begun / "files").write_bytes(files[order])
         describe(begun, {"spec": asdict(spec)}, LAYOUT)
 
     try:
@@ -134,8 +136,9 @@ def make_cache(paths: Sequence[str], spec: CacheSpec, folder: Path, workers: int
                         " $LOCKSTEP_CACHE names another folder", Exit.IO) from None
 
 
-Packed = tuple[bytes, tuple[int, int, int, int]]  # pixels or JPEG; H, W as shown, stored H, W
-NOTHING: Packed = b"", (0, 0, 0, 0)
+# pixels or JPEG; H, W as shown, stored H, W; the file's sha256
+Packed = tuple[bytes, tuple[int, int, int, int], bytes]
+NOTHING: Packed = b"", (0, 0, 0, 0), bytes(32)
 
 
 def _packed(paths: Sequence[str], spec: CacheSpec, workers: int) -> Iterator[Packed]:
@@ -164,10 +167,10 @@ def pack(path: str, spec: CacheSpec) -> Packed:
     else:
         pixels = image.pixels().contiguous().numpy()
     if spec.encoding == "raw":
-        return pixels.tobytes(), (height, width, *target)
+        return pixels.tobytes(), (height, width, *target), image.sha256()
     if max(target) > LONGEST:
         return NOTHING
-    return simplejpeg.encode_jpeg(pixels, QUALITY, colorsubsampling="420"), (height, width, *target)
+    return simplejpeg.encode_jpeg(pixels, QUALITY, colorsubsampling="420"), (height, width, *target), image.sha256()
 
 
 def _digest(paths: Sequence[str]) -> str:

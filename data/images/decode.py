@@ -11,6 +11,7 @@ Legend: H, W height and width in pixels.
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import sys
 import warnings
@@ -79,6 +80,10 @@ class EncodedImage:
             decoded = self._decode_jpeg(at_least) if self._decoded is None else self._decoded
         return _turn(torch.from_numpy(decoded), self._orientation)
 
+    def sha256(self) -> bytes:
+        """Of the file."""
+        return hashlib.sha256(self._data).digest()
+
     def stretched(self, height: int, width: int) -> EncodedImage:
         """The same image at another size, so that a box means the same place in both. Raises UnreadableImage."""
         if (self.height, self.width) == (height, width):
@@ -118,16 +123,20 @@ class PackedImage(EncodedImage):
     """An image of a cache: it has the height and width of the file it was made from, and maybe fewer pixels.
 
     So a random box is the same place in both. data: [bytes] uint8, a JPEG or raw pixels. shown, stored: height and
-    width of the file and of `data`.
+    width of the file and of `data`. file: its sha256.
     """
 
-    def __init__(self, data: np.ndarray, shown: Sequence[int], stored: Sequence[int], is_raw: bool):
-        (self.height, self.width), self._stored, self._orientation = shown, tuple(stored), 1
+    def __init__(self, data: np.ndarray, shown: Sequence[int], stored: Sequence[int], is_raw: bool, file: bytes):
+        (self.height, self.width), self._stored, self._orientation, self._file = shown, tuple(stored), 1, file
         self._data, self._decoded = (b"", data.reshape(*stored, 3)) if is_raw else (data.tobytes(), None)
 
     def pixels(self, at_least: float = 1.0) -> Tensor:
         """As of a file; at_least: of the file's size."""
         return super().pixels(at_least * self.height / self._stored[0])
+
+    def sha256(self) -> bytes:
+        """Of the file that was packed."""
+        return self._file
 
 
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:

@@ -8,6 +8,7 @@ Legend: H, W height and width in pixels.
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from data.batch import sample_digest
 from data.images.augment import Transform
 from data.images.decode import EncodedImage, UnreadableImage
 from data.images.index import ImageIndex, images_in
@@ -23,6 +25,7 @@ from data.labels import label_at
 from data.tables.table import TABLES, Columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
+from utils.rundir.digests import UNKNOWN
 
 MID_GREY = 128  # of the stand-in for an unreadable image
 
@@ -33,6 +36,7 @@ class Sample(NamedTuple):
     image: Tensor  # [H, W, 3] uint8; [H, W, 3 * I] of I images
     label: int | np.ndarray  # a class, or a row of labels or numbers
     bad: str | None  # "path: reason" where the image could not be read; `image` is a grey stand-in then
+    digest: bytes  # see data.batch.sample_digest
 
 
 class ImageFolder(Dataset):
@@ -47,21 +51,30 @@ class ImageFolder(Dataset):
 
     def __getitem__(self, item: tuple[int, int]) -> Sample:
         epoch, index = map(int, item)
-        label, images, first = label_at(self.index.labels, index), [], None
+        label, images, files, first = label_at(self.index.labels, index), [], [], None
         for path in self.index.paths(index):
             try:
                 encoded = self._read(path)
                 first = first or encoded
+                files.append(encoded.sha256())
                 with seeded(derive_seed(self.seed, "augmentation", epoch, index)):  # the same crop of each image
                     images.append(self.transform(encoded.stretched(first.height, first.width)))
             except UnreadableImage as error:
                 shape = (self.transform.size, self.transform.size, 3 * self.index.num_images)
-                return Sample(torch.full(shape, MID_GREY, dtype=torch.uint8), label, f"{path}: {error}")
-        return Sample(images[0] if len(images) == 1 else torch.cat(images, dim=2), label, None)
+                return Sample(torch.full(shape, MID_GREY, dtype=torch.uint8), label, f"{path}: {error}", UNKNOWN)
+        image = images[0] if len(images) == 1 else torch.cat(images, dim=2)
+        return Sample(image, label, None, sample_digest(self.index.name(index), label, files))
 
     def name(self, index: int) -> str:
         """What a sample is called in messages: its path, or its paths."""
         return ",".join(self.index.paths(index))
+
+    def digest(self, index: int) -> bytes:
+        """Reads its files, and decodes as little as it can."""
+        with suppress(UnreadableImage):
+            files = [self._read(path).sha256() for path in self.index.paths(index)]
+            return sample_digest(self.index.name(index), label_at(self.index.labels, index), files)
+        return UNKNOWN
 
 
 def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[str] = ("image",)) -> list[str]:

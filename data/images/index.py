@@ -51,10 +51,14 @@ class ImageIndex:
     def __len__(self) -> int:
         return len(self.spans)
 
-    def paths(self, index: int) -> list[str]:
-        """Absolute paths of the images of sample `index`, 0 <= index < N."""
+    def name(self, index: int) -> bytes:
+        """What stands in `names` of sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
-        joined = os.fsdecode(self.names[begin:end].tobytes())
+        return self.names[begin:end].tobytes()
+
+    def paths(self, index: int) -> list[str]:
+        """Absolute paths of its images."""
+        joined = os.fsdecode(self.name(index))
         return [os.path.normpath(os.path.join(self.root, path)) for path in joined.split("\0")]
 
     def path(self, index: int) -> str:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from data.batch import sample_digest
 from data.labels import label_at
+from utils.rundir.digests import UNKNOWN
 
 
 class TextSample(NamedTuple):
@@ -23,6 +25,7 @@ class TextSample(NamedTuple):
     ids: np.ndarray  # [length] int64
     types: np.ndarray  # [length] uint8, or empty
     label: int | np.ndarray  # a class, or a row of labels or numbers
+    digest: bytes = UNKNOWN  # see data.batch.sample_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +48,9 @@ class TokenTable:
     def sample(self, index: int) -> TextSample:
         """Sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
-        return TextSample(self.ids[begin:end].astype(np.int64), self.types[begin:end], label_at(self.labels, index))
+        ids, types, label = self.ids[begin:end], self.types[begin:end], label_at(self.labels, index)
+        digest = sample_digest(b"%d" % self.texts[index], label, (ids.tobytes(), types.tobytes()))
+        return TextSample(ids.astype(np.int64), types, label, digest)
 
 
 class TextSet(Dataset):
@@ -63,6 +68,10 @@ class TextSet(Dataset):
     def name(self, index: int) -> str:
         """What a sample is called in messages."""
         return f"text {self.table.texts[index]}"
+
+    def digest(self, index: int) -> bytes:
+        """Of its tokens and its label, as they are in the cache."""
+        return self.table.sample(index).digest
 
 
 def padded(

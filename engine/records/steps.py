@@ -28,6 +28,7 @@ def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: t
         t.profile.step()  # Collective after the last step that --profile records.
     t.log.advance(step)
     t.state.coverage.add(t.feed.counted, batch.epoch)
+    t.bad_samples.note(t.feed.counted)
     if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
         _record_step(t, losses, grad_norm)  # Collective.
 
@@ -50,6 +51,7 @@ def _record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> 
 def close_epoch(t: Training) -> None:
     """The record of a finished epoch: how many different samples reached a backward in it. Collective."""
     count = t.state.coverage.count(t.world)  # Collective.
+    t.state.samples()  # Collective: from here on all ranks know what the samples were.
     t.log.epoch(t.state.progress.position(t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
 
 

@@ -113,7 +113,8 @@ class ImageTask(Task):
             inputs={"images": torch.stack([sample.image for sample in samples])},
             labels=self.objective.encode([sample.label for sample in samples]),
             sample_weight=torch.tensor([0.0 if sample.bad else 1.0 for sample in samples]),
-            bad=tuple(sample.bad for sample in samples if sample.bad))
+            bad=tuple(sample.bad for sample in samples if sample.bad),
+            digests=tuple(sample.digest for sample in samples))
 
     def example(self, size: int) -> Batch:
         """Noise: with one grey level BatchNorm would divide by zero."""

@@ -85,7 +85,8 @@ class MaskedLM(TextTask):
             starts = [row * width for row in range(len(texts))]
         positions = np.concatenate([start + sample.positions for start, sample in zip(starts, samples, strict=True)])
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
-                     torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)))
+                     torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)),
+                     digests=tuple(text.digest for text in texts))
 
     def normalizer(self, indices: Tensor) -> float:
         """Predicted tokens in the global batch."""

@@ -53,7 +53,8 @@ class LabelledTextTask(TextTask):
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
         labels = self.objective.encode([sample.label for sample in samples])
-        return Batch(self.encoder_inputs(samples), labels, torch.ones(len(samples)))
+        return Batch(self.encoder_inputs(samples), labels, torch.ones(len(samples)),
+                     digests=tuple(sample.digest for sample in samples))
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """See TextTask. Collective."""

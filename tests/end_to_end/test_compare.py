@@ -6,9 +6,12 @@ import random
 import re
 import shutil
 
+import numpy as np
 import pytest
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from tests.conftest import write_photos
 from tests.harness.project_copy import copy_project, run_in
 from tests.harness.run_directory import newest_checkpoint
 from utils.errors import Exit
@@ -80,6 +83,25 @@ def test_what_differs_before_the_first_step_is_named_without_computing(trained, 
     assert code == 1 and "  --seed: 0 in RUN1, 1 in RUN2\n" in out
     assert "the first content in the chain that differs: the state before the first step" in out
     assert re.search(r"first record that differs: train, step 1\n  loss: .* a jump", out)
+
+
+@pytest.mark.long
+def test_an_image_that_was_overwritten_is_named_though_all_names_are_equal(session_dir, run_train, compared):
+    data, runs = [session_dir / "one-pixel" / name for name in ("one", "two")], []
+    for root in data:
+        write_photos(root)
+        changed = root / "train/tint0/005.png"
+        if root is data[1]:
+            pixels = np.array(Image.open(changed))
+            pixels[5, 5, 0] ^= 1
+            Image.fromarray(pixels).save(changed)
+        runs.append(session_dir / "one-pixel-runs" / root.name)
+        assert run_train(*IMAGES, "--data", root, "--run-dir", runs[-1]).returncode == 0
+    code, out = compared(*runs)
+    assert code == 1 and f"  data: one sample differs: {data[0] / 'train/tint0/005.png'}\n" in out, out
+    assert f"  --data: {data[0]} in RUN1, {data[1]} in RUN2\n" in out and "without an effect" not in out, out
+    (data[0] / "train").rename(data[0] / "gone")
+    assert "  data: one sample differs: sample 5 of train\n" in compared(*runs)[1]
 
 
 # name of the second run, its words, what is said before the first step, and what --locate names

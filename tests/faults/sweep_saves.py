@@ -35,8 +35,9 @@ from models.vision.classifier import save_model_folder
 from utils.errors import Exit, UserError
 from utils.files import write_atomically
 from utils.rundir.chain import Chain, read_lines, valid_links
-from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.checkpoint import SAMPLES, Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
+from utils.rundir.digests import Digests
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.rundir.state import Progress, TrainState
@@ -55,7 +56,8 @@ FAULTS = ("SIGKILL", "ENOSPC", "ENOSPC+", "EIO", "EROFS+")  # +: from that call 
 NEEDED_TO_REMOVE = {"openat", "close", "unlink", "unlinkat", "rmdir"}
 LIMIT_S = 60  # of one point
 WORLD = SimpleNamespace(  # of one process
-    is_main=True, world_size=1, on_rank_zero=lambda work, **options: work(), all_reduce_or=lambda bits: bits)
+    is_main=True, world_size=1, on_rank_zero=lambda work, **options: work(), all_reduce_or=lambda bits: bits,
+    gather=lambda value: [value])
 
 
 # --- what a run saves
@@ -68,6 +70,11 @@ def say_nothing(text: str) -> None:
 def weights_of(step: int, size: int = 5000) -> dict[str, torch.Tensor]:
     """The weights of a run at `step`, of which any byte tells the step."""
     return {"weight": torch.randn(size, generator=torch.Generator().manual_seed(step))}
+
+
+def samples_of(step: int) -> torch.Tensor:
+    """The digests of the samples of that run."""
+    return torch.randint(256, (64, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(step))
 
 
 def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, is_best: bool = True,
@@ -84,7 +91,9 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
     strategy = SimpleNamespace(world=WORLD, model_state=lambda: weights_of(step, size),
                                optimizer_state=lambda optimizer: weights_of(-step, size))
     best = {"step": step, "metric": "top1", "value": float(step)} if is_best else {}
-    state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best)
+    state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best,
+                       digests={"train": Digests(64)})
+    state.digests["train"].load(samples_of(step))
     checkpoints = Checkpoints(SimpleNamespace(path=run, start=start, note=say_nothing), WORLD, RecordOptions(keep=keep))
     checkpoints.save(state, beside, awaits_evaluation)
     checkpoints.flush()
@@ -99,6 +108,7 @@ def step_in(folder: Path) -> int:
     state = torch.load(folder / "state.pt", weights_only=True)["optimizer"]
     _require_equal(load_file(folder / "model.safetensors"), weights_of(step), folder)
     _require_equal(state, weights_of(-step), folder)
+    _require_equal(load_file(folder / SAMPLES), {"since": torch.tensor(0), "train": samples_of(step)}, folder)
     return step
 
 

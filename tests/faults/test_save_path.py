@@ -33,7 +33,7 @@ from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 
 ROOT = Path(__file__).parent.parent.parent
-FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")
+FILES = ("model.safetensors", "state.pt", "samples.safetensors", "trainer.json", "MANIFEST.json")
 NAMES = [f"step-{step:010d}-g1" for step in (3, 2, 1)]  # the newest first
 SAMPLE = 11  # of the points of the sweep, `make test` tries every so-many-th
 FLOATS = 2**20 // 2 // 4  # in half a MiB: a checkpoint of this many floats is 1 MiB, half of it beside the weights

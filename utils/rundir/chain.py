@@ -11,6 +11,7 @@ before the evaluation of its step has its link in its manifest alone. A link say
     step, start         of the checkpoint, by the number of the run's start that saved it
     awaits_evaluation   whether it is of such a copy
     content             the sha256 of its meaning, see content_hash
+    samples             of what its samples were, see utils.rundir.digests.summary
     metrics             {"bytes", "sha256"}: of RUN/metrics.jsonl up to that step; it has begun with these bytes since
     starts              the sha256 of RUN/starts.jsonl up to that start
     model               {file: sha256} of RUN/model but its README.md, if it is this checkpoint's

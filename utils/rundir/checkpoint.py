@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted
 from utils.rundir.chain import NO_RECORDS, Chain, Link, content_hash, files_in, starts_hash
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
+from utils.rundir.digests import summary
 from utils.rundir.run import Run
 from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
@@ -34,6 +35,7 @@ from utils.strategies.base import Strategy
 
 LEAST_STEPS_KEPT, SHARES_KEPT = 1000, 20  # --keep-every auto: a twentieth of the run, but at least so many steps
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
+SAMPLES = "samples.safetensors"  # its hashes are in the link; content_hash leaves it out
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
 
 
@@ -52,6 +54,7 @@ class Snapshot:
 
     weights: dict[str, Tensor]
     values: dict[str, Any]  # what state.pt holds
+    samples: dict[str, Tensor]  # what samples.safetensors holds
     trainer: dict[str, Any]  # what trainer.json holds
     beside: Beside
     start: int  # of the run
@@ -102,7 +105,7 @@ class Checkpoints:
             self._chain.resume(newest, step)
             if step == 0:  # there is no checkpoint: a link of the initial weights
                 trainer = {"progress": _saved(Progress()), "best": {}}
-                self._note(self._link_of(Snapshot(weights, values, trainer, Beside(NO_RECORDS), start, False)))
+                self._note(self._link_of(Snapshot(weights, values, {}, trainer, Beside(NO_RECORDS), start, False)))
 
         self._world.on_rank_zero(lambda: self._run.writes and go_on(), num_bytes=self._num_bytes)
 
@@ -126,12 +129,12 @@ class Checkpoints:
 
         # copy the state; a thread of rank 0 writes the copy
         began = time.monotonic()
-        weights, values = state.weights(), state.state_dict()
+        weights, values, samples = state.weights(), state.state_dict(), state.samples()
         if self._world.is_main:
             trainer = {"format": FORMAT, "progress": _saved(state.progress), "best": state.best,
                        "processes": self._world.world_size}
-            weights, values = tree_map_only(Tensor, _copied, (weights, values))
-            snapshot = Snapshot(weights, values, trainer, beside, self._run.start, awaits_evaluation)
+            weights, values, samples = tree_map_only(Tensor, _copied, (weights, values, samples))
+            snapshot = Snapshot(weights, values, samples, trainer, beside, self._run.start, awaits_evaluation)
             self._pending = self._writer.submit(self._write, snapshot)
 
         # count
@@ -191,11 +194,12 @@ class Checkpoints:
         """
         self._model_bytes = sum(weight.nbytes for weight in state.strategy.module.parameters())
         self._num_bytes = STATES * self._model_bytes + sum(value.nbytes for value in state.averages.values.values())
+        self._num_bytes += sum(digests.num_bytes for digests in state.digests.values())
         found = self._read(self._folder.newest_valid, state.strategy)
         if found is None:
             return False
         with _of_this_model(found):
-            state.load(found["weights"], found["state"], found["trainer"])
+            state.load(found["weights"], found["state"], found["trainer"], found.get("samples"))
         self._saved = state.progress
         return True
 
@@ -221,6 +225,7 @@ class Checkpoints:
             self._folder.write(name_of(snapshot.step, snapshot.start, snapshot.awaits_evaluation), {
                 "model.safetensors": lambda path: save_file(weights, path, metadata={"format": "pt"}),
                 "state.pt": lambda path: torch.save(snapshot.values, path),
+                SAMPLES: partial(save_file, snapshot.samples),
                 "trainer.json": lambda path: path.write_text(json.dumps(snapshot.trainer, indent=1)),
             }, snapshot.trainer["best"].get("step"), link)
             self._note(link)
@@ -232,7 +237,7 @@ class Checkpoints:
         """The link of what is being saved; what it refers to is written."""
         facts = {"start": snapshot.start, "awaits_evaluation": snapshot.awaits_evaluation,
                  "content": content_hash(snapshot.weights, snapshot.values, snapshot.trainer),
-                 "starts": self._starts, "metrics": snapshot.beside.records}
+                 "samples": summary(snapshot.samples), "starts": self._starts, "metrics": snapshot.beside.records}
         if snapshot.beside.has_model:
             facts["model"] = files_in(self._run.path / "model")
         return self._chain.next(snapshot.step, **facts)
@@ -260,6 +265,8 @@ class Checkpoints:
                 folder = self._folder.path / name
                 found = {"folder": str(folder), "trainer": json.loads((folder / "trainer.json").read_text()),
                          "weights": load_file(folder / "model.safetensors")}
+                if with_state and (folder / SAMPLES).exists():  # not of 0.13 and before
+                    found["samples"] = load_file(folder / SAMPLES)
                 if with_state or _exports_averages(found["trainer"]):
                     found["state"] = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
                 if not with_state:

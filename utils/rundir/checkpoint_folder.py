@@ -1,6 +1,6 @@
 """The files of a run's checkpoints: a kill at any moment leaves them valid, and every byte is checked when read.
 
-    RUN/checkpoints/step-0000000120-g1/  model.safetensors  state.pt  trainer.json  MANIFEST.json
+    RUN/checkpoints/step-0000000120-g1/  model.safetensors  state.pt  samples.safetensors  trainer.json  MANIFEST.json
 
 MANIFEST.json is written last and holds a sha256 of every chunk of every file: torch.load and safetensors accept flipped
 bits silently. Then the folder is renamed into place, so nothing unfinished is named step-*. g counts the starts of the

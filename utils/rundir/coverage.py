@@ -11,18 +11,24 @@ from utils.distributed.world import World
 class Coverage:
     """The samples of one epoch that reached a backward, or of one evaluation, on any rank.
 
-    To add one takes less than a microsecond of the host. One that is added again counts once.
+    To add one takes less than a microsecond of the host, and N / 8 bytes are copied. One that is added again counts once.
     """
 
     def __init__(self, num_samples: int = 0):
         self._bits, self._epoch = bytearray(1 + num_samples // 8), 0
+        self._before = bytes(self._bits), 0  # the last call of add()
 
     def add(self, indices: Iterable[int], epoch: int = 0) -> None:
         """Samples that this rank used in `epoch`; those of another epoch are forgotten."""
+        self._before = bytes(self._bits), self._epoch
         if epoch != self._epoch:
             self._bits[:], self._epoch = bytes(len(self._bits)), epoch
         for index in indices:
             self._bits[index >> 3] |= 1 << (index & 7)
+
+    def undo(self) -> None:
+        """Forget what was added last: the step changed nothing, and is taken again."""
+        self._bits[:], self._epoch = self._before
 
     def count(self, world: World) -> int:
         """How many different samples all ranks used. Collective."""

@@ -92,6 +92,15 @@ def fixed_values(config: Config, path: Path) -> dict[str, Any]:
     return {name: kept[name] for name, known in facts(config).items() if known.fixed and name in kept}
 
 
+def weights_digest(config: Config) -> str | None:
+    """The sha256 of the initial weights in the file or folder that --weights or --model names; None if none is there.
+    """
+    model, file = config.model, getattr(config.model, "weights", None)
+    files = [Path(file)] if file else sorted(Path(model.model).glob("model*.safetensors")) if model.pretrained else []
+    digests = [hashlib.sha256(path.read_bytes()).digest() for path in files if path.is_file()]
+    return hashlib.sha256(b"".join(digests)).hexdigest() if digests else None
+
+
 def _read_settings(file: Path) -> dict[str, Any]:
     """config.yaml of a run. Raises UserError (64, 74)."""
     try:

@@ -28,6 +28,7 @@ class Resolved:
     data: str = UNSET  # the fingerprint of the data set
     tokenizer: str = UNSET  # texts: a digest of RUN/tokenizer
     encoder: str = UNSET  # texts: a digest of RUN/encoder; unset for a size of --model
+    weights: str = UNSET  # a digest of the local file of initial weights, if there is one
     names_as_written: bool = False  # names of classes that look the same are different, see data.splits.ClassNames
 
     # images

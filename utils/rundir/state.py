@@ -8,6 +8,7 @@ from torch import Tensor
 
 from utils.numerics.averages import Averages
 from utils.rundir.coverage import Coverage
+from utils.rundir.digests import Digests
 from utils.strategies.base import Strategy
 
 
@@ -45,6 +46,9 @@ class TrainState:
     best: dict[str, Any] = field(default_factory=dict)
     averages: Averages = field(default_factory=lambda: Averages({}, decay=0))
     coverage: Coverage = field(default_factory=Coverage)  # the samples of the current epoch that reached a backward
+    # by set, train and val: what its samples were when they were used; noted since this step
+    digests: dict[str, Digests] = field(default_factory=dict)
+    noted_since: int = 0
 
     def commit(self, is_finite: Tensor) -> None:
         """End a step for what follows the weights: the buffers, the averages. Collective. is_finite: see Strategy."""
@@ -61,8 +65,24 @@ class TrainState:
         return {"optimizer": self.strategy.optimizer_state(self.optimizer), "scaler": self.scaler.state_dict(),
                 "coverage": self.coverage.state_dict(self.strategy.world), **averages}
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any]) -> None:
-        """Load what was saved. All ranks or none. Raises KeyError if it is of another model."""
+    def go_back(self, progress: Progress) -> None:
+        """The last step, which began at `progress`, changed nothing, and is taken again."""
+        self.progress = progress
+        self.coverage.undo()
+        if "train" in self.digests:
+            self.digests["train"].undo()
+
+    def samples(self) -> dict[str, Tensor]:
+        """What samples.safetensors holds: of each set [N, 32] uint8, see Digests. Collective. Raises UserError (65)."""
+        joined = {name: digests.joined(self.strategy.world) for name, digests in self.digests.items()}  # Collective.
+        return {"since": torch.tensor(self.noted_since), **joined}
+
+    def load(self, weights: dict[str, Tensor], state: dict[str, Any], trainer: dict[str, Any],
+             samples: dict[str, Tensor] | None = None) -> None:
+        """Load what was saved. All ranks or none. Raises KeyError if it is of another model.
+
+        samples: None = a version that did not note them saved it.
+        """
         self.strategy.load_model_state(weights)
         self.averages.load(state.get("ema", {}))
         self.strategy.load_optimizer_state(self.optimizer, state["optimizer"])
@@ -70,3 +90,6 @@ class TrainState:
             self.scaler.load_state_dict(state["scaler"])
         self.progress, self.best = Progress(**trainer["progress"]), trainer["best"]
         self.coverage.load(state["coverage"])
+        self.noted_since = int(samples["since"]) if samples else self.progress.step
+        for name, digests in self.digests.items() if samples else ():
+            digests.load(samples[name])

@@ -22,6 +22,7 @@ from data.splits import ValSplit
 from tests.conftest import ROOT
 from tests.unit.data.test_image_decode import BAD
 from utils.errors import Exit, UserError
+from utils.rundir.digests import UNKNOWN
 
 torch.set_num_threads(1)
 
@@ -372,8 +373,8 @@ def test_unreadable_image_is_a_grey_sample_with_path_and_reason(tmp_path, index_
         (root / "train/a" / name).write_bytes(BAD[name])
     elif name == "folder.jpg":
         (root / "train/a" / name).mkdir()
-    image, label, bad = ImageFolder(index, Whole(), seed=0)[0, 0]
-    assert image.shape == (5, 5, 3) and (image == 128).all() and label == 0
+    image, label, bad, digest = ImageFolder(index, Whole(), seed=0)[0, 0]
+    assert image.shape == (5, 5, 3) and (image == 128).all() and (label, digest) == (0, UNKNOWN)
     assert bad.startswith(f"{root}/train/a/{name}: ") and len(bad) > len(f"{root}/train/a/{name}: ") + 5
     assert "0x" not in bad and bad.count(name) == 1
 

@@ -87,10 +87,10 @@ def test_what_the_loop_has_taken_of_a_global_batch_is_known_as_it_takes_it():
     feed, _ = feed_of()
     for batch in feed.rest_of_epoch(START):
         counted = []
-        assert feed.counted == counted
+        assert list(feed.counted) == counted
         for micro_batch in batch:
             counted += micro_batch.indices
-            assert feed.counted == counted
+            assert list(feed.counted) == counted
 
 
 def test_a_rank_without_work_is_watched_too():
@@ -116,5 +116,5 @@ def test_a_micro_batch_of_another_rank_in_an_audit_does_not_count(rank, expected
         assert [each.index for each in own] == [0][rank:]
         if batch.is_audited:
             audited += [each.index for each in batch.audited]
-        assert feed.counted == [index for each in own for index in each.indices]
+        assert list(feed.counted) == [index for each in own for index in each.indices]
     assert audited == [each + 1 for each in expected]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.profiler import profile
 
+from data.loader import BadSamples
 from engine.records import profile as module
 from engine.records.profile import SKIPPED, Profile
 from engine.records.steps import log_step
@@ -122,7 +123,7 @@ def test_writing_has_a_limit_of_its_own_and_is_no_part_of_a_step(tmp_path, monke
     faults, record = SimpleNamespace(section_timeout=300), SimpleNamespace(log_every=math.inf)
     t = SimpleNamespace(
         clock=Clock(CPU, None), profile=Profile(1, tmp_path, Ranks(rank), lambda text: None), log=log, total_steps=9,
-        feed=SimpleNamespace(counted=()),
+        feed=SimpleNamespace(counted={}), bad_samples=BadSamples("stop", None),
         watchdog=SimpleNamespace(enter=lambda doing, limit_s: entered.append((doing, limit_s))),
         config=SimpleNamespace(faults=faults, record=record),
         state=SimpleNamespace(progress=SimpleNamespace(step=5), coverage=SimpleNamespace(add=lambda *samples: None)))

@@ -14,7 +14,7 @@ from utils.rundir.state import TrainState
 from utils.settings.run_options import OptimOptions, RecordOptions
 from utils.strategies.ddp import DDP
 
-FILES = ("model.safetensors", "state.pt", "trainer.json", "MANIFEST.json")
+FILES = ("model.safetensors", "state.pt", "samples.safetensors", "trainer.json", "MANIFEST.json")
 
 
 def build_net(channels=4):

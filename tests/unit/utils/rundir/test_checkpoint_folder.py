@@ -34,7 +34,7 @@ def test_the_header_of_the_weights_holds_no_more_than_their_format(saved):
     assert json.loads(data[8:8 + length])["__metadata__"] == {"format": "pt"}
 
 
-def test_a_checkpoint_holds_its_four_files_and_nothing_else(saved):
+def test_a_checkpoint_holds_its_five_files_and_nothing_else(saved):
     found = {name: names_in(saved[0].parent / name) for name in names_in(saved[0].parent)}
     assert found == {path.name: sorted(FILES) for path in saved}
 
