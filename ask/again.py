@@ -24,9 +24,10 @@ from train import train
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.chain import Link
-from utils.rundir.checkpoint import Beside, Checkpoints
+from utils.rundir.checkpoint import Checkpoints
 from utils.rundir.lock import is_locked
 from utils.rundir.run import Run
+from utils.rundir.snapshot import Beside
 from utils.rundir.state import TrainState
 from utils.settings.run_options import RecordOptions
 

@@ -11,7 +11,7 @@ from engine.records.card import write_card
 from engine.records.evaluation_files import write_evaluation
 from engine.training import Training
 from utils.errors import first_line
-from utils.rundir.checkpoint import Beside
+from utils.rundir.snapshot import Beside
 
 
 def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:

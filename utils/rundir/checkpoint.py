@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from utils.rundir.chain import NO_RECORDS, Chain, Link, content_hash, files_in, 
 from utils.rundir.checkpoint_folder import FORMAT, CheckpointFolder, name_of, step_of
 from utils.rundir.digests import summary
 from utils.rundir.run import Run
+from utils.rundir.snapshot import Beside, Snapshot, exports_averages
 from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
 from utils.strategies.base import Strategy
@@ -37,38 +38,6 @@ LEAST_STEPS_KEPT, SHARES_KEPT = 1000, 20  # --keep-every auto: a twentieth of th
 STATES = 3  # times the weights: the size of a checkpoint with Adam's two averages, and without --ema-decay's
 SAMPLES = "samples.safetensors"  # its hashes are in the link; content_hash leaves it out
 LAST_SAVE_S = 20  # to finish the current save when a failure ends the run; torchrun kills after 30 s
-
-
-@dataclass(frozen=True)
-class Beside:
-    """What a checkpoint refers to, as it is when the save begins; rank 0 writes it first."""
-
-    records: Mapping[str, Any]  # {"bytes", "sha256"} of metrics.jsonl up to this step
-    write: Callable[[dict[str, Tensor]], None] = lambda weights: None  # gets the weights to export
-    has_model: bool = False  # it writes RUN/model, of these weights
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that a save writes, as it was at one moment; in host memory."""
-
-    weights: dict[str, Tensor]
-    values: dict[str, Any]  # what state.pt holds
-    samples: dict[str, Tensor]  # what samples.safetensors holds
-    trainer: dict[str, Any]  # what trainer.json holds
-    beside: Beside
-    start: int  # of the run
-    awaits_evaluation: bool
-
-    @property
-    def step(self) -> int:
-        """How many optimizer steps were done."""
-        return self.trainer["progress"]["step"]
-
-    @property
-    def exported(self) -> dict[str, Tensor]:
-        """The weights of RUN/model: the averages, where they are the best model so far."""
-        return self.weights | (self.values["ema"] if _exports_averages(self.trainer) else {})
 
 
 class Checkpoints:
@@ -212,7 +181,7 @@ class Checkpoints:
         found = self._read(self._folder.best, strategy, with_state=False)
         with _of_this_model(found):
             strategy.load_model_state(found["weights"])
-        return Progress(**found["trainer"]["progress"]), _exports_averages(found["trainer"])
+        return Progress(**found["trainer"]["progress"]), exports_averages(found["trainer"])
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
@@ -267,7 +236,7 @@ class Checkpoints:
                          "weights": load_file(folder / "model.safetensors")}
                 if with_state and (folder / SAMPLES).exists():  # not of 0.13 and before
                     found["samples"] = load_file(folder / SAMPLES)
-                if with_state or _exports_averages(found["trainer"]):
+                if with_state or exports_averages(found["trainer"]):
                     found["state"] = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
                 if not with_state:
                     found["weights"] |= found.pop("state", {}).get("ema", {})
@@ -275,12 +244,6 @@ class Checkpoints:
         size = self._world.on_rank_zero(self._folder.num_bytes)
         self._world.on_rank_zero(read, num_bytes=size)
         return self._world.broadcast_nest(found, strategy.is_split)
-
-
-def _exports_averages(trainer: dict[str, Any]) -> bool:
-    """Whether RUN/model holds the averages of this checkpoint, not its weights: they are the best model so far."""
-    best = trainer["best"]
-    return best.get("weights") == "ema" and best["step"] == trainer["progress"]["step"]
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from utils.distributed.world import World
 class Coverage:
     """The samples of one epoch that reached a backward, or of one evaluation, on any rank.
 
-    To add one takes less than a microsecond of the host, and N / 8 bytes are copied. One that is added again counts once.
+    To add one takes less than a microsecond of the host, and each call copies N / 8 bytes. What is added again counts
+    once.
     """
 
     def __init__(self, num_samples: int = 0):

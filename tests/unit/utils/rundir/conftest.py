@@ -9,7 +9,8 @@ from torch import nn
 
 from utils.numerics.optimizers import build_optimizer
 from utils.rundir.chain import NO_RECORDS
-from utils.rundir.checkpoint import Beside, Checkpoints
+from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.snapshot import Beside
 from utils.rundir.state import TrainState
 from utils.settings.run_options import OptimOptions, RecordOptions
 from utils.strategies.ddp import DDP
