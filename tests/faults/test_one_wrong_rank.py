@@ -10,7 +10,7 @@ import socket
 import pytest
 
 from tests.harness.launches import WORDS, assert_failed, messages
-from tests.harness.run_directory import newest_checkpoint, status, trained_steps, weights_sha256
+from tests.harness.run_directory import newest_checkpoint, status, trained_steps
 from utils.errors import Exit
 
 SCRIPT = "tests/faults/train_with_one_wrong_rank.py"
@@ -89,10 +89,7 @@ def test_a_finite_value_that_is_doubled_is_found_by_the_next_audit(
 
 
 @pytest.mark.slow
-def test_under_exact_a_doubled_loss_scale_changes_no_weight(wrong, run_dir, photos, run_torchrun):
-    words = ["--strategy", "exact", "--precision", "fp16"]
-    result = wrong(3, *words, what="scale", factor=2).wait()
-    other = run_dir.parent / "undisturbed"
-    plain = run_torchrun(3, *WORDS, "--data", photos, "--run-dir", other, "--workers", 0, *words)
-    assert (result.returncode, plain.returncode) == (0, 0), result.text + plain.text
-    assert weights_sha256(run_dir) == weights_sha256(other)
+def test_a_doubled_loss_scale_is_found_by_the_next_step_not_finite(wrong, run_dir):
+    """Under exact it has changed no sum until then; with fp16 the scale has not found its level yet."""
+    launch = wrong(3, "--strategy", "exact", "--precision", "fp16", what="scale", factor=2)
+    assert_failed(launch, run_dir, Exit.HARDWARE, f"what the loss scale is; {PLACE} is wrong")
