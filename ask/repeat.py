@@ -204,7 +204,7 @@ def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
     (folder / "config.yaml").write_text(yaml.safe_dump(kept_settings(config)))
     if (folder / "metrics.jsonl").exists():  # of the part before
         return
-    if (run / "metrics.jsonl").exists():
+    if part.checkpoint:  # else it begins without records
         shutil.copy(run / "metrics.jsonl", folder)
     for name in COPIED:
         if (run / name).exists():

@@ -6,6 +6,7 @@ functions of the records, not of the position.)
 """
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,13 +45,13 @@ class Notes:
         self._said: set[str] = set()
         self._evaluations: list[dict[str, Any]] = []  # with the mean training loss since the one before
         self._losses: list[float] = []  # of the train records since the last evaluation
-        self._timings: list[Mapping[str, Any]] = []  # the last train records
+        self._timings: deque[Mapping[str, Any]] = deque(maxlen=NUM_TIMINGS)  # the last train records
 
     def add(self, record: Mapping[str, Any]) -> list[str]:
         """What to say now. record: as in metrics.jsonl, with `split`."""
         if record["split"] == "train":
             self._losses.append(_number(record["loss"]))
-            self._timings = [*self._timings, record][-NUM_TIMINGS:]
+            self._timings.append(record)
             is_enough = len(self._timings) == NUM_TIMINGS
             found = {"data_wait": self._data_wait(), "slow_rank": self._slow_rank()} if is_enough else {}
         else:

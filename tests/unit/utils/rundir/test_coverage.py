@@ -24,3 +24,11 @@ def test_a_resumed_epoch_counts_what_came_before(world):
     after.load(before.state_dict(world))
     after.add([2, 3], epoch=4)
     assert after.count(world) == 5
+
+
+def test_what_was_added_last_is_forgotten_also_across_epochs(world):
+    coverage = Coverage(9)
+    coverage.add(range(9), epoch=0)
+    coverage.add([8], epoch=1)
+    coverage.undo()
+    assert (coverage.count(world), coverage.state_dict(world)["epoch"]) == (9, 0)

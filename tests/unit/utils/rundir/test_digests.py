@@ -91,3 +91,12 @@ def test_a_checkpoint_keeps_them_and_one_without_them_binds_from_then_on(world, 
     older.load(weights, values, trainer)  # of a version without samples.safetensors
     assert older.noted_since == 7 and older.digests["train"].some_used(9) == []
     assert (saved / SAMPLES).exists()
+
+
+def test_what_was_added_last_is_forgotten(world):
+    digests = Digests(3)
+    digests.add({0: b"a" * 32})
+    before = digests.joined(world).clone()
+    digests.add({2: b"c" * 32, 1: b"b" * 32})
+    digests.undo()
+    assert digests.joined(world).equal(before)
