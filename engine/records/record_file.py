@@ -29,9 +29,9 @@ class RecordFile:
     def __init__(self, path: Path, done: Progress, kept: Mapping[str, Any]):
         self.path, self._done = path, done
         self._hash, self._num_bytes = hashed(path, kept["bytes"])
-        if self._num_bytes and self.written() == kept:
+        if is_known := self._num_bytes > 0 and self.written() == kept:
             os.truncate(path, self._num_bytes)
-        if self.written() != kept or not all(map(self._is_past, last_records(path))):
+        if not is_known or not all(map(self._is_past, last_records(path))):
             write_atomically(path, b"".join(self._past()))
             self._hash, self._num_bytes = hashed(path)
         self._file = path.open("ab")
