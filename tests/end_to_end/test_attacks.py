@@ -5,6 +5,7 @@ The table of docs/asking.md is made of ATTACKS.
 
 import json
 import shutil
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from ask.integrity import findings
 from tests.harness.forging import changed_weights, link_of, model_anew, rehash
 from tests.harness.run_directory import newest_checkpoint, written
 from utils.errors import Exit
+from utils.files import folder_digest
 from utils.rundir.chain import FILE, read_lines
 
 WORDS = ["--model", "small-cnn", "--image-size", "16", "--epochs", "4", "--global-batch-size", "24",
@@ -231,3 +233,34 @@ def test_whoever_makes_all_hashes_anew_is_found(name, honest, run_dir, run_train
         result = run_train(run, **VERIFY)
         assert (result.returncode, attack.computed in result.out) == (attack.code, True), result.text
         assert f"verified: {run}" not in result.out
+
+
+TEXT_WORDS = ["--task", "text-classification", "--model", "bert-tiny", "--vocab-size", "120", "--epochs", "1",
+              "--global-batch-size", "8", "--workers", "0", "--threads", "1", "--precision", "fp32"]
+
+
+@pytest.mark.long
+def test_another_tokenizer_is_found_also_with_its_digest(data_of, run_dir, run_train):
+    """Two words change places: then the data are not those that the run was trained on."""
+    result = run_train(*TEXT_WORDS, "--data", data_of["text-classification"], "--run-dir", run_dir)
+    assert result.returncode == 0, result.text
+    file = run_dir / "tokenizer" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    one, two = [*vocabulary][-2:]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    file.write_text(json.dumps(content))
+    assert findings(run_dir) == [f"{run_dir}/tokenizer: not what the run was created with"]
+    digest = folder_digest(file.parent)
+    edit_json(run_dir / "auto.json", lambda auto: auto.update(tokenizer=digest))
+    edit_lines(run_dir / "starts.jsonl", lambda lines: [json.dumps(start | {
+        "resolved": start["resolved"] | {"tokenizer": digest}}) for start in map(json.loads, lines)])
+    rehash(run_dir)
+    assert findings(run_dir) == []
+    result = run_train(run_dir, **VERIFY)
+    assert result.returncode == Exit.OTHER_RUN and "does not hold the data of" in result.err, result.text
+
+
+def test_the_page_has_a_row_for_each_attack():
+    page = Path("docs/asking.md").read_text()
+    assert [name for name in ATTACKS if f"\n| {name} | " not in page] == []

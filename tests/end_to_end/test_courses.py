@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -162,3 +163,9 @@ def test_an_honest_run_is_verified_after(course, own_photos, run_dir, run_torchr
     through = Course(run_dir, own_photos, run_torchrun, start_torchrun)
     course(through)
     is_verified(through)
+
+
+def test_the_page_names_each_course():
+    page = Path("docs/reliability.md").read_text()
+    assert [course.__name__ for course in COURSES if course.__name__.removeprefix("a_").replace("_", " ") not in page
+            ] == []

@@ -1,4 +1,4 @@
-"""engine/records/record_file.py: the size and the hash of the records are those of the file, whatever it went through."""
+"""engine/records/record_file.py: size and hash of the records are those of the file, whatever it went through."""
 
 import json
 
@@ -8,12 +8,14 @@ from engine.records.record_file import RecordFile, last_records
 from utils.rundir.chain import NO_RECORDS, begins_with
 from utils.rundir.state import Progress
 
+BEGIN = Progress()
+
 
 def line(step, split="train"):
     return json.dumps({"split": split, "step": step})
 
 
-def written_by(path, *steps, done=Progress(), kept=NO_RECORDS):
+def written_by(path, *steps, done=BEGIN, kept=NO_RECORDS):
     """What the file says of itself after these records."""
     file = RecordFile(path, done, kept)
     for step in steps:
@@ -66,4 +68,4 @@ def test_records_beyond_the_position_go_also_if_the_checkpoint_knew_them(path):
 def test_the_last_records_of_a_large_file_are_read_without_the_others(path):
     path.write_text("".join(f"{line(step)}\n" for step in range(100_000)))
     found = [record["step"] for record in last_records(path)]
-    assert found == [*range(found[0], 100_000)] and 0 < found[0]
+    assert found == [*range(found[0], 100_000)] and found[0] > 0
