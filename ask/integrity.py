@@ -73,22 +73,17 @@ def findings(run: Path) -> list[str]:
 
 def not_covered(run: Path) -> str:
     """What no link covers of a run that was killed, or failed, before it saved again, in words; "" if nothing."""
-    step, number = _behind(run, valid_links(read_lines(run), _pending(run))) if not is_locked(run) else (0, 0)
-    return f"{counted(number, 'record')} behind step {step}, the last that was saved" if number else ""
+    links = valid_links(read_lines(run), _pending(run))
+    if not links or is_locked(run) or not (run / "metrics.jsonl").exists():
+        return ""
+    with (run / "metrics.jsonl").open("rb") as file:
+        file.seek(links[-1]["metrics"]["bytes"])
+        number = sum(1 for _ in file)
+    return f"{counted(number, 'record')} behind step {links[-1]['step']}, the last that was saved" if number else ""
 
 
 def _pending(run: Path) -> Link | None:
     return next(iter(CheckpointFolder(run / "checkpoints", 1, print).links()), None)
-
-
-def _behind(run: Path, links: Iterable[Link]) -> tuple[int, int]:
-    """The step of the last link, and how many lines RUN/metrics.jsonl has behind it."""
-    last = [*links][-1:] or [{"step": 0, "metrics": {"bytes": 0}}]
-    if not (run / "metrics.jsonl").exists():
-        return last[0]["step"], 0
-    with (run / "metrics.jsonl").open("rb") as file:
-        file.seek(last[0]["metrics"]["bytes"])
-        return last[0]["step"], sum(1 for _ in file)
 
 
 def _of_chain(lines: Iterable[Link]) -> Iterator[str]:

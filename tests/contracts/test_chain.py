@@ -9,8 +9,8 @@ import pytest
 
 from tests.faults.sweep_saves import flip
 from tests.harness.launches import STEPS, WORDS, assert_gone
-from tests.harness.run_directory import contents, newest_checkpoint, status, trained_steps
-from utils.rundir.chain import FILE, begins_with, digest_of, files_in, read_lines, starts_hash, valid_links
+from tests.harness.run_directory import begins_with, contents, newest_checkpoint, status, trained_steps
+from utils.rundir.chain import FILE, digest_of, files_in, read_lines, starts_hash, valid_links
 from utils.rundir.checkpoint_folder import step_of
 from utils.rundir.starts import read_starts
 

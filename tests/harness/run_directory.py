@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from engine.records.log import TIMING
-from utils.rundir.chain import read_lines, valid_links
+from utils.rundir.chain import hashed, read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder
 
 
@@ -92,3 +92,9 @@ def _described(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _described(part) for name, part in value.items()}
     return [_described(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def begins_with(path: Path, size: int) -> dict[str, Any]:
+    """The first `size` bytes of a file, as a link has them."""
+    digest, done = hashed(path, size)
+    return {"bytes": done, "sha256": digest.hexdigest()}

@@ -127,12 +127,6 @@ def content_hash(weights: Mapping[str, Tensor], state: Mapping[str, Any], traine
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def begins_with(path: Path, size: int) -> dict[str, Any]:
-    """The first `size` bytes of a file, as a link has them."""
-    digest, done = hashed(path, size)
-    return {"bytes": done, "sha256": digest.hexdigest()}
-
-
 def hashed(path: Path, size: float = math.inf) -> "tuple[hashlib._Hash, int]":
     """The sha256 of the first `size` bytes of a file, or of all; and how many these are. No file: of no byte."""
     digest, done = hashlib.sha256(), 0

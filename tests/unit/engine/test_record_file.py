@@ -5,7 +5,8 @@ import json
 import pytest
 
 from engine.records.record_file import RecordFile, last_records
-from utils.rundir.chain import NO_RECORDS, begins_with
+from tests.harness.run_directory import begins_with
+from utils.rundir.chain import NO_RECORDS
 from utils.rundir.state import Progress
 
 BEGIN = Progress()

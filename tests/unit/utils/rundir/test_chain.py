@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from utils.rundir.chain import FILE, Chain, begins_with, content_hash, digest_of, files_in, read_lines, valid_links
+from tests.harness.run_directory import begins_with
+from utils.rundir.chain import FILE, Chain, content_hash, digest_of, files_in, read_lines, valid_links
 
 # --- what a checkpoint means
 

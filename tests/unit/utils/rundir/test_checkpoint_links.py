@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.harness.run_directory import begins_with
 from tests.unit.utils.rundir.conftest import build_state, flip, names_in, save, train_step
 from utils.errors import Exit, UserError
-from utils.rundir.chain import FILE, NO_RECORDS, begins_with, content_hash, digest_of, read_lines, valid_links
+from utils.rundir.chain import FILE, NO_RECORDS, content_hash, digest_of, read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder
 from utils.rundir.snapshot import Beside
 
