@@ -1,9 +1,9 @@
-"""`make bench`: what all the safety of a step costs: epochs of the digits with it and without alternate in one run.
+"""What all the safety of a step costs: epochs of the digits with it and without alternate in one run.
 
 Without: no watchdog, no flags, no norm of the gradient, no look at whether it is finite, no digests compared or noted,
 no checkpoints in between. (The digest of a sample is made where it is read, in both.)
 
-    OMP_NUM_THREADS=1 torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m benchmarks.safety
+    OMP_NUM_THREADS=1 torchrun --standalone --local-addr=127.0.0.1 --nproc-per-node=2 -m tests.harness.cost_of_safety
 """
 
 import os
