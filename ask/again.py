@@ -7,7 +7,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -38,13 +38,15 @@ Key = tuple[int, bool]  # of a link: its step, and whether it is of a copy befor
 class ComparedCheckpoints(Checkpoints):
     """Saves where the run did; instead of being written, each checkpoint is compared with the run's link.
 
-    again: knows the run's links. end: the step of the only checkpoint that is written, as the next part begins there;
-    None: there is no next part.
+    wanted: the run's links up to this part's start. end: the step of the only checkpoint that is written, as the next
+    part begins there; None: there is no next part. compare: called with each wanted link that was computed here.
     """
 
-    def __init__(self, run: Run, world: World, config: RecordOptions, again: "Again", end: int | None):
+    def __init__(self, run: Run, world: World, config: RecordOptions, wanted: Mapping[Key, Link], end: int | None,
+                 compare: Callable[[Link], None]):
         super().__init__(run, world, config)
-        self._again, self._end, self._steps = again, end, {step for step, _ in again.wanted}
+        self._wanted, self._end, self._compare = wanted, end, compare
+        self._steps = {step for step, _ in wanted}
         write = self._folder.write
         self._folder = Instead(self._folder, write=lambda *given: write(*given) if given[-1]["step"] == end else None)
 
@@ -60,13 +62,13 @@ class ComparedCheckpoints(Checkpoints):
         """Where a step is saved before and after its evaluation: what the run has links of. Collective."""
         progress = state.progress
         is_end = progress.step == self._end and progress.evaluated_step < progress.step
-        if is_end or (progress.step, awaits_evaluation) in self._again.wanted:
+        if is_end or (progress.step, awaits_evaluation) in self._wanted:
             super().save(state, beside, awaits_evaluation)  # Collective.
 
     def _note(self, link: Link) -> None:
         """Also called for the beginning, which has no checkpoint. Raises UserError (83)."""
-        if key_of(link) in self._again.wanted:
-            self._again.compare(link)
+        if key_of(link) in self._wanted:
+            self._compare(link)
         super()._note(link)
 
 
@@ -80,6 +82,7 @@ class Again:
     apart: list[tuple[dict[str, Any], dict[str, str]]]  # the starts that had computed them; what is not here as there
     note: Callable[[str], None]
     seen: dict[Key, Link] = field(default_factory=dict)  # what was computed here; on rank 0
+    unsaid: set[str] = field(default_factory=set)  # what the run does not say, so that nothing was compared
 
     @property
     def steps(self) -> str:
@@ -106,12 +109,13 @@ class Again:
     def train(self, part: Part) -> None:
         """Train a part, and compare. Collective. Raises UserError: 83 at the first difference, 75 if it is stopped."""
         end = None if part is self.parts[-1] else part.last
-        of_last = self.wanted.get((part.last, False))  # by this part, or by the start that the next part is of
-        kind = partial(ComparedCheckpoints, again=self, end=end)
+        # a later start may have evaluated the last step: that is the next part's; require_all wants all of them
+        wanted = {key: link for key, link in self.wanted.items() if link["start"] <= part.line["start"]}
+        kind = partial(ComparedCheckpoints, wanted=wanted, end=end, compare=self.compare)
         with self.place.opened(part, self.record, kind) as t:  # Collective.
             t = replace(t, last_step=part.last, log=Instead(t.log, note=lambda text: None))
             train(t)  # Collective.
-            if is_evaluation_due(t) and of_last and of_last["start"] <= part.line["start"]:
+            if is_evaluation_due(t) and (part.last, False) in wanted:
                 evaluate_and_save(t)  # Collective. As at the run's next start.
                 wait_for_save(t)  # Collective.
             self.place.watchdog.enter("comparing", math.inf)
@@ -126,6 +130,10 @@ class Again:
         then, here = (meaning(each) for each in (self.wanted[key_of(link)], link))
         if then[SAMPLES].get("since") != here[SAMPLES].get("since"):  # a version before 0.14 began the run
             then[SAMPLES] = here[SAMPLES]
+            self.unsaid.add(SAMPLES)
+        if then[SAMPLES] != here[SAMPLES]:
+            raise UserError(f"step {step}: the samples that it used are not what they were; restore them, or give"
+                            " --data PATH; then verify the run", Exit.OTHER_RUN)
         if differ := [name for name in {**then, **here} if then.get(name) != here.get(name)]:
             raise UserError(f"step {step} differs: {', '.join(differ)}", Exit.DIFFERS)
         before = ", before its evaluation" * link["awaits_evaluation"]
@@ -154,8 +162,10 @@ class Again:
         is_other = any("the program" in differ for _, differ in self.apart)
         for lines in zip_longest(*both) if ends[0] else zip(*both, strict=False):
             here, then = (_figures(line) if line else {} for line in lines)
-            for name in then if then and is_other else then | here:
-                if then.get(name) != here.get(name):
+            for name in then | here:
+                if is_other and then and name not in then:
+                    self.unsaid.add(name)
+                elif then.get(name) != here.get(name):
                     found = then or here
                     return (f"the {found['split']} record of step {found['step']} differs: {name} {then.get(name)} in"
                             f" the run, {here.get(name)} here")

@@ -142,18 +142,19 @@ def data_apart(runs: Sequence[Record], place: Place) -> list[str]:
 
 def digests_apart(runs: Sequence[Record], place: Place) -> list[str]:
     """Which samples both have used that were not the same, of data with the same names and labels. Collective."""
-    def find() -> list[list[Any]]:
+    def find() -> list[list[Any]] | None:
         folders = [CheckpointFolder(run.path / "checkpoints", 1, print) for run in runs]
         with suppress(OSError, ValueError, SafetensorError):  # one has none, or is just removing it
             one, two = (load_file(folder.path / name / SAMPLES) for folder in folders for name in folder.names()[:1])
             return [[name, index] for name in sorted(one.keys() & two.keys() - {"since"})
                     if len(one[name]) == len(two[name]) for index in differing(one[name], two[name])]
-        return []
+        return None
 
-    known = [[run.starts[-1]["settings"].get(name) for name in ("seed", "val_fraction")] for run in runs]
-    found = place.world.on_rank_zero(find, takes_long=True) if known[0] == known[1] else []  # Collective.
-    if not found:  # else others may be held out
-        return []
+    (first, *held_out), (second, *others) = (
+        [run.starts[-1]["settings"].get(name) for name in ("data", "seed", "val_fraction")] for run in runs)
+    found = place.world.on_rank_zero(find, takes_long=True) if held_out == others else None  # Collective.
+    if not found:  # else other samples may be held out
+        return ["data: whether their samples hold the same bytes cannot be said"] * (found is None and first != second)
     try:
         task = read_data(runs[0], place, place.folder / "data")  # Collective.
         sets = {"train": task.train_set, "val": task.eval_set}

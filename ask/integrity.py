@@ -12,6 +12,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,11 +26,11 @@ from ask.repeat import COPIED
 from utils.errors import Exit, UserError, counted, first_line, some
 from utils.files import folder_digest, read_json
 from utils.rundir.chain import FILE, Link, content_hash, digest_of, files_in, read_lines, starts_hash, valid_links
+from utils.rundir.checkpoint import SAMPLES
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of
+from utils.rundir.digests import summary
 from utils.rundir.lock import is_locked
 from utils.rundir.starts import read_starts
-
-SAVED = ("finished", "stopped")  # states of a run that has saved all that it did
 
 
 def findings(run: Path) -> list[str]:
@@ -74,12 +75,28 @@ def findings(run: Path) -> list[str]:
 def not_covered(run: Path) -> str:
     """What no link covers of a run that was killed, or failed, before it saved again, in words; "" if nothing."""
     links = valid_links(read_lines(run), _pending(run))
-    if not links or is_locked(run) or not (run / "metrics.jsonl").exists():
+    if not links or is_locked(run):
         return ""
-    with (run / "metrics.jsonl").open("rb") as file:
+    found, number = [], 0
+    with suppress(FileNotFoundError), (run / "metrics.jsonl").open("rb") as file:
         file.seek(links[-1]["metrics"]["bytes"])
         number = sum(1 for _ in file)
-    return f"{counted(number, 'record')} behind step {links[-1]['step']}, the last that was saved" if number else ""
+    if number:
+        found.append(f"{counted(number, 'record')} behind step {links[-1]['step']}, the last that was saved")
+    if not has_saved_all(run, links[-1]) and files_in(run / "model") != model_of(links)["model"]:
+        found.append("RUN/model, which was written for a save that did not come to its end")
+    return " and ".join(found)
+
+
+def has_saved_all(run: Path, last: Link) -> bool:
+    """Whether the start that the last link is of has ended in order: then nothing of it is in no link."""
+    status = read_json(run / "status.json")
+    return status.get("state") in ("finished", "stopped") and status.get("start") == last["start"]
+
+
+def model_of(links: Iterable[Link]) -> Link:
+    """The link that RUN/model is of; before the first evaluation there is no model."""
+    return next((link for link in reversed([*links]) if "model" in link), {"step": 0, "model": {}})
 
 
 def _pending(run: Path) -> Link | None:
@@ -101,7 +118,7 @@ def _of_chain(lines: Iterable[Link]) -> Iterator[str]:
         elif line["previous"] != (earlier or [""])[0] or any(link["step"] > line["step"] for link in newest):
             yield (f"the line of step {line['step']} does not follow the line before it: one was removed, added or"
                    " edited there")
-        links.pop(line["step"], None)  # before version 0.14 a step that was evaluated had two
+        links.pop(line["step"], None)  # a step that a later start evaluated has two
         links[line["step"]] = line
     if not links:
         yield "it is missing, or has no link"
@@ -118,8 +135,8 @@ def _of_records(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
                 yield f"a record was edited, added or removed between step {before} and step {step}"
                 return
             before = step
-    if not_covered(run) and read_json(run / "status.json").get("state") in SAVED:
-        yield f"it has {not_covered(run)}"
+    if links and has_saved_all(run, [*links.values()][-1]) and (behind := not_covered(run)):
+        yield f"it has {behind}"
 
 
 def _of_starts(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
@@ -159,19 +176,20 @@ def _of_checkpoint(folder: Path, links: Mapping[int, Link]) -> Iterator[str]:
         yield f"the checkpoint of step {link['step']} under another name"
     state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
     trainer = json.loads((folder / "trainer.json").read_text())
+    samples = summary(load_file(folder / SAMPLES)) if (folder / SAMPLES).exists() else {}
+    if link and samples != link.get("samples", {}):
+        yield "what its samples were was edited, and its manifest was made anew"
     if link and content_hash(load_file(folder / "model.safetensors"), state, trainer) != link["content"]:
         yield "its weights, state or position were edited, and its manifest was made anew"
 
 
 def _of_model(run: Path, lines: list[Link], links: Mapping[int, Link]) -> Iterator[str]:
-    link = next((link for link in reversed(links.values()) if "model" in link), {"step": 0, "model": {}})
+    link = model_of(links.values())
     here, then = files_in(run / "model"), link["model"]
     differ = [name for name in sorted({*here, *then}) if here.get(name) != then.get(name)]
     abandoned = next((line["step"] for line in reversed(lines) if line.get("model") == here), None)
     if differ and abandoned:
         yield (f"it is what the run saved at step {abandoned}, but the run has gone back from there, and has found no"
                " better model since")
-    elif differ:
-        is_unfinished = read_json(run / "status.json")["state"] not in SAVED
-        way_out = " (if the run was killed while it saved: continue it, then verify it)" * is_unfinished
-        yield f"{some(differ)}: not what the run saved at step {link['step']}{way_out}"
+    elif differ and links and has_saved_all(run, [*links.values()][-1]):  # else see not_covered
+        yield f"{some(differ)}: not what the run saved at step {link['step']}"

@@ -33,7 +33,7 @@ if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
 
 from ask.again import Again, key_of
-from ask.integrity import findings, not_covered
+from ask.integrity import findings, model_of, not_covered
 from ask.record import Part, Record, parts_of, read_run, require_begun, starts_of
 from ask.repeat import computing, differences
 from utils.distributed.watchdog import Watchdog
@@ -54,8 +54,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         if is_main:
             require_begun(given.run)
             found = findings(run)
-            rest = f"; no link covers {not_covered(run)}" * bool(not_covered(run))
-            result = f"differs: {run}" if found else f"the files of {run} belong together{rest}"
+            rest = "" if found else not_covered(run)
+            result = f"differs: {run}" if found else f"the files of {run} belong together" + (
+                f"; no link covers {rest}" if rest else "")
             say("\n".join([*found, result]), sys.stdout)
         return Exit.DIFFERS if found else Exit.DONE
 
@@ -96,7 +97,7 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any])
     # RUN/model; files_in differs while the run is replacing it
     record, run = again.record, again.record.path
     links = {step: link for step, link in record.links.items() if key_of(link) in again.seen}
-    model = next((link for link in reversed(record.links.values()) if "model" in link), {"step": 0, "model": {}})
+    model = model_of(record.links.values())
     is_known = model["step"] in {0, *links} and files_in(run / "model") == model["model"]
 
     # the result
@@ -108,8 +109,9 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any])
         what = ""
     else:
         behind = not_covered(run) if max(links) == max(record.links) else ""
-        found = [f"not verified: {text}" for text in ("" if is_known else "RUN/model, which is not of these steps",
-                                                      behind) if text]
+        of_model = "" if is_known or "RUN/model" in behind else "RUN/model, which is not of these steps"
+        left_out = [of_model, behind, *sorted(again.unsaid)]
+        found = [f"not verified: {text}" for text in left_out if text]
         result, code = "verified in part" if found else "verified", Exit.DONE
         what = (f", {again.steps}: {counted(len(links), 'link')} and all records are the same"
                 + f"; RUN/model is that of step {model['step']}" * bool(is_known and model["step"]))

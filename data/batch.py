@@ -52,7 +52,7 @@ class Batch:
     sample_weight: Tensor
     index: int = 0  # of this micro-batch in its global batch, or of this batch in its evaluation
     indices: tuple[int, ...] = ()  # of its samples in the data set; empty for a stand-in
-    bad: tuple[str, ...] = ()  # "path: reason" of the samples that could not be read
+    bad: tuple[str, ...] = ()  # of the samples that could not be read: "path: reason"; of those that changed: the name
     digests: tuple[bytes, ...] = ()  # of its samples: sample_digest; empty where a task knows none
 
     def to(self, device: torch.device) -> Batch:

@@ -126,7 +126,8 @@ class BadSamples:
         if unreadable or changed:
             self.stopped_by += unreadable
             self.changed += changed
-            return replace(batch, sample_weight=torch.full_like(batch.sample_weight, torch.nan))
+            return replace(batch, sample_weight=torch.full_like(batch.sample_weight, torch.nan),
+                           bad=(*batch.bad, *changed))
 
         # skip, and list what is new
         new = [line for line in batch.bad if line not in self._listed]

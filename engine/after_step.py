@@ -11,10 +11,10 @@ from engine.wrong import end_if_wrong
 def after_step(t: Training) -> bool:
     """Evaluate or save where that is due after this step. Returns whether to leave the epoch. Collective."""
     step = t.state.progress.step
-    is_save_due = t.flags.save or t.checkpoints.is_due(step)
     is_epoch_over = t.state.progress.sample_offset == 0
-    if is_epoch_over or is_evaluation_due(t) or is_save_due or is_over(t):
+    if is_epoch_over or is_evaluation_due(t) or t.flags.save or t.checkpoints.is_due(step) or is_over(t):
         end_if_wrong(t, waits=True)  # Collective: no rank may be ahead of a stop that another one knows of
+    is_save_due = t.flags.save or t.checkpoints.is_due(step)  # asked again: by the clock it still is
     if t.flags.error:
         t.checkpoints.flush()  # Collective; raises the error of the last save on every rank
     if is_epoch_over:

@@ -2,7 +2,8 @@
 
 A rank that sees something raises a flag (Agreement). Once that is up all ranks gather what they saw, and decide alike:
 71 where a sum changed on its way or ranks disagree, 65 for an unreadable sample, 80 for a gradient that is not finite.
-Such a step changed nothing: Precision.step applied no update. This module owns --max-nonfinite, too.
+A step whose gradient is not finite changed nothing: Precision.step applied no update. One that ends with 71 may have,
+and is never saved. This module owns --max-nonfinite, too.
 """
 
 from collections import Counter
@@ -35,7 +36,6 @@ def end_if_wrong(t: Training, waits: bool = False) -> None:
     if t.flags.bad_sample:  # in the last step: saved as it was before that
         t.state.go_back(replace(t.outcome.position, skipped=t.state.progress.skipped))
         t.precision.undo()
-        t.log.go_back(t.state.progress)
         save(t)  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.stop(t.world)  # Collective.

@@ -101,6 +101,12 @@ def json_lines(path: Path, begin: int = 0) -> Iterator[Any]:
                 yield json.loads(line)
 
 
+def file_sha256(path: Path) -> str:
+    """Of a file that may be larger than the memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def folder_digest(folder: Path) -> str:
     """sha256 of the names and contents of the files in `folder`."""
     digest = hashlib.sha256()

@@ -171,11 +171,6 @@ class Log:
         """The records up to now, as a link of the run's chain has them: {"bytes", "sha256"}."""
         return self._metrics.written()
 
-    def go_back(self, done: Progress) -> None:
-        """Drop the records after `done`, where the state was set back to: no file goes ahead of it."""
-        self._metrics.close()
-        self._metrics = RecordFile(self._metrics.path, done, NO_RECORDS)
-
     def flush(self) -> None:
         """Write the records to the disk: before the checkpoint that refers to them. From any thread."""
         self._metrics.sync()

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ask.integrity import findings
-from tests.harness.forging import changed_weights, link_of, model_anew, rehash
+from tests.harness.forging import changed_weights, link_of, model_anew, rehash, seal
 from tests.harness.run_directory import newest_checkpoint, written
 from utils.errors import Exit
 from utils.files import folder_digest
@@ -154,16 +154,41 @@ def a_better_best(run):
 
 
 def a_copy_before_an_evaluation(run):
-    copy = next(iter(sorted((run / "checkpoints").glob("*-unevaluated"))), None) or newest_checkpoint(run)
+    [copy, *_] = sorted((run / "checkpoints").glob("*-unevaluated"))
     changed_weights(copy / "model.safetensors")
     rehash(run)
+
+
+def other_samples(run):
+    """The table of samples is empty, and the manifest is made anew."""
+    checkpoint = newest_checkpoint(run)
+    link = json.loads((checkpoint / "MANIFEST.json").read_text())["link"]
+    table = load_file(checkpoint / "samples.safetensors")
+    save_file({name: value * 0 for name, value in table.items()}, checkpoint / "samples.safetensors")
+    seal(checkpoint, link)
+
+
+def fewer_figures(run):
+    """As if another program had computed them."""
+    edit_lines(run / "starts.jsonl", lambda lines: [
+        json.dumps(json.loads(line) | {"program": "0" * 16}) for line in lines])
+    edit_lines(run / "metrics.jsonl", lambda lines: [
+        json.dumps({name: value for name, value in json.loads(line).items() if name not in ("top1", "auroc")})
+        for line in lines])
+    rehash(run)
+
+
+def other_hardware(run):
+    edit_lines(run / "starts.jsonl", lambda lines: [
+        json.dumps(json.loads(line) | {"hardware": [{"device": "cpu", "cpu": "another"}]}) for line in lines])
+    better_figures(run)
 
 
 def another_rate(run):
     """As if the run had been trained with it."""
     for file in ("starts.jsonl", "auto.json", "config.yaml"):
         text = (run / file).read_text()
-        (run / file).write_text(text.replace('"lr": 0.0', '"lr": 0.1').replace('"seed": 0', '"seed": 0'))
+        (run / file).write_text(text.replace('"lr": 0.0', '"lr": 0.1'))
     rehash(run)
 
 
@@ -213,6 +238,9 @@ ATTACKS = {
     "a RUN/model that no link is of": Attack(a_model_of_no_link, "model: ", ""),
     "a better best result": Attack(a_better_best, "", "differs: the content"),
     "the copy before an evaluation": Attack(a_copy_before_an_evaluation, "", "differs: the content"),
+    "what the samples were": Attack(other_samples, "what its samples were was edited", ""),
+    "fewer figures, by another program": Attack(fewer_figures, "", "not verified: auroc", 0),
+    "better figures, on other hardware": Attack(other_hardware, "", "cannot be compared here", Exit.OTHER_RUN),
     "another learning rate": Attack(another_rate, "", "differs"),
     "another seed": Attack(another_seed, "", "step 0 differs: the content"),
     "other initial weights": Attack(other_initial_weights, "", "step 0 differs: the content"),

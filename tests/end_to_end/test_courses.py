@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,7 @@ def a_kill_after_an_evaluation(course):
     live = course.lives(2)
     live.wait_for((course.run / "model").exists, "a model")
     live.kill_all()
+    assert findings(course.run) == []
     course.ends(2)
 
 
@@ -89,6 +91,7 @@ def kills_at_any_moment(course):
         live = course.lives(2, "--save-every", 1)
         live.wait_for(lambda step=step: trained_steps(course.run) >= step, f"step {step}")
         live.kill_all()
+        assert findings(course.run) == []
     course.ends(2)
 
 
@@ -133,9 +136,28 @@ def a_lost_status(course):
     course.ends(1)
 
 
+def another_eval_every(course):
+    """The next start evaluates the step that the last one saved without an evaluation."""
+    course.ends(1, "--eval-every", 4, "--stop-after", 6, code=Exit.STOPPED)
+    course.ends(1, "--eval-every", 3)
+
+
+def a_stop_while_it_starts(course):
+    """After a kill: records are behind the last save."""
+    live = course.lives(1, "--save-every", 4, "--eval-every", 100)
+    live.wait_for(lambda: trained_steps(course.run) >= 5, "five steps")
+    live.kill_all()
+    live = course.lives(1)
+    live.wait_for(lambda: '"start": 2' in (course.run / "status.json").read_text(), "the second start")
+    live.process.send_signal(signal.SIGTERM)
+    assert live.wait().returncode in (0, Exit.STOPPED), live.wait().text
+    assert findings(course.run) == []
+    course.ends(1)
+
+
 COURSES = [a_repaired_sample, a_kill_in_an_evaluation, a_move, a_full_disk, a_read_only_disk,
            a_kill_after_an_evaluation, kills_at_any_moment, a_restart_by_torchrun, a_fresh_start, growth_and_shrinking,
-           a_damaged_checkpoint, a_lost_status]
+           a_damaged_checkpoint, a_lost_status, another_eval_every, a_stop_while_it_starts]
 
 
 @contextmanager
@@ -167,5 +189,5 @@ def test_an_honest_run_is_verified_after(course, own_photos, run_dir, run_torchr
 
 def test_the_page_names_each_course():
     page = Path("docs/reliability.md").read_text()
-    assert [course.__name__ for course in COURSES if course.__name__.removeprefix("a_").replace("_", " ") not in page
-            ] == []
+    words = [course.__name__.removeprefix("a_").replace("_", " ") for course in COURSES]
+    assert [each for each in words if each.replace("eval every", "--eval-every") not in page] == []

@@ -88,14 +88,15 @@ def test_an_image_that_changed_after_a_stop_is_named_at_the_start(
 
 
 @pytest.mark.rows(2)
-@pytest.mark.parametrize("processes, split, workers", [
-    (3, "train", 0), (2, "val", 0), (1, "train", 0), (2, "train", 0), (1, "val", 0), (3, "val", 0)])
+@pytest.mark.parametrize("processes, split, audit_every", [
+    (3, "train", 1), (2, "val", 0), (1, "train", 0), (2, "train", 0), (1, "val", 0), (3, "val", 0)])
 def test_an_image_that_changes_while_the_run_trains_ends_it_with_its_name(
-        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed, processes, split, workers):
+        words, own_photos, run_dir, start_torchrun, run_torchrun, undisturbed, processes, split, audit_every):
     """Between the first epoch and the second, in the middle of the evaluation, which had read it already.
 
-    Of several ranks another one reads that training image in the second epoch.
+    Of several ranks another one reads that training image in the second epoch. An audit names no device for it.
     """
+    words = [*words, "--audit-every", audit_every] if audit_every else words
     held = HeldImage(image_of(own_photos, "val", 60))
     live = start_torchrun(processes, *words)
     live.wait_for(held.is_wanted, "the evaluation of the first epoch")

@@ -49,7 +49,7 @@ class Precision:
         """Apply the update, unless the gradient is not finite.
 
         grad_norm: scalar, as clip_grad_norm_ returns it. All ranks decide alike, unless a device or a link is at fault:
-        they compare what they did two steps later (engine/wrong.py).
+        if one saw something wrong, all compare what they saw two steps later (engine/wrong.py).
         Returns is_finite: scalar bool on the device; to read it on the host now would wait.
         Raises TypeError if the optimizer cannot skip a step.
         """

@@ -17,8 +17,8 @@ before the evaluation of its step has its link in its manifest alone. A link say
     model               {file: sha256} of RUN/model but its README.md, if it is this checkpoint's
     previous, link      the sha256 of the link before it, and of this one
 
-A line {"resumed": step} says that the links after that step are of a part that is trained again: abandoned. Before
-version 0.14 such a copy had a line, too; the line after the evaluation took its place.
+A line {"resumed": step} says that the links after that step are of a part that is trained again: abandoned. A step that
+a later start evaluates has a second line, and the last one counts. (Before version 0.14 such a copy had a line, too.)
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.files import json_lines, lines_of, sync, write_atomically
+from utils.files import file_sha256, json_lines, lines_of, sync, write_atomically
 
 FILE = "chain.jsonl"
 CARD = "README.md"  # of RUN/model: its owner may edit it
@@ -103,9 +103,15 @@ def valid_links(lines: Iterable[dict[str, Any]], pending: Link | None = None) ->
         else:
             links.pop(line["step"], None)
             links[line["step"]] = line
-    if pending is not None and pending["step"] > max(links, default=-1):
+    last = links[next(reversed(links))] if links else None
+    if pending and (last is None or _age(pending) > _age(last)):
+        links.pop(pending["step"], None)
         links[pending["step"]] = pending
     return list(links.values())
+
+
+def _age(link: Link) -> tuple[int, bool]:
+    return link["step"], not link["awaits_evaluation"]
 
 
 def digest_of(values: Mapping[str, Any], own: str = "link") -> str:
@@ -139,11 +145,8 @@ def hashed(path: Path, size: float = math.inf) -> "tuple[hashlib._Hash, int]":
 
 def files_in(folder: Path) -> dict[str, str]:
     """{file: sha256} of all files in a folder but its CARD, by their paths in it."""
-    found = {}
-    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / CARD):
-        with path.open("rb") as file:  # which may be larger than the memory
-            found[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in sorted(folder.rglob("*"))
+            if path.is_file() and path != folder / CARD}
 
 
 def starts_hash(run_dir: Path, start: int) -> str:

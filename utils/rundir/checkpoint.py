@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -206,14 +206,11 @@ class Checkpoints:
         """The link of what is being saved; what it refers to is written."""
         facts = {"start": snapshot.start, "awaits_evaluation": snapshot.awaits_evaluation,
                  "content": content_hash(snapshot.weights, snapshot.values, snapshot.trainer),
-                 "samples": summary(snapshot.samples), "starts": self._starts, "metrics": snapshot.beside.records}
+                 "samples": summary(snapshot.samples), "metrics": snapshot.beside.records,
+                 "starts": starts_hash(self._run.path, snapshot.start)}
         if snapshot.beside.has_model:
             facts["model"] = files_in(self._run.path / "model")
         return self._chain.next(snapshot.step, **facts)
-
-    @cached_property
-    def _starts(self) -> str:
-        return starts_hash(self._run.path, self._run.start)  # this start's line is there before its first link
 
     def _note(self, link: Link) -> None:
         """The checkpoint with this link, or the beginning, is there. Raises OSError."""

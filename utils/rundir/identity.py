@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from utils.errors import Exit, UserError
-from utils.files import read_json
+from utils.files import file_sha256, read_json
 from utils.settings.config import Config, facts, flag, settings
 from utils.settings.habits import WITHOUT_EFFECT, without_former
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH, own_names
@@ -97,8 +97,8 @@ def weights_digest(config: Config) -> str | None:
     """
     model, file = config.model, getattr(config.model, "weights", None)
     files = [Path(file)] if file else sorted(Path(model.model).glob("model*.safetensors")) if model.pretrained else []
-    digests = [hashlib.sha256(path.read_bytes()).digest() for path in files if path.is_file()]
-    return hashlib.sha256(b"".join(digests)).hexdigest() if digests else None
+    digests = [file_sha256(path) for path in files if path.is_file()]
+    return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else None
 
 
 def _read_settings(file: Path) -> dict[str, Any]:

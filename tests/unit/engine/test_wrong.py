@@ -31,7 +31,7 @@ def training(*steps, raised=("wrong",), names=None, skipped=0, max_nonfinite=0):
         state=SimpleNamespace(progress=Progress(step=7 + len(steps), skipped=skipped)),
         config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
     t.state.go_back = lambda progress: setattr(t.state, "progress", progress)
-    t.log = SimpleNamespace(note=t.done.append, go_back=lambda progress: t.done.append("records"))
+    t.log = SimpleNamespace(note=t.done.append)
     t.precision = SimpleNamespace(undo=lambda: t.done.append("undo"))
     t.bad_samples = SimpleNamespace(stop=lambda world: t.done.append("stop"))
     return t
@@ -125,10 +125,10 @@ def test_a_step_is_judged_once():
 def test_a_step_made_void_by_an_unreadable_sample_is_saved_as_before():
     t = training((FINITE, FINITE), (VOID, OWN), raised=["wrong", "bad_sample"])
     end_if_wrong(t)
-    assert t.done == ["undo", "records", Progress(step=8), "wait", "stop"]
+    assert t.done == ["undo", Progress(step=8), "wait", "stop"]
 
 
 def test_a_step_that_was_gone_over_before_it_counts_in_what_is_saved():
     t = training((VOID, OWN), (VOID, OWN), raised=["wrong", "bad_sample"], max_nonfinite=1)
     end_if_wrong(t)
-    assert t.done[1:] == ["undo", "records", Progress(step=8, skipped=1), "wait", "stop"]
+    assert t.done[1:] == ["undo", Progress(step=8, skipped=1), "wait", "stop"]
