@@ -43,8 +43,10 @@ from utils.numerics.optimizers import build_optimizer
 from utils.numerics.precision import Precision
 from utils.numerics.seed import seed_micro_batch
 from utils.rundir import checkpoint
+from utils.rundir.chain import NO_RECORDS
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
+from utils.rundir.snapshot import Beside
 from utils.rundir.state import Progress, TrainState
 from utils.settings.command_line import parse_command_line
 from utils.settings.run_options import DeviceOptions, FaultOptions, OptimOptions, RecordOptions
@@ -256,7 +258,7 @@ def a_checkpoint_that_rank_0_alone_sees(world: World, folder: Path) -> Any:
     states[0].optimizer.step()
     states[0].progress, states[0].best = Progress(step=1), {"step": 1, "metric": "top1", "value": 0.1 + 0.2}
     saving = _checkpoints(path, world)
-    saving.save(states[0], lambda weights: None)
+    saving.save(states[0], Beside(NO_RECORDS))
     saving.flush()
     _checkpoints(path, world).restore(states[1])
     gone = _error_of(lambda: _checkpoints(path, world)._read(lambda: "step-0000000009-g1", states[1].strategy))
@@ -283,7 +285,7 @@ def a_save_that_fails(world: World, folder: Path) -> Any:
     """Whether each rank knows of the error by itself, and what flush() raises."""
     state, checkpoints = _state(world), _checkpoints(folder / f"failing-{world.world_size}", world)
     state.progress = Progress(step=1)
-    checkpoints.save(state, lambda weights: _refuse("the disk is full", Exit.IO))
+    checkpoints.save(state, Beside(NO_RECORDS, lambda weights: _refuse("the disk is full", Exit.IO)))
     told = _error_of(checkpoints.flush)
     return [checkpoints.has_failed(), told]
 

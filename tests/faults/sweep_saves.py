@@ -34,12 +34,13 @@ from safetensors.torch import load_file
 from models.vision.classifier import save_model_folder
 from utils.errors import Exit, UserError
 from utils.files import write_atomically
-from utils.rundir.chain import Chain, read_lines, valid_links
+from utils.rundir.chain import NO_RECORDS, Chain, read_lines, valid_links
 from utils.rundir.checkpoint import SAMPLES, Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.digests import Digests
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
+from utils.rundir.snapshot import Beside
 from utils.rundir.state import Progress, TrainState
 from utils.settings.run_options import RecordOptions
 
@@ -95,7 +96,7 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
                        digests={"train": Digests(64)})
     state.digests["train"].load(samples_of(step))
     checkpoints = Checkpoints(SimpleNamespace(path=run, start=start, note=say_nothing), WORLD, RecordOptions(keep=keep))
-    checkpoints.save(state, beside, awaits_evaluation)
+    checkpoints.save(state, Beside(NO_RECORDS, beside, has_model=is_best), awaits_evaluation)
     checkpoints.flush()
 
 
@@ -229,12 +230,13 @@ def check_save(run: Path, outcome: dict[str, Any] | None, call: str) -> None:
 
 
 def require_links(run: Path) -> None:
-    """The next start completes the chain: it has the link of each step's newest checkpoint."""
+    """The next start completes the chain: it has the link of each step that is done, and was saved."""
     links = CheckpointFolder(run / "checkpoints", 1, say_nothing).links()
-    Chain(run).resume(links, max((link["step"] for link in links), default=0))
-    newest, found = ({link["step"]: link["link"] for link in each} for each in (
+    newest = next(iter(links), None)
+    Chain(run).resume(newest, newest["step"] if newest else 0)
+    done, found = ({link["step"]: link["link"] for link in each if not link["awaits_evaluation"]} for each in (
         reversed(links), valid_links(read_lines(run))))
-    require(newest.items() <= found.items(), f"links are missing: {newest}, {found}")
+    require(done.items() <= found.items(), f"links are missing: {done}, {found}")
 
 
 def prepare_unevaluated(run: Path) -> None:
