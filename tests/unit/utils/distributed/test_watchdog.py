@@ -214,8 +214,8 @@ tell(watchdog.reason)
     (signal.SIGTERM, "itself", 75, "stopped (SIGTERM to rank 0); there was nothing to save")])
 def test_only_torchruns_sigterm_may_be_for_a_peer(start, number, sender, code, message):
     process = start("Store.values['alive/1'] = json.dumps({'beat': 5, 'host': 'h', 'state': 's'})\n"
-                    f"watched(store=Store())\n{f'os.kill(os.getpid(), {int(number)})' if sender == 'itself' else ''}\n"
-                    "tell('ready')\nforever()", **TORCHRUN)
+                    "watched(store=Store())\ntell('ready')\n"
+                    f"{f'os.kill(os.getpid(), {int(number)})' if sender == 'itself' else ''}\nforever()", **TORCHRUN)
     if sender == "torchrun":
         line_of(process)
         process.send_signal(number)
