@@ -153,12 +153,6 @@ def a_better_best(run):
     rehash(run)
 
 
-def a_copy_before_an_evaluation(run):
-    [copy, *_] = sorted((run / "checkpoints").glob("*-unevaluated"))
-    changed_weights(copy / "model.safetensors")
-    rehash(run)
-
-
 def other_samples(run):
     """The table of samples is empty, and the manifest is made anew."""
     checkpoint = newest_checkpoint(run)
@@ -237,7 +231,6 @@ ATTACKS = {
     "another RUN/model": Attack(another_model, "", "differs: RUN/model/model.safetensors"),
     "a RUN/model that no link is of": Attack(a_model_of_no_link, "model: ", ""),
     "a better best result": Attack(a_better_best, "", "differs: the content"),
-    "the copy before an evaluation": Attack(a_copy_before_an_evaluation, "", "differs: the content"),
     "what the samples were": Attack(other_samples, "what its samples were was edited", ""),
     "fewer figures, by another program": Attack(fewer_figures, "", "not verified: auroc", 0),
     "better figures, on other hardware": Attack(other_hardware, "", "cannot be compared here", Exit.OTHER_RUN),

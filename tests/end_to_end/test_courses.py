@@ -150,7 +150,7 @@ def a_stop_while_it_starts(course):
     live = course.lives(1)
     live.wait_for(lambda: '"start": 2' in (course.run / "status.json").read_text(), "the second start")
     live.process.send_signal(signal.SIGTERM)
-    assert live.wait().returncode in (0, Exit.STOPPED), live.wait().text
+    assert live.wait().code in (0, Exit.STOPPED), live.wait().text
     assert findings(course.run) == []
     course.ends(1)
 
