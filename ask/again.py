@@ -166,8 +166,8 @@ class Again:
                 if is_other and then and name not in then:
                     self.unsaid.add(name)
                 elif then.get(name) != here.get(name):
-                    found = then or here
-                    return (f"the {found['split']} record of step {found['step']} differs: {name} {then.get(name)} in"
+                    record = then or here
+                    return (f"the {record['split']} record of step {record['step']} differs: {name} {then.get(name)} in"
                             f" the run, {here.get(name)} here")
         return ""
 
@@ -197,7 +197,7 @@ def _lines(path: Path, begin: int, end: float) -> Iterator[bytes]:
 def _figures(line: bytes) -> dict[str, Any]:
     """The figures of a record but for times; of a line that the log would not write as it is, the line itself."""
     with suppress(ValueError, AttributeError):
-        found = json.loads(line)
-        if json.dumps(found).encode() + b"\n" == line and found.keys() >= {"split", "step"}:
-            return {name: value for name, value in found.items() if name not in TIMING}
+        record = json.loads(line)
+        if json.dumps(record).encode() + b"\n" == line and record.keys() >= {"split", "step"}:
+            return {name: value for name, value in record.items() if name not in TIMING}
     return {"split": "unreadable", "step": "?", "line": line.decode(errors="backslashreplace").strip()}

@@ -152,17 +152,18 @@ def digests_apart(runs: Sequence[Record], place: Place) -> list[str]:
 
     (first, *held_out), (second, *others) = (
         [run.starts[-1]["settings"].get(name) for name in ("data", "seed", "val_fraction")] for run in runs)
-    found = place.world.on_rank_zero(find, takes_long=True) if held_out == others else None  # Collective.
-    if not found:  # else other samples may be held out
-        return ["data: whether their samples hold the same bytes cannot be said"] * (found is None and first != second)
+    # None: not known, as other samples may be held out
+    differ = place.world.on_rank_zero(find, takes_long=True) if held_out == others else None  # Collective.
+    if not differ:
+        return ["data: it is not known whether their samples hold the same bytes"] * (differ is None and first != second)
     try:
         task = read_data(runs[0], place, place.folder / "data")  # Collective.
         sets = {"train": task.train_set, "val": task.eval_set}
-        names = [sets[name].name(index) for name, index in found]
+        names = [sets[name].name(index) for name, index in differ]
     except UserError as error:
         if not is_an_answer(error):
             raise
-        names = [f"sample {index} of {name}" for name, index in found]
+        names = [f"sample {index} of {name}" for name, index in differ]
     return [f"data: {'one sample differs' if len(names) == 1 else f'{len(names)} samples differ'}: {some(names)}"]
 
 

@@ -104,8 +104,8 @@ def read_records(record: Record, world: World, *splits: str, first: int = 0, las
 
 def read_trained(record: Record, world: World, parts: Sequence[Part]) -> dict[int, dict[str, Any]]:
     """The train records of the steps of these parts, by step. Collective."""
-    found = read_records(record, world, "train", first=parts[0].first + 1, last=parts[-1].last)  # Collective.
-    return {each["step"]: each for each in found}
+    trained = read_records(record, world, "train", first=parts[0].first + 1, last=parts[-1].last)  # Collective.
+    return {each["step"]: each for each in trained}
 
 
 def parts_of(record: Record, first: int, last: int, world: World) -> list[Part]:

@@ -49,7 +49,7 @@ def test_where_nothing_was_saved_is_an_error(tmp_path, asked, links):
     assert raised.value.code == Exit.USAGE
 
 
-def test_a_step_that_the_next_start_evaluated_ends_one_part_and_begins_another(tmp_path):
+def test_a_step_that_the_next_start_evaluated_belongs_to_two_parts(tmp_path):
     starts = [start(1, 0, best="loss"), start(2, 10, best="top1")]
     record = record_of(tmp_path, starts, [link(0, 1), link(10, 2), link(20, 2)])
     assert stretches(parts_to_verify(record, None, None, ALONE)) == [(0, 10, 1), (10, 20, 2)]
