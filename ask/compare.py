@@ -155,7 +155,8 @@ def digests_apart(runs: Sequence[Record], place: Place) -> list[str]:
     # None: not known, as other samples may be held out
     differ = place.world.on_rank_zero(find, takes_long=True) if held_out == others else None  # Collective.
     if not differ:
-        return ["data: it is not known whether their samples hold the same bytes"] * (differ is None and first != second)
+        is_unknown = differ is None and first != second
+        return ["data: it is not known whether their samples hold the same bytes"] * is_unknown
     try:
         task = read_data(runs[0], place, place.folder / "data")  # Collective.
         sets = {"train": task.train_set, "val": task.eval_set}
