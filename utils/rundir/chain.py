@@ -87,7 +87,8 @@ class Chain:
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of RUN/chain.jsonl, without what is not one, such as a line that a kill has cut off."""
     return [line for line in json_lines(run_dir / FILE)
-            if isinstance(line, dict) and ("resumed" in line or {"step", "link"} <= line.keys())]
+            if isinstance(line, dict) and isinstance(line.get("resumed", line.get("step")), int)
+            and ("resumed" in line or "link" in line)]
 
 
 def valid_links(lines: Iterable[dict[str, Any]], pending: Link | None = None) -> list[Link]:
