@@ -183,7 +183,8 @@ def test_a_run_of_a_version_without_links_has_them_from_here_on(tmp_path):
 def test_lines_that_are_none_stop_no_run(tmp_path):
     _, links = begun(tmp_path, 0, 10)
     path = tmp_path / FILE
-    path.write_bytes(b"\0\0\xff\n[1]\n{}\n7\n\n" + b'{"resumed": "x"}\n{"step": null, "link": ""}\n' + path.read_bytes() + b"\0\0\0")
+    none = b'\0\0\xff\n[1]\n{}\n7\n\n{"resumed": "x"}\n{"step": null, "link": ""}\n'
+    path.write_bytes(none + path.read_bytes() + b"\0\0\0")
     chain = Chain(tmp_path)
     chain.resume(links[1], 10)
     chain.append(link(chain, 20))
