@@ -32,7 +32,7 @@ PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
 
-from ask.again import Again, key_of
+from ask.again import SAMPLES, Again, key_of
 from ask.integrity import findings, model_of, not_covered
 from ask.record import Part, Record, parts_of, read_run, require_begun, starts_of
 from ask.repeat import computing, differences
@@ -110,11 +110,12 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any])
     else:
         behind = not_covered(run) if max(links) == max(record.links) else ""
         of_model = "" if is_known or "RUN/model" in behind else "RUN/model, which is not of these steps"
-        left_out = [of_model, behind, *sorted(again.unsaid)]
+        left_out = [of_model, behind, *sorted(again.unsaid - {SAMPLES})]
         found = [f"not verified: {text}" for text in left_out if text]
         result, code = "verified in part" if found else "verified", Exit.DONE
         what = (f", {again.steps}: {counted(len(links), 'link')} and all records are the same"
-                + f"; RUN/model is that of step {model['step']}" * bool(is_known and model["step"]))
+                + f"; RUN/model is that of step {model['step']}" * bool(is_known and model["step"])
+                + f"; {SAMPLES} is not compared, as it was not noted from the beginning" * (SAMPLES in again.unsaid))
     again.note("\n".join([*found, f"{result}: {run}{what}"]))
 
     # the receipt
