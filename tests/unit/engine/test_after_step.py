@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine import after_step
 from engine.after_step import has_stopped_early, is_evaluation_due, is_finished, is_over
 from engine.best import update_best
 from models.metrics.classes import classification_metrics
@@ -46,6 +47,18 @@ def evaluations_until_stop(values, **options):
     ([0.3, 0.2, 0.1, 0.0], {"patience": 0}, None)])
 def test_a_run_stops_after_so_many_evaluations_without_a_gain(values, options, stop):
     assert evaluations_until_stop(values, **options) == stop
+
+
+def test_a_save_by_the_clock_is_made_where_each_step_ends_an_epoch(monkeypatch):
+    """The exchange that an epoch's end waits for is the only one that tells of it."""
+    t, saved = training(progress=Progress(step=3, epoch=3)), []
+    t.flags = SimpleNamespace(stop=False, error=False, save=False)
+    t.checkpoints = SimpleNamespace(is_due=lambda step: False)
+    monkeypatch.setattr(after_step, "end_if_wrong", lambda t, waits: setattr(t.flags, "save", True))
+    monkeypatch.setattr(after_step, "save", saved.append)
+    for name in ("close_epoch", "note_coverage"):
+        monkeypatch.setattr(after_step, name, lambda t, **given: None)
+    assert (after_step.after_step(t), saved) == (False, [t])
 
 
 def test_a_run_that_stopped_early_is_finished_and_awaits_no_evaluation():
