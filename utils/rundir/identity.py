@@ -95,8 +95,11 @@ def fixed_values(config: Config, path: Path) -> dict[str, Any]:
 def weights_digest(config: Config) -> str | None:
     """The sha256 of the initial weights in the file or folder that --weights or --model names; None if none is there.
     """
-    model, file = config.model, getattr(config.model, "weights", None)
-    files = [Path(file)] if file else sorted(Path(model.model).glob("model*.safetensors")) if model.pretrained else []
+    values = settings(config)  # not every task has these
+    if file := values.get("weights"):
+        files = [Path(file)]
+    else:
+        files = sorted(Path(values["model"]).glob("model*.safetensors")) if values.get("pretrained") else []
     digests = [file_sha256(path) for path in files if path.is_file()]
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else None
 
