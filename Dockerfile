@@ -23,6 +23,7 @@ COPY ask ask
 COPY launch launch
 COPY data data
 COPY engine engine
+COPY extras extras
 COPY models models
 COPY utils utils
 # Any user id may run it (docker run -u, Kubernetes): nothing else is written.

@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of the tests compiles the project anew
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
-UNIT := tests/test_architecture.py tests/unit
+UNIT := tests/test_architecture.py tests/unit extras
 
 .PHONY: train check pictures test full faults alarms zoo cluster image-test soak draws lint prove compat accuracy
 .PHONY: recipes bench lock oldest size clean
@@ -16,21 +16,22 @@ train: .venv/ready                  ## train the built-in digits on two processe
 	@NPROC_PER_NODE=2 ./launch.sh
 
 check: .venv/ready-dev lint         ## lint and the unit tests that are quick, for daily work; a minute
-	$(BIN)/python -m pytest -m "not slow and not long" $(WORKERS) $(UNIT)
+	$(BIN)/python -m pytest -m "unit and not slow and not long" $(WORKERS) $(UNIT)
 
 test: check                         ## these, then launches that show each promise once; 5 to 8 minutes
-	$(BIN)/python -m pytest -m "not slow and not long and not unit" $(WORKERS) --ignore tests/test_architecture.py
+	$(BIN)/python -m pytest -m "not slow and not long and not unit" $(WORKERS)
 
 full: test                          ## these, then all else that must hold before a change is taken
 	$(BIN)/python -m pytest -m "long and not slow" $(WORKERS)
 
 faults: .venv/ready-dev             ## faults of docs/reliability.md, contracts, demos, evaluations, pages' commands
-	$(BIN)/python -m pytest $(WORKERS) tests/faults tests/contracts tests/distributed \
+	$(BIN)/python -m pytest -m "not unit" $(WORKERS) tests/faults tests/contracts tests/distributed \
+		$(filter-out %/test_alarms.py,$(wildcard extras/*/tests/test_*.py)) \
 		$(addprefix tests/end_to_end/test_,compare.py demo.py changing.py evaluation.py export.py folds.py learning.py \
 			own_models.py readme.py replay.py starts.py timings.py verify.py)
 
 alarms: .venv/ready-dev             ## 1,000 audited steps of every task: no false alarm
-	$(BIN)/python -m pytest tests/alarms
+	$(BIN)/python -m pytest extras/audit/tests/test_alarms.py
 
 zoo: .venv/ready-dev                ## every architecture of text encoders trains, evaluates and predicts
 	$(BIN)/python -m pytest tests/zoo $(subst loadfile --no-loadscope-reorder,load,$(WORKERS))

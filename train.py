@@ -15,23 +15,22 @@ same number of processes; exact: on any number). Measured figures: docs/.
 
 import sys
 from functools import partial
+from importlib import import_module
 
+import extras
 from engine.begin import begin
 
 if __name__ == "__main__":  # before torch is imported: --help, typing errors and finished runs answer at once
-    CONFIG, WATCHDOG = begin(sys.argv[1:])
+    CONFIG, WATCHDOG = begin(sys.argv[1:], extras.pages)
 
 import torch
 from torch import Tensor
 
 from data.batch import GlobalBatch
 from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
-from engine.audit import end_if_audit_differs
 from engine.build import open_start, open_training
-from engine.check import check
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_smaller_size
-from engine.records.pictures import show_first_batch
 from engine.records.steps import close_run, log_step
 from engine.saving import save, wait_for_save
 from engine.step import forward
@@ -49,7 +48,7 @@ from utils.strategies import devices_per_process
 
 
 def main(config: Config, watchdog: Watchdog) -> Exit:
-    """Train, evaluate or check, as `config` says. Collective."""
+    """Train, evaluate, or do what an extra does instead, as `config` says. Collective."""
     console = sys.stderr if config.run.eval_only else sys.stdout
     devices = devices_per_process(config.device)
     with World.from_env(device_of_run(config), config.faults, watchdog, devices) as world:  # Collective.
@@ -58,12 +57,12 @@ def main(config: Config, watchdog: Watchdog) -> Exit:
         if words := world.on_rank_zero(partial(words_if_finished, config)):  # Collective.
             note(words)
             return Exit.DONE
-        if config.run.check:
-            return check(config, world, watchdog, train_one_epoch)  # Collective.
+        if config.mode:  # an extra that takes the place of a training: --check
+            return import_module(config.mode).run(config, world, watchdog, train_one_epoch)  # Collective.
         with open_start(config, world, watchdog, note) as start:  # Collective.
             if config.run.eval_only:
                 return evaluate_only(start)  # Collective.
-            with open_training(start) as training:  # Collective.
+            with open_training(start, extras.build()) as training:  # Collective.
                 return naming_a_smaller_size(train, training)  # Collective. train(), with a way out if memory ends
 
 
@@ -71,7 +70,6 @@ def train(t: Training) -> Exit:
     """Train from the run's position to its end, or to a stop (exit code 75). Collective."""
     t.watchdog.enter("the first step", t.config.faults.section_timeout)
     warm_up(t)  # Collective. A step that changes nothing
-    show_first_batch(t)
     t.watchdog.save_on_stop()  # from here on there is something to save
     if is_evaluation_due(t):  # the last start ended before it was done
         evaluate_and_save(t)  # Collective.
@@ -112,13 +110,13 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
 
     # forward and backward of this rank's micro-batches; the sum over ranks starts in the last backward
     losses = torch.zeros(batch.num_micro_batches, dtype=torch.float64, device=t.world.device)
-    for model, micro_batch in strategy.accumulate(batch, precision.scale, batch.is_audited):
+    for model, micro_batch in strategy.accumulate(batch, precision.scale):
         loss_sum = forward(t, model, micro_batch, step)  # dropout is seeded by (step, index), never by the rank
         # Divided by the samples (or predicted tokens) of the whole global batch: no mean of means.
         # += and not =: a rank that has one micro-batch less may compute its last one again, with weight 0 (fsdp).
         losses[micro_batch.index] += loss_sum.detach().double() / batch.normalizer
         (loss_sum / batch.normalizer * precision.scale).backward()
-    end_if_audit_differs(t, batch, losses)  # Collective every --audit-every steps.
+    t.extras.summed(t, batch, losses)  # Collective every --audit-every steps.
     end_if_wrong(t)  # Collective: all ranks judge the steps before alike, if one saw that something was wrong
 
     # update; a gradient that is not finite changes nothing, and ends the run unless --max-nonfinite allows the step

@@ -23,6 +23,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import extras
 from data import demo
 from utils.errors import SIGNALS, Exit, Parser, UserError, exit_after, leave, say
 from utils.settings.command_line import parse_command_line
@@ -77,7 +78,7 @@ def stop(number: int, _: object) -> None:
 if __name__ == "__main__":  # before torch is imported; one process: it is the runs that --nproc-per-node is for
     listen()
     GIVEN, WORDS = begin(sys.argv[1:])
-    CONFIGS = [parse_command_line([*words, "--nproc-per-node", "1"], demo.SETTINGS) for words in WORDS]
+    CONFIGS = [parse_command_line([*words, "--nproc-per-node", "1"], demo.SETTINGS, extras.pages()) for words in WORDS]
 
 import numpy as np
 
@@ -85,7 +86,7 @@ from ask.labelled import read_samples
 from ask.resampling import estimate, mislabelled, partition
 from ask.samples import Rows, table, write_rows
 from data.labels import lacking
-from engine.records.report import NO_FIGURES
+from engine.records.log import NO_FIGURES
 from models.metrics.metric import MAX_SCORES
 from utils.distributed.signals import end_with_parent
 from utils.files import read_json, write_atomically

@@ -100,7 +100,7 @@ class Place:
                 raise UserError(f"{config.data.data} does not hold the data of {record.path}, or this version of the"
                                 " program reads them otherwise; restore them, or give --data PATH if they have moved",
                                 Exit.OTHER_RUN)
-            with open_training(start, kind) as training:  # Collective.
+            with open_training(start, kind=kind) as training:  # Collective.
                 now, then = training.feed.plan.num_micro_batches, part.line["resolved"]["micro_batches"]
                 if now != then:
                     raise UserError(f"{record.path} cut a step into {counted(then, 'micro-batch')}, and here it would"

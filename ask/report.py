@@ -20,7 +20,7 @@ PARSER.add_argument("--output", metavar="FILE", default="report.html", help="the
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
 
-from engine.records.report import page
+from extras.report.page import page
 from utils.distributed.watchdog import Watchdog
 from utils.errors import say
 from utils.output_files import open_output

@@ -105,13 +105,6 @@ class GlobalBatch:
     normalizer: float  # samples or predicted tokens: losses are divided by it
     epoch: int
     end: tuple[int, int]  # the position after it: epoch, and how many samples of its order are done
-    # another rank's micro-batch, or nothing, that this one computes again in an audited step; read after the own ones
-    audited: Iterator[Batch] | None = None
-
-    @property
-    def is_audited(self) -> bool:
-        """Whether ranks compute micro-batches of one another again in this step."""
-        return self.audited is not None
 
     def __iter__(self) -> Iterator[Batch]:
         return self.micro_batches

@@ -28,10 +28,6 @@ class BatchPlan:
         """Optimizer steps in an epoch: ceil(N / B)."""
         return -(-self.num_samples // self.global_batch_size)
 
-    def steps_before(self, epoch: int, start: int) -> int:
-        """Optimizer steps of a run before the global batch that begins at position `start` of an epoch."""
-        return epoch * self.steps_per_epoch - (-start // self.global_batch_size)
-
     def end(self, start: int) -> int:
         """The end of the global batch that begins at position `start` of the epoch's order."""
         whole, tail = divmod(self.num_samples, self.global_batch_size)

@@ -77,44 +77,18 @@ class ElasticDistributedSampler(DistributedSampler):
 
     An item is one micro-batch, so that the memory for loading does not grow with the global batch. This rank has the
     micro-batches `share` of each global batch. set_position replaces set_epoch.
-    lengths: None if all samples are alike. audit_every: the share of every Nth optimizer step is followed by the
-    micro-batch of another rank that this one computes again; 0 = never.
+    lengths: None if all samples are alike.
     """
 
-    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Lengths | None = None,
-                 audit_every: int = 0):
+    def __init__(self, plan: BatchPlan, rank: int, world_size: int, seed: int, lengths: Lengths | None = None):
         super().__init__(range(plan.num_samples), num_replicas=world_size, rank=rank, shuffle=True, seed=seed)
         self.plan, self._lengths, self._start, self._epochs = plan, lengths, 0, 1
-        self._audit_every = audit_every
         self.order = lru_cache(maxsize=2)(self.order)  # of two epochs, because loading is ahead of training
 
     @property
     def share(self) -> range:
         """Indices of this rank's micro-batches in a global batch; empty if there are more ranks than micro-batches."""
         return range(self.rank, self.plan.num_micro_batches, self.num_replicas)
-
-    @property
-    def loads(self) -> bool:
-        """Whether this rank is ever asked for a micro-batch: one of its own, or another rank's."""
-        return bool(self.share) or self._audit_every > 0
-
-    def is_audited(self, step: int) -> bool:
-        """Whether ranks compute micro-batches of one another again in the optimizer step after `step` others."""
-        return self._audit_every > 0 and (step + 1) % self._audit_every == 0
-
-    def audited_by(self, rank: int, step: int) -> int | None:
-        """Of an audited step: the first micro-batch of which rank `rank` computes again: both have the same number.
-
-        None if that rank has no work. From audit to audit a rank goes through all others in turn.
-        """
-        turn = (step + 1) // self._audit_every % (self.num_replicas - 1)
-        owner = (rank + 1 + turn) % self.num_replicas
-        return owner if owner < self.plan.num_micro_batches else None
-
-    def extra(self, step: int) -> list[int]:
-        """The index of what this rank computes again in the optimizer step after `step` others, if anything."""
-        index = self.audited_by(self.rank, step) if self.is_audited(step) else None
-        return [] if index is None else [index]
 
     def set_position(self, epoch: int, start: int = 0, epochs: int = 1) -> None:
         """The next iteration goes through `epochs` epochs, from position `start` of `epoch`: a global batch's start."""
@@ -137,10 +111,9 @@ class ElasticDistributedSampler(DistributedSampler):
 
     def __iter__(self) -> Iterator[MicroBatchRequest]:
         epoch, start, end = self.epoch, self._start, self.epoch + self._epochs
-        step = self.plan.steps_before(epoch, start)
-        while self.loads and epoch < end:
-            yield from (self.micro_batch(epoch, start, index) for index in (*self.share, *self.extra(step)))
-            start, step = self.plan.end(start), step + 1
+        while self.share and epoch < end:
+            yield from (self.micro_batch(epoch, start, index) for index in self.share)
+            start = self.plan.end(start)
             if start == self.plan.num_samples:
                 epoch, start = epoch + 1, 0
 

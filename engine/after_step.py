@@ -71,7 +71,8 @@ def evaluate_and_save(t: Training) -> None:
         if values is None or averaged is None:
             return
         of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
-        t.log.evaluation(t.state.progress.position(t.feed.plan.num_samples) | values | of_average)
+        record = t.state.progress.position(t.feed.plan.num_samples) | values | of_average
+        t.extras.recorded(t, t.log.evaluation(record))
         if t.state.progress.sample_offset == 0:
             note_coverage(t, values["evaluated"])  # Collective.
         best = update_best(t, values, averaged)  # Collective.

@@ -5,25 +5,26 @@ from __future__ import annotations  # so that an older Python comes as far as th
 import os
 import platform
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from utils.distributed.watchdog import Watchdog
     from utils.settings.config import Config
 
 
-def begin(argv: Sequence[str]) -> tuple[Config, Watchdog]:
+def begin(argv: Sequence[str], extras: Callable[[], Sequence[Any]]) -> tuple[Config, Watchdog]:
     """The settings of this start, and the watchdog, which signals go to from here on.
 
-    Exits: 0 after --help and where the run is finished, 64 and 66 on what the user got wrong.
+    extras: returns the pages of settings of what only watches a training. Exits: 0 after --help and where the run is
+    finished, 64 and 66 on what the user got wrong.
     """
     watchdog = begin_process()
     from data import demo  # these need packages
     from utils.rundir.restart import finish_early
     from utils.settings.command_line import parse_command_line
 
-    config = parse_command_line(argv, demo.SETTINGS)
+    config = parse_command_line(argv, demo.SETTINGS, extras())
     finish_early(config)
     return config, watchdog
 

@@ -2,8 +2,8 @@
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,17 +13,15 @@ from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
 from engine.attempts import try_training
-from engine.audit import require_comparable
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed, end_if_samples_changed
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog
-from engine.records.profile import Profile
 from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
 from engine.start import Start
 from engine.step import Outcome
-from engine.training import Training
+from engine.training import Extra, Extras, Training
 from models.blocks import lr_factors, undecayed
 from models.tasks import load_task
 from utils.distributed.agreement import Agreement
@@ -77,19 +75,21 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
 
 
 @contextmanager
-def open_training(start: Start, kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
+def open_training(start: Start, extras: Sequence[Extra] = (),
+                  kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
     """What the loop works with, closed afterwards; its checkpoints are of this kind. Collective."""
-    training = build_training(start, kind)  # Collective.
-    with closing(training.log), closing(training.checkpoints), closing(training.profile):
+    training = build_training(start, extras, kind)  # Collective.
+    with closing(training.log), closing(training.checkpoints), ExitStack() as stack:
+        stack.callback(training.extras.closed, training)
+        training.extras.opened(training)  # Collective.
         yield training
 
 
-def build_training(start: Start, kind: type[Checkpoints]) -> Training:
+def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints]) -> Training:
     """Build what the loop works with, and load the newest checkpoint. Collective."""
     # what learns
     config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
-    require_comparable(start)  # Collective: --audit-every
     if held := world.on_rank_zero(partial(weights_digest, config), takes_long=True):  # Collective.
         run.require_same("weights", held, f"what {getattr(config.model, 'weights', None) or config.model.model} holds")
     checkpoints = kind(run, world, config.record)
@@ -118,8 +118,7 @@ def build_training(start: Start, kind: type[Checkpoints]) -> Training:
     return Training(
         **vars(start), **feeds._asdict(), log=log, strategy=strategy, state=state,
         schedule=build_schedule(optim, total_steps), checkpoints=checkpoints,
-        profile=Profile(config.record.profile, run.path / "profile", world, log.note),
-        total_steps=total_steps, last_step=min(total_steps, state.progress.step + stop.steps))
+        extras=Extras(extras), total_steps=total_steps, last_step=min(total_steps, state.progress.step + stop.steps))
 
 
 def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainState]:
@@ -155,8 +154,7 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     outcome = Outcome(state.strategy, start.precision)
     flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped, outcome.is_wrong)
-    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths,
-                                        config.faults.audit_every)
+    sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
     workers = num_workers(config.data.workers, world)
     checkpoints.warn_of_small_disk()
     loader = build_loader(task.train_set, task.collate, sampler, workers, world)
@@ -176,7 +174,7 @@ def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
              f" {_rates(optim.lr, run.resolved.head_lr_factor)};"
              f" {f'resumed at step {done.step}' if done.step else 'a new run'}")
-    log.explain(start, total_steps, is_even=plan.num_micro_batches % world.world_size == 0)
+    log.show_settings(start)
     return log
 
 

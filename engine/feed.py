@@ -44,26 +44,24 @@ class Feed:
         self._next_s = limits.section_timeout if start.config.device.compile else limits.step_timeout
 
         # The iterator is made now: it forks, which is better done while no thread writes a checkpoint.
-        items = clock.waiting(iter(loader) if self.sampler.loads else ())
+        items = clock.waiting(iter(loader) if self.sampler.share else ())
         self._items = self._watchdog.watch(items, "training", self._limit_s, self._next_s, self.samples.reading)
 
     def rest_of_epoch(self, progress: Progress) -> Iterator[GlobalBatch]:
         """The global batches from the position on to the end of its epoch."""
-        epoch, start, step, num_own = progress.epoch, progress.sample_offset, progress.step, len(self.sampler.share)
+        epoch, start, num_own = progress.epoch, progress.sample_offset, len(self.sampler.share)
         while start < self.plan.num_samples:
             end = self.plan.end(start)
             if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             indices = self.sampler.indices(epoch, start)
             self.counted, self.bad = {}, []
-            extra = islice(self._items, len(self.sampler.extra(step)))
             yield GlobalBatch(
                 micro_batches=self._micro_batches(num_own), num_own=num_own,
                 num_micro_batches=self.plan.num_micro_batches, num_samples=end - start,
                 num_tokens=self.sampler.num_tokens(indices), normalizer=self._task.normalizer(indices), epoch=epoch,
-                end=(epoch + 1, 0) if end == self.plan.num_samples else (epoch, end),
-                audited=extra if self.sampler.is_audited(step) else None)
-            start, step, self._limit_s = end, step + 1, self._next_s
+                end=(epoch + 1, 0) if end == self.plan.num_samples else (epoch, end))
+            start, self._limit_s = end, self._next_s
 
     def _micro_batches(self, count: int) -> Iterator[Batch]:
         for micro_batch in islice(self._items, count):

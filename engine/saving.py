@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.records.card import write_card
 from engine.records.evaluation_files import write_evaluation
 from engine.training import Training
-from utils.errors import first_line
 from utils.rundir.snapshot import Beside
 
 
@@ -31,10 +29,7 @@ def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: 
 
     def write_model(weights: dict[str, Tensor], folder: Path) -> None:
         t.task.save_model(weights, folder)
-        try:
-            write_card(t, step, best, folder)
-        except Exception as error:  # whatever it is: the model is whole without it
-            t.log.note(f"the model card could not be written ({type(error).__name__}: {first_line(error)})")
+        t.extras.exported(t, step, best, folder)
 
     beside = Beside(t.log.written(), write, has_model=bool(best))
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)

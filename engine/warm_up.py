@@ -35,8 +35,6 @@ def warm_up(t: Training) -> None:
         size = t.feed.plan.sizes[1]
         for model, micro_batch in t.strategy.accumulate([t.task.example(size)], t.precision.scale):
             (forward(t, model, micro_batch, step=0) / size * t.precision.scale).backward()
-        if t.config.faults.audit_every:  # as an audit does, beside the gradient
-            t.strategy.again(forward(t, module, micro_batch, step=0) / size, t.precision.scale)
         t.precision.void_step(t.state.optimizer)
 
         # parameters without a gradient

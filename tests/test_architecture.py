@@ -7,21 +7,26 @@ import ast
 import subprocess
 import sys
 import typing
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import extras
 from data import demo
 from models.tasks import TASKS, load_task
 from utils.settings.config import CONFIGS
+from utils.settings.option import OPERATIONAL
 from utils.settings.run_options import DeviceOptions
 from utils.strategies import STRATEGIES, load_strategy
 from utils.strategies.base import Strategy
 
 ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.unit
 MAY_IMPORT = {
     "utils": {"utils"}, "data": {"data", "utils"}, "models": {"models", "data", "utils"},
-    "engine": {"engine", "models", "data", "utils"}, "ask": {"ask", "train", "engine", "models", "data", "utils"}}
+    "engine": {"engine", "models", "data", "utils"}, "extras": {"extras", "engine", "models", "data", "utils"},
+    "ask": {"ask", "train", "extras", "engine", "models", "data", "utils"}}
 LAYERS = (*MAY_IMPORT, "train")
 REFUSED_NAMES = {"misc", "helpers", "helper", "common", "tools", "util", "utils"}
 COLLECTIVES = {
@@ -34,7 +39,8 @@ MAY_MEET = ("utils/distributed/", "utils/strategies/")  # of torch.distributed; 
 LOOP = ("train", "train_one_epoch", "train_step")  # of train.py
 FORBIDDEN_QUESTIONS = {"is_main", "rank", "local_rank", "world_size", "task", "strategy", "device"}
 
-FILES = [ROOT / "train.py", *sorted(path for layer in MAY_IMPORT for path in (ROOT / layer).rglob("*.py"))]
+FILES = [ROOT / "train.py", *sorted(path for layer in MAY_IMPORT for path in (ROOT / layer).rglob("*.py")
+                                    if not {"tests", "conftest.py"} & {*path.parts[len(ROOT.parts):]})]
 MODULES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in FILES}
 BENCHMARKS = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
               for path in sorted((ROOT / "benchmarks").rglob("*.py"))}
@@ -119,6 +125,19 @@ def test_imports_go_one_way():
     found = [(path, name) for path, tree in MODULES.items() if path != "train.py" for name in imports_of(tree)
              if name.split(".")[0] in set(LAYERS) - MAY_IMPORT[path.split("/")[0]]]
     assert found == []
+
+
+def test_an_extra_imports_no_other_one():
+    """So that each can be deleted alone."""
+    found = [(path, name) for path, tree in MODULES.items() if path.startswith("extras/") for name in imports_of(tree)
+             if name.startswith("extras.") and name.split(".")[1] in {*extras.EXTRAS} - {path.split("/")[1]}]
+    assert found == []
+
+
+def test_the_settings_of_extras_are_about_one_launch():
+    """They name no run, and no run keeps them."""
+    known = [item.metadata["facts"] for page in extras.pages() for item in fields(page)]
+    assert known and all(each.kind == OPERATIONAL and not each.kept and not each.fixed for each in known)
 
 
 FLOORS = ({"errors", "files", "output_files", "array_folder"}, {"settings", "hardware", "cpu"}, {"distributed"},
@@ -302,7 +321,7 @@ def test_an_image_run_never_imports_transformers_or_timm():
     assert done.stdout == "[]\n"
 
 
-READ_BEFORE_TORCH = ("ask.command_line",
+READ_BEFORE_TORCH = ("ask.command_line", "extras",
     "engine.begin", "utils.settings.config", "utils.settings.command_line", "utils.rundir.identity",
     "utils.rundir.restart", "utils.errors", "utils.distributed.watchdog", "utils.strategies",
     "models.tasks", "data.demo")

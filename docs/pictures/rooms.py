@@ -11,10 +11,11 @@ from pathlib import Path
 from docs.pictures.svg import BLUE, GREY, ORANGE, TEAL, VIOLET, WIDTH, Svg
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("engine", "models", "data", "utils")
+FOLDERS = ("extras", "engine", "models", "data", "utils")
 COLOURS = {"train.py": ORANGE, "engine": VIOLET, "models": BLUE, "data": TEAL}
 PURPOSE = {
     "train.py": "the order of a run, and the loop",
+    "extras": "what only watches a training",
     "engine": "builds the loop, and serves it",
     "models": "tasks, networks, metrics, prediction",
     "data": "samples, their order, batches",
@@ -32,7 +33,8 @@ LEFT, GAP, LINE, CHARACTER = 24, 10, 18, 7.25  # px; CHARACTER: of a monospaced 
 
 def files() -> list[Path]:
     """The program's files, relative to its root."""
-    found = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+             if not {"tests", "conftest.py"} & {*path.parts}]
     return [Path("train.py"), *(path for path in found if (ROOT / path).read_text().strip())]
 
 

@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from engine.records.notes import Notes, notes_of
 from engine.records.record_file import RecordFile, last_records
 from engine.start import Start
 from models.tasks.base import Task
@@ -39,6 +38,7 @@ from utils.rundir.state import Progress
 TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_rank", "memory", "time", *SHARES)
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
+NO_FIGURES = ("split", *_POSITION, "evaluated", "time")  # of a record of an evaluation
 # the tag of a figure in TensorBoard, if it is not SPLIT/NAME; None = it is shown by another record
 _NONE = dict.fromkeys(_POSITION)
 _TAGS = {
@@ -92,7 +92,6 @@ class Log:
         self._is_terminal = self._stream.isatty() and min(os.get_terminal_size(self._stream.fileno())) > 0
         self._bar = None
         self._clock: tuple[float, int] | None = None  # (time, step) that the ETA counts from
-        self._notes: Notes | None = None
 
         # files
         from torch.utils.tensorboard import SummaryWriter
@@ -114,40 +113,38 @@ class Log:
         else:
             say(text, self._stream)
 
-    def explain(self, start: Start, total_steps: int, is_even: bool) -> None:
-        """From here on say in words what the records mean; those that are there have been explained.
+    def train(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a record, and return it as it was written.
 
-        is_even: whether all ranks have equally many micro-batches.
+        record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1); tokens_per_s and memory
+        if known.
         """
-        self._notes, first = notes_of(start, total_steps, is_even, each_record(start.run.path, "train", "val"))
-        for text in first:
-            self.note(text)
-        self._show_settings(start)
-
-    def train(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, loss, grad_norm, lr, samples_per_s, data_wait (0..1); tokens_per_s and memory
-        if known."""
         loss, step = f"loss {rounded(record['loss'])}", f"step {record['step']}/{self._total_steps}"
         speed = f"{record['samples_per_s']:.0f} {self._task.unit}/s wait {100 * record['data_wait']:.0f} %"
         if self._bar is not None:  # it shows them with the next advance()
             self._bar.set_description_str(f"epoch {record['epoch']:.2f}", refresh=False)
             self._bar.set_postfix_str(f"{loss} {speed}", refresh=False)
-            self._write("train", record)
-        else:
-            memory = f" {record['memory']:.0f} MiB" if "memory" in record else ""
-            self._write("train", record, f"{step} {loss} lr {record['lr']:.4g} grad {record['grad_norm']:.3g}"
-                                         f" {speed}{memory}{self._eta(record['step'])}")
+            return self._write("train", record)
+        memory = f" {record['memory']:.0f} MiB" if "memory" in record else ""
+        return self._write("train", record, f"{step} {loss} lr {record['lr']:.4g} grad {record['grad_norm']:.3g}"
+                                            f" {speed}{memory}{self._eta(record['step'])}")
 
-    def evaluation(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples, then the metrics; those that are tensors are left out."""
+    def evaluation(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a record, and return it as it was written.
+
+        record: step, epoch, samples, then the metrics; those that are tensors are left out.
+        """
         quiet = {"evaluated", *_POSITION}.union(*(metric.quiet for metric in self._task.metrics))
         shown = " ".join(f"{name} {figure(self._task, name, value)}" for name, value in record.items()
                          if name not in quiet and not isinstance(value, Tensor))
-        self._write("val", record, f"step {record['step']}/{self._total_steps} validation {shown}")
+        return self._write("val", record, f"step {record['step']}/{self._total_steps} validation {shown}")
 
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        """record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES."""
-        self._write("epoch", record)
+    def epoch(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Write a record, and return it as it was written.
+
+        record: step, epoch, samples; `trained`: the different samples that reached a backward in it; SHARES.
+        """
+        return self._write("epoch", record)
 
     def show(self, tag: str, make: Callable[[], np.ndarray | str | None]) -> None:
         """What make() gives for TensorBoard, at step 0: a picture ([H, W, 3] uint8), a text in Markdown, or nothing."""
@@ -184,15 +181,14 @@ class Log:
         self._metrics.close()
         self._writer.close()
 
-    def _write(self, split: str, record: Mapping[str, Any], words: str = "") -> None:
-        """Write a record, show it in words, and say what there is to say about it."""
+    def _write(self, split: str, record: Mapping[str, Any], words: str = "") -> dict[str, Any]:
+        """Write a record, and show it in words. Returns it as it was written."""
         line = json_line(split, record)
         self._metrics.write(line)
         self._chart(split, record)
         if words:
             self.note(f"epoch {record['epoch']:.2f} {words}")
-        for text in self._notes.add(json.loads(line)) if self._notes and split != "epoch" else ():
-            self.note(text)
+        return json.loads(line)
 
     def _chart(self, split: str, record: Mapping[str, Any]) -> None:
         """The figures of a record in TensorBoard."""
@@ -201,7 +197,7 @@ class Log:
             if tag is not None and not isinstance(value, Tensor):
                 self._writer.add_scalar(tag, math.nan if value is None else value, record["step"])
 
-    def _show_settings(self, start: Start) -> None:
+    def show_settings(self, start: Start) -> None:
         """What defines the run, with what auto.json keeps of `auto`, in TensorBoard: as a text and as hparams."""
         from torch.utils.tensorboard.summary import hparams
 

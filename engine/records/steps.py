@@ -7,7 +7,6 @@ import torch
 
 from data.batch import GlobalBatch
 from engine.records.log import figure, records
-from engine.records.report import write_report
 from engine.training import Training
 from engine.wrong import end_if_wrong
 from utils.errors import Exit, counted, rounded
@@ -16,16 +15,14 @@ from utils.rundir.run import command
 
 
 def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: torch.Tensor) -> None:
-    """Count the step, and write a train record where one is due. Collective then, and with --profile.
+    """Count the step, and write a train record where one is due. Collective.
 
     losses: [micro-batches of all ranks] float64, zeros for those of other ranks. grad_norm: scalar.
     """
     step = t.state.progress.step
     t.clock.step(batch.num_samples, batch.num_tokens)
-    if t.profile.is_due():
-        t.watchdog.enter("writing the profile", t.config.faults.section_timeout)
     with t.clock.on("logging"):  # no part of the next step
-        t.profile.step()  # Collective after the last step that --profile records.
+        t.extras.stepped(t)  # Collective.
     t.log.advance(step)
     t.state.coverage.add(t.feed.counted, batch.epoch)
     t.bad_samples.note(t.feed.counted)
@@ -45,14 +42,15 @@ def _record_step(t: Training, losses: torch.Tensor, grad_norm: torch.Tensor) -> 
     figures = {"loss": sum(by_index), "grad_norm": float(grad_norm), "lr": t.schedule(t.state.progress.step - 1)}
     timings = t.clock.record(by_rank)
     with t.clock.on("logging"):
-        t.log.train(t.state.progress.position(t.feed.plan.num_samples) | figures | timings)
+        t.extras.recorded(t, t.log.train(t.state.progress.position(t.feed.plan.num_samples) | figures | timings))
 
 
 def close_epoch(t: Training) -> None:
     """The record of a finished epoch: how many different samples reached a backward in it. Collective."""
     count = t.state.coverage.count(t.world)  # Collective.
     t.state.samples()  # Collective: from here on all ranks know what the samples were.
-    t.log.epoch(t.state.progress.position(t.feed.plan.num_samples) | {"trained": count} | t.clock.shares())
+    figures = {"trained": count} | t.clock.shares()
+    t.extras.recorded(t, t.log.epoch(t.state.progress.position(t.feed.plan.num_samples) | figures))
 
 
 def note_coverage(t: Training, evaluated: int | None) -> None:
@@ -85,10 +83,7 @@ def close_run(t: Training) -> None:
                    f" without a gain in {best['metric']} (--early-stop-patience)")
     run = shlex.quote(str(t.run.path))
     steps = {"the run": t.run.path, "its curves": f"{command('tensorboard')} --logdir {run}",
-             **t.task.next_steps(run, command("python"))}
-    if t.config.record.report == "on":
-        t.profile.close()  # else the many operations of a report are in it
-        steps["its report"] = write_report(t.run.path)
+             **t.task.next_steps(run, command("python")), **t.extras.finished(t)}
     t.log.note("\n".join((
         "", f"{metric} {shown(summary[metric])} on the validation set (best {shown(best['value'])}, at step"
             f" {best['step']}{', by the average of the weights' if 'weights' in best else ''});",

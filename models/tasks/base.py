@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from data.batch import Batch, SampleSet
 from data.sampler import Lengths
-from data.survey import Survey
 from models.metrics.metric import Metric
 from models.objectives import Objective
 from models.output import Output, Predictions
@@ -93,11 +92,6 @@ class Task(ABC):
     def listing(self) -> Iterable[tuple[str, str]]:
         """(path or text, label) of each sample of the data, in their order, wherever they lie; without test."""
         return ()
-
-    def survey(self) -> Survey:
-        """What the samples of train and val are like, for --check; here, how many they are. Collective."""
-        keys = np.arange(len(self.train_set) + len(self.eval_set))
-        return Survey(len(self.train_set), np.zeros(len(keys)), keys, keys, keys, np.zeros((0, 1)), {}, {}, str)
 
     @abstractmethod
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:

@@ -22,11 +22,9 @@ from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
 from data.images.index import FolderIndex, build_index
 from data.images.mixing import Mixed, build_mixing
-from data.images.survey import survey_images
 from data.images.table import build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
 from data.splits import ValSplit, require_split
-from data.survey import Survey
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
 from models.objectives import build_objective, kind_of, label_columns_of
@@ -80,7 +78,7 @@ class ImageTask(Task):
             require_known(config.model.model, config.model.pretrained and not config.model.weights)
         train, evaluated = index.splits["train"], index.splits[config.run.split]
         prepared, notes = resolve_preprocessing(config.images, config.model, train, run, world)  # Collective.
-        self.notes, self._prepared = (*index.notes, *notes), prepared
+        self.notes, self.prepared = (*index.notes, *notes), prepared
         self.origin, self.base_lr = "from scratch", SCRATCH_LR
         if config.model.pretrained or config.model.weights is not None:
             weights = config.model.weights or config.model.model
@@ -118,7 +116,7 @@ class ImageTask(Task):
 
     def example(self, size: int) -> Batch:
         """Noise: with one grey level BatchNorm would divide by zero."""
-        side, generator = self._prepared.image_size, torch.Generator().manual_seed(0)
+        side, generator = self.prepared.image_size, torch.Generator().manual_seed(0)
         shape, labels = (size, side, side, 3 * self._num_images), self.train_set.index.labels
         images = torch.randint(256, shape, dtype=torch.uint8, generator=generator)          # [B, H, W, 3 * I]
         encoded = self.objective.encode([label_at(labels, index % len(labels)) for index in range(size)])
@@ -127,7 +125,7 @@ class ImageTask(Task):
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The classifier that --model names. Collective. Raises UserError (64)."""
         model, self._architecture, notes = build_model(
-            self._config.model, self.classes, self._prepared.image_size, initial_weights, self._world,
+            self._config.model, self.classes, self.prepared.image_size, initial_weights, self._world,
             own_head=self._config.run.eval_only, num_images=self._num_images)
         for text in notes:
             self._note(text)
@@ -176,17 +174,13 @@ class ImageTask(Task):
                 paths = (os.path.relpath(path, index.root) for path in index.paths(number))
                 yield ",".join(paths), self.objective.label_words(label)
 
-    def survey(self) -> Survey:
-        """Of the files, whatever --cache keeps of them. Collective."""
-        return survey_images(self.train_set.index, self.eval_set.index, self._prepared.white_value, self._world)
-
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """model.safetensors and config.json: loads into plain torchvision."""
         save_model_folder(weights, {
             "task": self._config.run.task, "architecture": self._architecture, "classes": list(self.classes),
             "num_images": self._num_images, "image_columns": self._columns, "transform_input": self._transforms_input,
             **({"own_source": SOURCE} if self._architecture in IMAGE_MODELS else {}),
-            **self.objective.described(), **asdict(self._prepared)}, folder)
+            **self.objective.described(), **asdict(self.prepared)}, folder)
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict the first validation image; train the same model on own images."""

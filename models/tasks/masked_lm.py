@@ -56,8 +56,8 @@ class MaskedLM(TextTask):
             raise UserError("--task masked-lm needs a tokenizer with a mask token; give another --tokenizer or --model")
 
         # masks; in evaluations the same ones in every run
-        self.train_set = MaskedTextSet(self._train, self._tokenizer, MASK_PROBABILITY, config.run.seed)
-        self.eval_set = MaskedTextSet(self._eval, self._tokenizer, MASK_PROBABILITY, seed=0)
+        self.train_set = MaskedTextSet(self.train_table, self._tokenizer, MASK_PROBABILITY, config.run.seed)
+        self.eval_set = MaskedTextSet(self.eval_table, self._tokenizer, MASK_PROBABILITY, seed=0)
         self.metrics = (
             Metric(_loss_sums, _loss_values, is_count=False, names={"loss": LOWER, "perplexity": LOWER}),)
 
@@ -90,7 +90,7 @@ class MaskedLM(TextTask):
 
     def normalizer(self, indices: Tensor) -> float:
         """Predicted tokens in the global batch."""
-        num_ordinary = self._train.num_ordinary[indices.numpy()]
+        num_ordinary = self.train_table.num_ordinary[indices.numpy()]
         return float(num_predicted(num_ordinary, MASK_PROBABILITY).sum())
 
     def build_model(self, initial_weights: bool) -> nn.Module:
@@ -121,7 +121,7 @@ class MaskedLM(TextTask):
     def baselines(self) -> dict[str, float]:
         """The loss of guessing by the frequency of tokens in train. Of much data, a part is used."""
         special = is_special(self._tokenizer)
-        counts = 1.0 + np.bincount(self._train.ids[:MAX_COUNTED], minlength=len(special))
+        counts = 1.0 + np.bincount(self.train_table.ids[:MAX_COUNTED], minlength=len(special))
         shares = counts / counts[~special].sum()
         chosen = range(0, len(self.eval_set), -(-len(self.eval_set) // MAX_GUESSED))
         targets = np.concatenate([self.eval_set[0, i].targets for i in chosen])

@@ -15,10 +15,8 @@ from data import demo
 from data.batch import Batch
 from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
-from data.survey import Survey
 from data.tables.table import TEXTS
 from data.texts.index import TextIndex, TextSource, open_texts, read_texts
-from data.texts.survey import survey_texts
 from data.texts.text_set import TextSample, TokenTable, padded
 from models.tasks.base import Task
 from models.text.bert import EncoderSpec, build_encoder, config_of, save_model_folder
@@ -62,7 +60,7 @@ class TextTask(Task):
             "adamw": self.scratch_lr["adamw"] * min(1, SCRATCH_WIDTH / width)}
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
             config, self._encoder, lambda: read_texts(source), run, world)
-        self._source = source = replace(source, tokenizer=digest)
+        self.source = source = replace(source, tokenizer=digest)
 
         # the width of batches
         self._pad_to = run.resolve("pad_to", "auto", partial(width_multiple, world.device.type))
@@ -70,11 +68,11 @@ class TextTask(Task):
         # token ids: the first process of a node writes them, the others map what it has written
         opened = partial(_open_splits, source, self._tokenizer, val, cache)
         world.on_rank_zero(lambda: opened() and None, per_node=True)  # Collective.
-        index, self._eval = world.everywhere(opened, takes_long=True)  # Collective.
+        index, self.eval_table = world.everywhere(opened, takes_long=True)  # Collective.
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
-        self._text_columns, self._train = index.text_columns, index.splits["train"]
+        self._text_columns, self.train_table = index.text_columns, index.splits["train"]
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
-            self.lengths = Lengths(torch.from_numpy(self._train.lengths), WINDOW)
+            self.lengths = Lengths(torch.from_numpy(self.train_table.lengths), WINDOW)
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The encoder that --model names, with this task's head. Collective. Raises UserError (64, 66)."""
@@ -119,13 +117,8 @@ class TextTask(Task):
     def listing(self) -> Iterator[tuple[str, str]]:
         """Texts, a pair as A<tab>B, with what the label columns hold."""
         for split in ("train", "val"):
-            for _, row in self._source.rows(split) if split in self._source.splits else ():
+            for _, row in self.source.rows(split) if split in self.source.splits else ():
                 yield "\t".join(row.texts), ",".join(row.labels)
-
-    def survey(self) -> Survey:
-        """Of whole texts. Collective."""
-        return self._world.everywhere(  # Collective.
-            lambda: survey_texts(self._source, self.classes, self._train, self._eval), takes_long=True)
 
     def save_model(self, weights: dict[str, Tensor], folder: Path) -> None:
         """Loads into transformers: AutoModel..., pipeline."""
@@ -146,9 +139,9 @@ class TextTask(Task):
         return replace(batch, inputs={"attention_mask": mask} | batch.inputs)
 
     def _longest(self, size: int) -> list[Any]:
-        samples, longest = self.train_set, int(self._train.lengths.argmax())
-        if self._eval.lengths[-1] > self._train.lengths.max():  # _eval is in order of length
-            samples, longest = self.eval_set, len(self._eval) - 1
+        samples, longest = self.train_set, int(self.train_table.lengths.argmax())
+        if self.eval_table.lengths[-1] > self.train_table.lengths.max():  # _eval is in order of length
+            samples, longest = self.eval_set, len(self.eval_table) - 1
         return [samples[0, longest]] * size
 
 

@@ -41,11 +41,11 @@ class LabelledTextTask(TextTask):
 
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
         super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)
-        self.train_set, self.eval_set = TextSet(self._train), TextSet(self._eval)
+        self.train_set, self.eval_set = TextSet(self.train_table), TextSet(self.eval_table)
         model = None
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
-        self.objective = build_objective(config, self.classes, self._train.labels, self._eval.labels, model)
+        self.objective = build_objective(config, self.classes, self.train_table.labels, self.eval_table.labels, model)
         self.notes += self.objective.notes
         self.metrics, self.best = self.objective.metrics, self.objective.best
         self._inputs: list[tuple[int, str]] | None = None  # once they are needed
@@ -81,8 +81,8 @@ class LabelledTextTask(TextTask):
     def inputs(self) -> list[tuple[int, str]]:
         """Texts, read again and then kept; a pair as A<tab>B. Raises UserError (65, 74) if that fails."""
         if self._inputs is None:
-            numbers = self._eval.texts                                                      # [N]
-            texts = sample_texts(self._source, self.classes, numbers)
+            numbers = self.eval_table.texts                                                      # [N]
+            texts = sample_texts(self.source, self.classes, numbers)
             self._inputs = [(int(index), texts[int(numbers[index])]) for index in numbers.argsort()]
         return self._inputs
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+import extras
 import train
 from data import demo
 from utils.distributed.watchdog import Watchdog
@@ -17,4 +18,4 @@ from utils.settings.command_line import parse_command_line
 if __name__ == "__main__":
     watchdog = Watchdog()
     torch.cuda.set_per_process_memory_fraction(2**30 / torch.cuda.get_device_properties(0).total_memory, 0)
-    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages()), watchdog))

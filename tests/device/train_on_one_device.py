@@ -10,6 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+import extras
 import train
 from data import demo
 from utils.distributed import world
@@ -25,4 +26,4 @@ if __name__ == "__main__":
     torch.accelerator.device_count = lambda: int(os.environ["LOCAL_WORLD_SIZE"])
     vendor.require_code = lambda *given: None
     world.devices_of = lambda kind, *given: (torch.device(kind, 0),)
-    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages()), watchdog))

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+import extras
 import train
 from data import demo
 from engine import after_step, saving, wrong
@@ -34,4 +35,4 @@ if __name__ == "__main__":
     train.train_one_epoch = with_mode("error", train.train_one_epoch)
     for module in (train, after_step, wrong):
         module.save = with_mode("default", saving.save)
-    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages()), watchdog))

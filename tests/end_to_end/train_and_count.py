@@ -6,6 +6,7 @@ RUN/../RUN-rank-R.json: [[split, epoch, index], ...]. Needs --workers 0.
 import json
 import sys
 
+import extras
 from data import demo
 from data.images.folder import ImageFolder
 from engine.records import pictures
@@ -33,7 +34,7 @@ def work() -> int:
     """A whole run."""
     import os
 
-    config = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    config = parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages())
     ImageFolder.__getitem__ = noted
     code = main(config, Watchdog())
     path = run_path(config)

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 
+import extras
 import train
 from data import demo
 from utils.distributed.watchdog import Watchdog
@@ -20,7 +21,7 @@ def slowly(*arguments):
 
 def work() -> int:
     """A whole run."""
-    config = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    config = parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages())
     train.forward = slowly
     return train.main(config, Watchdog())
 

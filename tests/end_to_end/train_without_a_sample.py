@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 
+import extras
 from data import demo
 from data.sampler import ElasticDistributedSampler
 from train import main
@@ -22,7 +23,7 @@ def without(self, *position):
 
 def work() -> int:
     """A whole run."""
-    config = parse_command_line(sys.argv[1:], demo.SETTINGS)
+    config = parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages())
     ElasticDistributedSampler.micro_batch = without
     return main(config, Watchdog())
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+import extras
 from data import demo
 from tests.harness.transport import flip, plant
 from train import main
@@ -36,4 +37,4 @@ def change(sums: Tensor) -> None:
 if __name__ == "__main__":
     watchdog = Watchdog()
     plant(lambda sums: None, change)
-    exit_after(partial(main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(main, parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages()), watchdog))

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import extras
 from data import demo
 from data.images.folder import ImageFolder
 from models.tasks.image_classification import ImageTask
@@ -33,4 +34,4 @@ def preview(self, batch):
 if __name__ == "__main__":
     watchdog = Watchdog()
     ImageFolder.__getitem__, ImageTask.preview = spoiled, preview
-    exit_after(partial(main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(main, parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages()), watchdog))

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch.distributed.tensor import DTensor
 
+import extras
 import train
 from data import demo
 from utils.distributed.agreement import Agreement
@@ -80,4 +81,4 @@ if __name__ == "__main__":
     clip, read = Replicated.clip_grad_norm_, Agreement.wait
     Replicated.clip_grad_norm_ = lambda strategy, max_norm: clip_grad_norm_(clip, strategy, max_norm)
     Agreement.wait = lambda flags: wait(read, flags)
-    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS), watchdog))
+    exit_after(partial(train.main, parse_command_line(sys.argv[1:], demo.SETTINGS, extras.pages()), watchdog))

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import extras
 from data import demo
 from data.loader import BadSamples, build_loader
 from engine.build import open_start, open_training
@@ -84,7 +85,7 @@ def main() -> None:
         [folder] = world.gather(folder)[:1]
         config = parse_command_line(
             ["--run-dir", f"{folder}/run", "--epochs", "1000", "--eval-every", "100000", "--log-every", "100000",
-             "--workers", "0", "--save-every", "6", "--threads", "1"], demo.SETTINGS)
+             "--workers", "0", "--save-every", "6", "--threads", "1"], demo.SETTINGS, extras.pages())
         with open_start(config, world, watchdog, lambda text: None) as start, open_training(start) as safe:
             unguarded = Unguarded(safe.precision.name, world.device)
             bare = replace(safe, watchdog=NoWatchdog(), flags=NoAgreement(), outcome=NoOutcome(), precision=unguarded,

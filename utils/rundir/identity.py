@@ -129,13 +129,18 @@ def require_same_program(config: Config, world: "World") -> None:
         is_folder(values["model"], world)  # Collective.
     world.require_same(json.dumps(pretrained), "--pretrained")
     world.require_same(code_digest(), "the program")
+    world.require_same(code_digest("extras"), "the extras")
     world.require_same(metadata.version("torch"), "torch's version")
 
 
-def code_digest() -> str:
-    """The program: a digest of train.py and of every module of data/, engine/, models/ and utils/."""
+def code_digest(*folders: str) -> str:
+    """A digest of every module of these folders; without any, of the program: train.py, data/, engine/, models/, utils/
+
+    What a run computes does not depend on extras/.
+    """
     root = Path(__file__).parents[2]
-    folders = ("data", "engine", "models", "utils")  # not all of data/: a user's data set may be there
-    patterns = ("train.py", *(f"{folder}/{names}" for folder in folders for names in ("*.py", "*/*.py")))
+    first = () if folders else ("train.py",)
+    folders = folders or ("data", "engine", "models", "utils")  # not all of data/: a user's data set may be there
+    patterns = (*first, *(f"{folder}/{names}" for folder in folders for names in ("*.py", "*/*.py")))
     files = sorted(file for pattern in patterns for file in root.glob(pattern))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -54,7 +54,7 @@ def words_if_finished(config: Config) -> str | None:
     """What to tell the user if this run is finished: the same command has nothing to do. None if it is not."""
     path = run_path(config)
     try:
-        if acts_fresh(config) or config.run.eval_only or config.run.check:
+        if acts_fresh(config) or config.run.eval_only or config.mode:
             return None
         if read_json(path / "status.json").get("state") != "finished":
             return None

@@ -18,7 +18,7 @@ import yaml
 
 import utils
 from utils.errors import SIGNALS, Exit, UserError, leave
-from utils.settings.config import CONFIGS, Config, facts, flag, settings, types, with_values
+from utils.settings.config import CONFIGS, EXTRA_PAGES, Config, facts, flag, settings, types, with_values
 from utils.settings.habits import without_former
 from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
@@ -33,13 +33,15 @@ _SWITCH = dict.fromkeys(("true", "yes", "on"), True) | dict.fromkeys(("false", "
 _HELP = {"-h": False, "--help": False, "--help-all": True, "--help_all": True}  # whether it shows rare settings too
 
 
-def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) -> Config:
+def parse_command_line(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]],
+                       extras: Sequence[Any] = ()) -> Config:
     """The settings of this start.
 
-    demo_settings: {task: {name: value}}, defaults of the built-in data. `--nproc-per-node N` replaces this process by
-    launch.sh. Exits with 0 after --help and --version; with 64 if a setting is wrong, 66 if a file is missing. Under
-    torchrun only the first process of each node prints.
+    demo_settings: {task: {name: value}}, defaults of the built-in data. extras: more pages of settings, from here on in
+    every config. `--nproc-per-node N` replaces this process by launch.sh. Exits with 0 after --help and --version; with
+    64 if a setting is wrong, 66 if a file is missing. Under torchrun only the first process of each node prints.
     """
+    EXTRA_PAGES[:] = extras
     try:
         return _parse(argv, demo_settings)
     except UserError as error:

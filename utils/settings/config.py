@@ -4,13 +4,16 @@ run_options.py: those of every run; image_options.py, text_options.py: those of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar, get_args
 
 from utils.settings import image_options as image_page
 from utils.settings import run_options as page
 from utils.settings import text_options as text_page
 from utils.settings.option import Facts
+
+EXTRA_PAGES: list[Any] = []  # pages of settings besides: the entry point hands them in before it parses
+Page = TypeVar("Page")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,16 @@ class CommonConfig:
     device: page.DeviceOptions = page.DeviceOptions()
     record: page.RecordOptions = page.RecordOptions()
     faults: page.FaultOptions = page.FaultOptions()
+    extras: tuple[Any, ...] = field(default_factory=lambda: tuple(EXTRA_PAGES))
+
+    def extra(self, kind: type[Page]) -> Page:
+        """The page of settings of this class; at its defaults if the entry point handed in none."""
+        return next((each for each in self.extras if isinstance(each, kind)), kind())
+
+    @property
+    def mode(self) -> str:
+        """The module whose run() takes the place of a training, if an extra is asked for that; else ""."""
+        return next(filter(None, (getattr(each, "mode", "") for each in self.extras)), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,12 +115,13 @@ def settings(config: Config) -> dict[str, Any]:
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with other settings. values: {name: value}."""
-    parts = {}
-    for part in fields(config):
-        group = getattr(config, part.name)
+    def changed(group: Any) -> Any:
         names = {item.name for item in fields(group)} & values.keys()
-        parts[part.name] = replace(group, **{name: values[name] for name in names})
-    return replace(config, **parts)
+        return replace(group, **{name: values[name] for name in names})
+
+    parts = {part.name: getattr(config, part.name) for part in fields(config)}
+    extras = tuple(map(changed, parts.pop("extras")))
+    return replace(config, **{name: changed(group) for name, group in parts.items()}, extras=extras)
 
 
 def facts(config: Config) -> dict[str, Facts]:
@@ -126,6 +140,6 @@ def flag(name: str) -> str:
 
 
 def groups(config: Config) -> list[Any]:
-    """The pages of settings, in ORDER; others come last."""
-    names = [item.name for item in fields(config)]
-    return [getattr(config, name) for name in sorted(names, key=(*ORDER, *names).index)]
+    """The pages of settings, in ORDER; those of extras come last."""
+    names = [item.name for item in fields(config) if item.name != "extras"]
+    return [*(getattr(config, name) for name in sorted(names, key=(*ORDER, *names).index)), *config.extras]

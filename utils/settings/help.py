@@ -2,7 +2,7 @@
 
 import shutil
 import textwrap
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from utils.settings.config import CONFIGS, Config, flag, groups
@@ -25,12 +25,15 @@ def help_text(defaults: Config, origin: str, shows_rare: bool) -> str:
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     lines = [_ABOUT, "", *textwrap.wrap(f"Settings of --task {defaults.run.task}. {origin}", width)]
     num_rare = 0
+    by_title: dict[str, list[tuple[Field, Any]]] = {}  # a page of an extra may have the title of another one
     for group in groups(defaults):
-        shown = [item for item in fields(group) if shows_rare or not item.metadata["facts"].rare]
-        num_rare += len(fields(group)) - len(shown)
-        lines += ["", type(group).__doc__] if shown else []
-        for item in shown:
-            lines += _entry(item.name, item.type, item.metadata["facts"], getattr(group, item.name), width)
+        by_title.setdefault(type(group).__doc__, []).extend((item, getattr(group, item.name)) for item in fields(group))
+    for title, items in by_title.items():
+        shown = [(item, value) for item, value in items if shows_rare or not item.metadata["facts"].rare]
+        num_rare += len(items) - len(shown)
+        lines += ["", title] if shown else []
+        for item, value in shown:
+            lines += _entry(item.name, item.type, item.metadata["facts"], value, width)
     more = f"--help-all shows {num_rare} more, which are rarely needed. {_MORE}" if num_rare else _MORE
     return "\n".join([*lines, "", *textwrap.wrap(more, width)])
 

@@ -32,8 +32,6 @@ class RunOptions:
                                          " (30s, 5min, 2h)", OPERATIONAL, kept=False, rare=True)
     eval_only: bool = option(
         False, "evaluate the best checkpoint of the run; prints one JSON line", OPERATIONAL, kept=False)
-    check: bool = option(False, "look at data and machine, say what stands in the way, and end", OPERATIONAL,
-                         kept=False, in_file=False)
     split: Literal["train", "val", "test"] = option("val", "what --eval-only evaluates", OPERATIONAL, kept=False)
     output: str | None = option(None, "file for --eval-only: .csv = a row for each sample; .json = the figures of each"
                                 " class; for --check: .json", OPERATIONAL, kept=False, in_file=False)
@@ -178,9 +176,6 @@ class RecordOptions:
     keep_every: int | Auto = option("auto", "also keep a checkpoint every N steps, to compute steps again from"
                                     " (docs/asking.md); auto = a twentieth of the run, at least 1000; 0 = none",
                                     OPERATIONAL, at_least=0, rare=True)
-    profile: int = option(0, "record this many optimizer steps of this start with torch.profiler, in RUN/profile; 0 ="
-                          " off", OPERATIONAL, at_least=0, kept=False, rare=True)
-    report: Literal["on", "off"] = option("on", "RUN/report.html at the end of the run", OPERATIONAL, rare=True)
     best: str = option("auto", "metric of the evaluation that decides which model is best, such as macro_f1; auto ="
                        " top1, map (several labels) or loss", TOLERATED, changes_bits=False)
 
@@ -193,9 +188,6 @@ class FaultOptions:
         100, "seconds to load a micro-batch, and to compute it and all that follows until the next one; three times as"
         " long for a start, a batch of an evaluation, a checkpoint (1 s more per 10 MB), or work of rank 0 alone",
         OPERATIONAL, at_least=1, at_most=MAX_TIMEOUT_S, rare=True)
-    audit_every: int = option(0, "every N optimizer steps each process computes a micro-batch of another one again; if"
-                              " the bits differ, the run ends with 71 and names the device; 0 = off", OPERATIONAL,
-                              at_least=0, kept=False, rare=True)
     max_nonfinite: int = option(0, "optimizer steps that may have a non-finite gradient; they change nothing (one more:"
                                 " exit code 80)", OPERATIONAL, at_least=0, rare=True)
 

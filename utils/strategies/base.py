@@ -78,7 +78,8 @@ class Strategy(ABC):
     needs_every_grad = False  # a step hangs or fails if a parameter has no gradient on some rank; engine/warm_up.py
     is_split = False  # no device has all weights: the strategy takes the model in host memory; rundir/checkpoint.py
     is_sharded = False  # a forward of `module` is collective: no rank can try one alone; asked in engine/
-    can_audit = False  # another rank can compute a rank's micro-batch again to the same bits; engine/audit.py
+    can_audit = False  # another rank can compute a rank's micro-batch again to the same bits; extras/audit
+    is_audited = False  # in the next step `entered` becomes the checksum of what this rank's first micro-batch adds
     finds_unused = False  # has --find-unused-parameters
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/build.py
     largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
@@ -124,8 +125,8 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor,
-                   is_audited: bool = False) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
+                   scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield what computes each of this rank's micro-batches of one step, and the micro-batch on its device.
 
         The caller runs forward and backward on each. Collective. micro_batches: len() and one iteration, maybe of none.
@@ -133,7 +134,6 @@ class Strategy(ABC):
         if another rank has one more: the last one again, with its index, and of weight 0. After the loop every
         param.grad is the sum over all micro-batches of all ranks, times scale (this rank's part of it, if the
         parameter is sharded), and has the strides of its parameter: fused optimizers read memory in order.
-        is_audited: `entered` is then the checksum of what this rank's first micro-batch really put into the sums.
         """
 
     @abstractmethod

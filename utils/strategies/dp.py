@@ -36,8 +36,8 @@ class DP(Replicated):
         self._replicas = make_replicas(self.module, self.world.devices)
         self._theirs = [self._buffers, *map(Buffers, self._replicas[1:])]
 
-    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor,
-                   is_audited: bool = False) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
+                   scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch with the next replica, on its device; then gather."""
         replicate(self.module, self._replicas[1:])
         for buffers in self._theirs:

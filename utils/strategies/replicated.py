@@ -41,14 +41,14 @@ class Replicated(Strategy):
         """The micro-batches: ranks need not have equally many."""
         return micro_batches
 
-    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch], scale: Tensor,
-                   is_audited: bool = False) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
+    def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
+                   scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
         """Yield each micro-batch in its grad_sync context, from the buffers of the step's start. Collective."""
         self._buffers.begin()
         self.entered = torch.zeros((), dtype=torch.int64, device=self.world.device)
         self.is_own_finite = torch.ones_like(self.is_corrupted)
         for number, micro_batch in enumerate(self.with_stand_in(micro_batches), 1):
-            self.is_watched = is_audited and number == 1
+            self.is_watched = self.is_audited and number == 1
             with self.grad_sync(number == len(micro_batches), scale):
                 yield self.model, micro_batch.to(self.world.device)
             if micro_batch.index == 0:

@@ -223,35 +223,6 @@ def test_a_cut_keeps_micro_batches_within_their_size(num_samples, batch, size):
     assert cut(num_samples, batch, size).sizes[1] <= size
 
 
-# --- audits
-
-
-@given(plans(), st.integers(2, 6), st.integers(1, 7), st.data())
-def test_an_audited_step_ends_with_the_first_micro_batch_of_another_rank(plan, world_size, every, data):
-    """At any start, so that a resumed run has the same audits; what the steps compute stays as it is."""
-    start, epoch = data.draw(st.sampled_from(starts_of(plan))), 2
-    number = starts_of(plan).index(start)
-    for rank in range(world_size):
-        plain, audited = (ElasticDistributedSampler(plan, rank, world_size, 0, audit_every=each) for each in (0, every))
-        expected = []
-        for step, begin in enumerate(starts_of(plan)[number:], epoch * plan.steps_per_epoch + number):
-            expected += [audited.micro_batch(epoch, begin, index) for index in plain.share]
-            owner = (rank + 1 + (step + 1) // every % (world_size - 1)) % world_size
-            if (step + 1) % every == 0 and owner < plan.num_micro_batches:
-                assert owner != rank
-                expected.append(audited.micro_batch(epoch, begin, owner))
-        audited.set_position(epoch, start)
-        assert list(audited) == expected
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 5])
-def test_in_a_rotation_every_rank_is_audited_by_every_other_one(world_size):
-    sampler = ElasticDistributedSampler(cut(50, 16, 2), 0, world_size, 0, audit_every=10)
-    audits = [10 * number - 1 for number in range(1, world_size)]
-    found = {(rank, sampler.audited_by(rank, step)) for rank in range(world_size) for step in audits}
-    assert found == {(rank, other) for rank in range(world_size) for other in range(world_size) if rank != other}
-
-
 # --- batches by length
 
 

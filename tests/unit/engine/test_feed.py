@@ -46,9 +46,9 @@ def collate(indices):
     return Batch({}, torch.tensor(indices), torch.ones(len(indices)))
 
 
-def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False, audit_every=0):
+def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
     """A feed, and its watchdog."""
-    sampler = ElasticDistributedSampler(PLAN, rank, world_size, 0, LENGTHS, audit_every)
+    sampler = ElasticDistributedSampler(PLAN, rank, world_size, 0, LENGTHS)
     loader = build_loader(Numbers(), collate, sampler, 0, SimpleNamespace(device=torch.device("cpu")))
     task, watchdog = SimpleNamespace(normalizer=lambda indices: 2.0 * len(indices)), Watchdog()
     config = SimpleNamespace(faults=FaultOptions(step_timeout=100),
@@ -104,17 +104,3 @@ def test_a_rank_without_work_is_watched_too():
 @pytest.mark.parametrize("is_compiled, limits", [(False, (300, 100)), (True, (300, 300))])
 def test_where_a_step_may_compile_every_step_has_the_time_of_the_first(is_compiled, limits):
     assert feed_of(is_compiled=is_compiled)[1].limits == limits
-
-
-@pytest.mark.parametrize("rank, expected", [(0, [1, 2]), (4, [0, 1])])
-def test_a_micro_batch_of_another_rank_in_an_audit_does_not_count(rank, expected):
-    """Rank 4 of 5 has none of its own."""
-    feed, _ = feed_of(rank=rank, world_size=5, audit_every=2)
-    audited = []
-    for batch in feed.rest_of_epoch(START):
-        own = list(batch)
-        assert [each.index for each in own] == [0][rank:]
-        if batch.is_audited:
-            audited += [each.index for each in batch.audited]
-        assert list(feed.counted) == [index for each in own for index in each.indices]
-    assert audited == [each + 1 for each in expected]

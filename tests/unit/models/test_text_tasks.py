@@ -134,7 +134,7 @@ def test_a_run_keeps_the_widths_of_its_batches(task, device, kept, multiple, bui
     """On a CPU as wide as the longest text, on a GPU the next multiple of 8."""
     built = build(task, kept=kept, device=device)
     built.build_model(initial_weights=True)
-    longest = max(len(built._train.sample(i).ids) for i in SHARES[0])
+    longest = max(len(built.train_table.sample(i).ids) for i in SHARES[0])
     width = batches_of(built, SHARES[:1])[0].inputs["input_ids"].shape[1]
     assert width == -(-longest // multiple) * multiple and longest % 8
 
@@ -279,7 +279,7 @@ def test_a_text_has_the_outputs_that_transformers_gives_it_alone(
     model, chosen = task.build_model(initial_weights=True).double().eval(), list(range(0, NUM_VAL, 9))
     (saved := tmp_path / "model").mkdir()
     task.save_model(dict(model.state_dict()), saved)
-    rows = [rows_of(texts, "val")[number] for number in task._eval.texts[chosen] - task._eval.texts.min()]
+    rows = [rows_of(texts, "val")[number] for number in task.eval_table.texts[chosen] - task.eval_table.texts.min()]
     rows = [tuple(row[name] for name in columns) for row in rows]
     batch = task.collate([task.eval_set[0, i] for i in chosen])
     tokenizer = load_tokenizer(str(saved))

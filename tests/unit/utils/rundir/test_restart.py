@@ -111,7 +111,7 @@ def test_on_several_nodes_rank_0_decides_whether_the_run_is_finished(finished, m
     assert "step 12, top1 0.9700" in words_if_finished(config)
 
 
-@pytest.mark.parametrize("words", [["--fresh"], ["--eval-only"], ["--check"], ["--epochs=40"], ["--data=moved"]])
+@pytest.mark.parametrize("words", [["--fresh"], ["--eval-only"], ["--epochs=40"], ["--data=moved"]])
 def test_a_finished_run_does_not_answer_another_command(finished, words):
     assert finish_early(config_of("--run-dir=run", *words)) is None
 

@@ -115,14 +115,14 @@ def test_config_yaml_holds_the_settings_that_are_kept(task, world):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_config_yaml_says_nothing_about_one_launch(task):
     not_kept = {name for name, known in facts(CONFIGS[task]()).items() if not known.kept}
-    assert not_kept == {"run_dir", "config", "fresh", "eval_only", "check", "split", "output", "nproc_per_node",
-                        "audit_every", "stop_after", "profile"}
+    assert not_kept == {"run_dir", "config", "fresh", "eval_only", "split", "output", "nproc_per_node",
+                        "stop_after"}
 
 
 @pytest.mark.rows(1)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_nodes_may_differ_in_the_settings_that_are_per_node(task, monkeypatch):
-    monkeypatch.setattr("utils.rundir.identity.code_digest", lambda: "the same on all")  # it takes a while
+    monkeypatch.setattr("utils.rundir.identity.code_digest", lambda *folders: "the same on all")  # it takes a while
 
     def in_common(config):
         told = {}
@@ -172,9 +172,9 @@ def test_the_kinds_are_those_of_the_contract(task):
                                   "eval_batch_size", "threads", "device", "ema_decay", "checkpoint_activations", "best",
                                   "cpu_kernels"}
     assert by_kind[OPERATIONAL] == {
-        "run_dir", "config", "fresh", "eval_only", "check", "split", "nproc_per_node", "devices_per_process", "workers",
+        "run_dir", "config", "fresh", "eval_only", "split", "nproc_per_node", "devices_per_process", "workers",
         "find_unused_parameters", "save_every", "keep", "eval_every", "log_every", "stop_after",
-        "bad_samples", "keep_every", "profile", "output", "step_timeout", "max_nonfinite", "audit_every", "report"}
+        "bad_samples", "keep_every", "output", "step_timeout", "max_nonfinite"}
 
 
 def test_a_file_may_have_a_setting_that_is_gone_if_it_stands_as_it_is_now():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import extras
 from data import demo
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import CONFIGS, facts, flag
@@ -15,7 +16,7 @@ from utils.settings.habits import answer, answers
 TABLE = Path(answer.__code__.co_filename).with_suffix(".tsv").read_text()
 PEERS = (Path(__file__).parent / "peers.txt").read_text()
 MESSAGES = Path(__file__).parent / "messages.txt"
-FLAGS = {flag(name) for config in CONFIGS.values() for name in facts(config())}
+FLAGS = {flag(name) for config in CONFIGS.values() for name in facts(config(extras=extras.pages()))}
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def message(capsys):
     """What a command line is refused with, in one line."""
     def refused(*words):
         with pytest.raises(SystemExit) as left:
-            parse_command_line(words, demo.SETTINGS)
+            parse_command_line(words, demo.SETTINGS, extras.pages())
         printed = capsys.readouterr()
         [line] = printed.err.splitlines()
         assert (left.value.code, printed.out) == (64, "")

@@ -21,7 +21,8 @@ def audited_step(name, world, indices):
     """A strategy after a step of micro-batches, and what its first one put into the sums."""
     strategy = load_strategy(name)(build_net(), world)
     strategy.setup(4)
-    for model, batch in strategy.accumulate([*map(batch_of, indices)], SCALE, True):
+    strategy.is_audited = True
+    for model, batch in strategy.accumulate([*map(batch_of, indices)], SCALE):
         (loss_of(model, batch) * SCALE).backward()
     return strategy, int(strategy.entered)
 

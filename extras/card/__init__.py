@@ -1,0 +1,1 @@
+"""The model card: RUN/model/README.md."""

@@ -1,0 +1,90 @@
+"""What the samples of a data set are like: which are the same, which look alike, and what is odd about them.
+
+Made by images.py and texts.py; mode.py says it in words.
+Legend: N samples, those of train first, then those of val; S of them that were looked at; H values of a hash.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from utils.distributed.world import World
+
+AT_ONCE = 64  # samples that a thread takes, and that are compared with all others, at a time
+ALIKE = 0.98  # correlation of the perceptual hashes of candidates; chosen by measurement: docs/data.md
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What was found. A key is a hash of a content, the same for equal contents."""
+
+    num_train: int
+    labels: np.ndarray  # [N] or [N, C], see data.labels.LabelReader.encoded
+    exact: np.ndarray  # [N] int64 keys of the bytes
+    same: np.ndarray  # [N] int64 keys of the pixels, or of the words without case and spaces
+    seen: np.ndarray  # [S] indices, ascending, chosen at random; of the others `exact` alone is known
+    looks: np.ndarray  # [S, H] int8 perceptual hashes; [0, H] of what has none
+    odd: dict[str, np.ndarray]  # {what is odd: indices}
+    unreadable: dict[int, str]  # {index: path and reason}; none of them is in `seen`
+    name: Callable[[int], str]  # what a sample is called
+
+    def pairs(self) -> Iterator[tuple[str, np.ndarray]]:
+        """(what is to be said, [P, 2] indices: a sample, and the one that it is compared with, or itself)."""
+        alone = {"unreadable": np.array([*self.unreadable], np.int64), **self.odd}
+        yield from ((kind, np.c_[samples, samples]) for kind, samples in alone.items())
+
+        # the same as the first sample that is the same, or as the first one of val
+        every, first = np.arange(len(self.same)), first_with(self.same)
+        pairs, is_val = np.c_[every, first], every >= self.num_train
+        if self.labels.dtype.kind != "f":  # two measurements of one thing may differ
+            label = np.unique(self.labels, axis=0, return_inverse=True)[1].flatten()
+            yield "conflict", pairs[label != label[first]]
+        yield "leak", pairs[is_val & ~is_val[first]]
+        first[is_val] = self.num_train + first_with(self.same[is_val])
+        yield "copy", np.c_[every, first][first < every]
+
+        # like another one
+        train, val = (np.flatnonzero(is_val[self.seen[:len(self.looks)]] == side) for side in (False, True))
+        yield "near leak", self._alike(val, train)
+        yield "near copy", np.concatenate([self._alike(train, train), self._alike(val, val)])
+
+    def _alike(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """[P, 2] indices: a sample, and the one before it that looks most like it, but has another key.
+
+        rows, columns: ascending places in `looks`. The hashes are whole numbers, so their products are exact, and the
+        answer does not depend on the number of threads.
+        """
+        looks, keys, found = self.looks.astype(np.float32), self.same[self.seen], [np.zeros((0, 2), np.int64)]
+        norms = np.maximum(1, np.linalg.norm(self.looks.astype(np.float64), axis=1))
+        for part in np.array_split(rows, -(-len(rows) // AT_ONCE)) if len(rows) and len(columns) else ():
+            alike = looks[part] @ looks[columns].T / (norms[part, None] * norms[columns])   # [AT_ONCE, columns]
+            alike[(keys[part, None] == keys[columns]) | (part[:, None] <= columns)] = 0
+            best = columns[alike.argmax(axis=1)]
+            found.append(np.c_[self.seen[part], self.seen[best]][alike.max(axis=1) >= ALIKE])
+        return np.concatenate(found)
+
+
+def first_with(keys: np.ndarray) -> np.ndarray:
+    """[N]: the first index with the same key."""
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    return first[inverse]
+
+
+def key_of(content: bytes) -> int:
+    """An int64 that is the same for the same content alone, as far as 64 bits can tell."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+
+
+def shared_out(world: World, work: Callable[[int], Any], indices: Sequence[int]) -> list[Any]:
+    """[work(index), ...], JSON, computed by the cores of all ranks together; the same on any number. Collective."""
+    mine = indices[world.rank::world.world_size]
+    with ThreadPool(world.cores) as pool:
+        shown = partial(tqdm, total=len(mine), leave=False, disable=None if world.is_main else True)
+        ranks = world.gather([*shown(pool.imap(work, mine, AT_ONCE))])  # Collective.
+    return [ranks[place % world.world_size][place // world.world_size] for place in range(len(indices))]

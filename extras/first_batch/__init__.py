@@ -1,0 +1,1 @@
+"""The first batch as the model sees it, for TensorBoard."""
