@@ -75,7 +75,7 @@ def _sigmoid(values: np.ndarray) -> np.ndarray:
 
 
 def _bins(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:
-    """The expected calibration error; (mean probability, share that is right) of each bin with enough samples."""
+    """The expected calibration error; (mean probability, accuracy) of each bin with enough samples."""
     places = (probabilities * BINS).astype(int).clip(0, BINS - 1)
     counts, sums, right = (np.bincount(places, each, BINS) for each in (None, probabilities, is_right))
     points = np.stack([sums, right], axis=1) / counts.clip(1)[:, None]                      # [BINS, 2]

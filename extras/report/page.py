@@ -190,7 +190,7 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label
     if is_multi_label:
         return found
 
-    # what is taken for what, of the classes with the most mistakes; how sure the predictions are
+    # the confusion matrix of the classes with the most mistakes; how sure the predictions are
     counts = Counter((row["label"], row["prediction"]) for row in rows)
     mistakes = Counter(name for pair in counts.elements() if pair[0] != pair[1] for name in pair)
     worst = dict(mistakes.most_common(MOST_CLASSES))
@@ -202,7 +202,7 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label
         lines = [("as it is", made["as_is"]["points"]),
                  ("with temperature", made["cooled"]["points"] if len(names) == 2 else ()),
                  ("perfect", [(0, 0), (1, 1)])]
-        found |= {"calibration": made, "diagram": chart("share that is right", "probability of the prediction", lines)}
+        found |= {"calibration": made, "diagram": chart("accuracy", "probability of the prediction", lines)}
     return found
 
 

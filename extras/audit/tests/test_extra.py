@@ -5,10 +5,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from data.loader import build_loader
+from data.plan import BatchPlan
+from data.sampler import ElasticDistributedSampler
 from extras.audit import OPTIONS
 from extras.audit import extra as audit
 from extras.audit.extra import audited_by, odd_ones, require_comparable
+from models.tasks import load_task
 from utils.errors import Exit, UserError
+from utils.rundir.lock import RunLock
+from utils.rundir.run import Run
+from utils.settings.command_line import parse_command_line
 from utils.settings.run_options import DeviceOptions
 
 pytestmark = pytest.mark.unit
@@ -60,3 +67,25 @@ def test_in_a_rotation_every_rank_is_audited_by_every_other_one(world_size):
     audits = [10 * number - 1 for number in range(1, world_size)]
     pairs = {(rank, audited(rank, step)) for rank in range(world_size) for step in audits}
     assert pairs == {(rank, other) for rank in range(world_size) for other in range(world_size) if rank != other}
+
+
+@pytest.mark.parametrize("size", [11, 24])  # smaller and larger than the photos
+def test_a_micro_batch_is_the_same_read_by_a_loading_process_and_by_the_auditor(
+        size, photos, world, tmp_path, monkeypatch):
+    """A loading process has one thread, and the auditor several; images are cropped, resized and flipped."""
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+    config = parse_command_line(["--data", str(photos), "--image-size", str(size), "--augmentation", "photo"], {})
+    task = load_task("image-classification")(
+        config, Run(tmp_path, {}, {"start": 1, "cores_per_process": 1}, print, RunLock()), world)
+    sampler = ElasticDistributedSampler(BatchPlan(len(task.train_set), 24, 3), 0, 1, seed=0)
+    loader = build_loader(task.train_set, task.collate, sampler, 1, world)
+    sampler.set_position(0)
+    loaded, requests = list(loader), list(sampler)
+    torch.set_num_threads(2)
+    try:
+        read = [loader.dataset[request] for request in requests]
+    finally:
+        torch.set_num_threads(1)
+    assert len(read) == len(loaded) > 5 and all(
+        torch.equal(one, other) for a, b in zip(read, loaded, strict=True)
+        for one, other in zip(a.tensors, b.tensors, strict=True))
