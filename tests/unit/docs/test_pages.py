@@ -10,7 +10,8 @@ from utils.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("engine", "models", "data", "utils")
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PATHS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("extras/*/*.md")]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
 MODULES = [ROOT / "train.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
 PROGRAM = {path.relative_to(ROOT).as_posix(): path.read_text().splitlines() for path in MODULES}
 QUOTING = ("README.md", "docs/design.md", "docs/learning.md")
