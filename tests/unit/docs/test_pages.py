@@ -141,6 +141,14 @@ def test_every_file_with_slow_tests_is_run_by_a_target_of_the_makefile():
     assert [name for name in names if not re.search(rf"\b{name}|test_{name}", makefile)] == []
 
 
+def test_the_spine_is_a_numbered_list_of_files():
+    """Which `make size` reads. The page calls them thirty-odd."""
+    items = re.findall(r"^(\d+)\. \[([^]]+)\]\(\.\./([^)]+)\): ", PAGES["docs/reading.md"], re.M)
+    files = [file for _, _, file in items]
+    assert [int(number) for number, _, _ in items] == [*range(1, len(items) + 1)] and 30 <= len(items) <= 36
+    assert [name for _, name, _ in items] == files and files[0] == "train.py" and set(files) <= set(PROGRAM)
+
+
 def test_each_table_of_strategies_has_all():
     tables = re.findall(r"^\| strategy .*\n.*\n((?:\|.*\n)+)", PAGES["docs/strategies.md"], re.M)
     assert len(tables) == 2 and all(re.findall(r"^\| `([^`]+)`", table, re.M) == list(STRATEGIES) for table in tables)
