@@ -10,7 +10,7 @@ from utils.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("engine", "models", "data", "utils")
-PATHS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("extras/*/*.md")]
+PATHS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("extras/*/*.md"), ROOT / "benchmarks/README.md"]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
 MODULES = [ROOT / "train.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
 PROGRAM = {path.relative_to(ROOT).as_posix(): path.read_text().splitlines() for path in MODULES}
