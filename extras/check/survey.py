@@ -17,7 +17,7 @@ from tqdm import tqdm
 from utils.distributed.world import World
 
 AT_ONCE = 64  # samples that a thread takes, and that are compared with all others, at a time
-ALIKE = 0.98  # correlation of the perceptual hashes of candidates; chosen by measurement: docs/data.md
+ALIKE = 0.98  # correlation of the perceptual hashes of candidates; chosen by measurement: extras/check/README.md
 
 
 @dataclass(frozen=True, eq=False)

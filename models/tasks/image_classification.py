@@ -44,7 +44,7 @@ from utils.settings.config import ImageClassificationConfig, ImageRegressionConf
 from utils.settings.image_options import ImageOptions
 from utils.settings.run_options import LabelOptions
 
-# chosen by measurement: docs/data.md
+# chosen by measurement: docs/models.md
 SCRATCH_LR, PRETRAINED_LR = {"adamw": 1e-3, "sgd": 0.02}, {"adamw": 3e-4, "sgd": 0.015}
 
 

@@ -1,7 +1,7 @@
 """Masked language modelling: predict the tokens that were masked; any encoder of transformers with such a head.
 
 Texts of any lengths share a batch, several in a row. Batches of texts of similar lengths, which would need no packing,
-teach less: some hold nothing but headings (figures: docs/performance.md).
+teach less: some hold nothing but headings (figures: benchmarks/README.md).
 
 Legend: B samples, R rows of them, T tokens of a row, P predicted tokens, V vocabulary.
 """

@@ -28,7 +28,7 @@ from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig, TextRegressionConfig
 
-SCRATCH_WIDTH = 128  # of an encoder: Adam's rate of a wider one from scratch falls as its width grows (docs/data.md)
+SCRATCH_WIDTH = 128  # of an encoder: Adam's rate of a wider one from scratch falls as its width grows (docs/models.md)
 
 
 class TextTask(Task):

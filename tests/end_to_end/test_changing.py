@@ -18,7 +18,9 @@ from utils.errors import Exit
 
 PAGE = (ROOT / "docs" / "changing.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.S | re.M))
-CHANGES = {title: text for title, text in SECTIONS.items() if "```diff" in text}
+# a block, or a link to a file with a long diff
+STEP = re.compile(r"^```(diff|sh)\n(.*?)^```|\]\((changes/[^)]+\.diff)\)", re.S | re.M)
+CHANGES = {title: text for title, text in SECTIONS.items() if "```diff" in text or ".diff)" in text}
 SMALL = " --device cpu --precision fp32 --workers 0 --threads 1 --log-every 1 --max-steps 5 --image-size 16"
 
 
@@ -30,12 +32,13 @@ def changed(session_dir):
     def make(title: str) -> tuple[Path, str]:
         if title not in copies:
             folder = copy_project(Path(tempfile.mkdtemp(prefix="changed-", dir=session_dir)))
-            blocks = re.findall(r"^```(diff|sh)\n(.*?)^```", CHANGES[title], re.S | re.M)
-            for language, text in blocks[:-1]:
-                words = ["git", "apply", "-"] if language == "diff" else ["bash", "-e"]
+            steps = STEP.findall(CHANGES[title])
+            for language, text, file in steps[:-1]:
+                text = (ROOT / "docs" / file).read_text() if file else text
+                words = ["bash", "-e"] if language == "sh" else ["git", "apply", "-"]
                 done = subprocess.run(words, input=text, cwd=folder, capture_output=True, text=True)
                 assert done.returncode == 0, f"{title}: {done.stderr}"
-            copies[title] = (folder, blocks[-1][1].strip())
+            copies[title] = (folder, steps[-1][1].strip())
         return copies[title]
 
     yield make

@@ -407,7 +407,7 @@ def calibrate(folder: Path, about: dict, paths: list[str]) -> None:
 @pytest.mark.parametrize("format", export.NEEDS)
 @pytest.mark.parametrize("name", [*VISION, *ENCODERS])
 def test_an_architecture_passes_the_gate(name, format, photos, texts, run_dir, run_train, capsys):
-    """docs/data.md has the table."""
+    """docs/deliver.md has the largest differences."""
     if name in VISION:
         words = ["--model", name, "--image-size", VISION[name], "--data", photos]
     else:

@@ -10,6 +10,8 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.harness.project_copy import copy_project, run_in
+from tests.harness.quoted import is_printed
+from utils.errors import Exit
 
 README = (ROOT / "README.md").read_text()
 
@@ -54,6 +56,22 @@ def test_the_three_ways_to_start_and_make_train_are_one_run(copy, shell, trained
         assert again.returncode == 0, again.stderr
         assert f"{trained.relative_to(copy)} is finished" in again.stdout
     assert list((copy / "runs").iterdir()) == [trained]
+
+
+@pytest.mark.slow
+def test_the_three_commands_print_what_the_page_shows(session_dir):
+    """The third prints the figure of the run's best evaluation."""
+    folder = copy_project(session_dir / "three-commands")
+    [console] = re.findall(r"^```console\n(.*?)^```", README, re.S | re.M)
+    codes = []
+    for part in console.split("$ ")[1:]:
+        command, *quoted = part.splitlines()
+        done = run_in(folder, command, session_dir / "cache")
+        codes.append(done.returncode)
+        assert is_printed(tuple(quoted), done.stdout.splitlines(), {}), done.stdout + done.stderr
+    [run] = (folder / "runs").iterdir()
+    assert codes == [Exit.STOPPED, Exit.DONE, Exit.DONE]
+    assert json.loads(done.stdout)["top1"] == json.loads((run / "summary.json").read_text())["best"]["value"]
 
 
 @pytest.mark.slow

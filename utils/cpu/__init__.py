@@ -1,7 +1,7 @@
 """What only a CPU needs: where torch is slow there, this program computes by its own means.
 
 `--cpu-kernels off` turns all of it off; then torch computes as in any other program, with other bits. On an accelerator
-nothing here matters. Figures: AMD EPYC with avx512_bf16, two threads, bf16 (docs/performance.md).
+nothing here matters. Figures: AMD EPYC with avx512_bf16, two threads, bf16 (benchmarks/README.md).
 
 Dropout's masks (kernels.bernoulli_). torch draws one value at a time; here a random number of 64 bits gives four. A
 step of MiniLM takes 113 ms instead of 134 with 32 x 24 tokens, and 675 instead of 868 with 32 x 128.

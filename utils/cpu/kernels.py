@@ -74,7 +74,7 @@ def convolution_backward(
 
     oneDNN's kernel for the gradient of large filters in bf16 takes milliseconds even on images of one pixel. Where
     there are no more output positions than values in a filter, it is a product of matrices here, which takes at most
-    2 bytes times this number, squared (512 x 3 x 3: 42 MB). Figures: docs/performance.md.
+    2 bytes times this number, squared (512 x 3 x 3: 42 MB). Figures: benchmarks/README.md.
     Legend: B images of H x W, I, O channels of images and of grad, h, w height and width of grad, k, l of a filter.
     """
     given = grad, images, filters, bias_sizes, stride, padding, dilation, is_transposed, output_padding, groups

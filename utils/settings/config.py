@@ -105,6 +105,7 @@ Config = (ImageClassificationConfig | ImageRegressionConfig | TextClassification
 # of the groups, in --help and in config.yaml
 ORDER = ("run", "data", "images", "text", "labels", "augment", "model", "batch", "optim", "loss",
          "device", "record", "faults")
+FIRST = ("task", "data", "model", "epochs", "global_batch_size", "lr")  # in --help, before the groups
 CONFIGS: dict[str, type] = {config().run.task: config for config in get_args(Config)}
 
 

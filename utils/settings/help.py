@@ -2,10 +2,10 @@
 
 import shutil
 import textwrap
-from dataclasses import Field, fields
+from dataclasses import fields
 from typing import Any
 
-from utils.settings.config import CONFIGS, Config, flag, groups
+from utils.settings.config import CONFIGS, FIRST, Config, flag, groups
 from utils.settings.option import Facts, values_of
 
 COLUMN, MAX_WIDTH = 28, 120  # where the words about a setting begin; a longer line is hard to read
@@ -15,6 +15,7 @@ usage: python train.py [settings]
        ./launch.sh [options] [settings]
 
 Trains a model, on one process or many. The same command continues the same run."""
+_FIRST = "Used most"
 _MORE = """\
 --task T --help shows the settings of another task, --version the version. A --config file holds settings as
 `name: value` lines."""
@@ -24,16 +25,23 @@ def help_text(defaults: Config, origin: str, shows_rare: bool) -> str:
     """The text of --help, as wide as the terminal. defaults: without this command line. origin: of them, in words."""
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
     lines = [_ABOUT, "", *textwrap.wrap(f"Settings of --task {defaults.run.task}. {origin}", width)]
-    num_rare = 0
-    by_title: dict[str, list[tuple[Field, Any]]] = {}  # a page of an extra may have the title of another one
+
+    # what is used most comes first
+    sections: dict[str, list[tuple[Any, Any]]] = {_FIRST: []}  # (setting, its default)
     for group in groups(defaults):
-        by_title.setdefault(type(group).__doc__, []).extend((item, getattr(group, item.name)) for item in fields(group))
-    for title, items in by_title.items():
-        shown = [(item, value) for item, value in items if shows_rare or not item.metadata["facts"].rare]
-        num_rare += len(items) - len(shown)
+        for item in fields(group):
+            title = _FIRST if item.name in FIRST else type(group).__doc__
+            sections.setdefault(title, []).append((item, getattr(group, item.name)))
+    sections[_FIRST].sort(key=lambda entry: FIRST.index(entry[0].name))
+
+    # each section, without rare settings
+    num_rare = 0
+    for title, entries in sections.items():
+        shown = [(item, default) for item, default in entries if shows_rare or not item.metadata["facts"].rare]
+        num_rare += len(entries) - len(shown)
         lines += ["", title] if shown else []
-        for item, value in shown:
-            lines += _entry(item.name, item.type, item.metadata["facts"], value, width)
+        for item, default in shown:
+            lines += _entry(item.name, item.type, item.metadata["facts"], default, width)
     more = f"--help-all shows {num_rare} more, which are rarely needed. {_MORE}" if num_rare else _MORE
     return "\n".join([*lines, "", *textwrap.wrap(more, width)])
 

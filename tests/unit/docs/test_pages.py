@@ -10,7 +10,8 @@ from utils.strategies import STRATEGIES
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("engine", "models", "data", "utils")
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]}
+PATHS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("extras/*/*.md"), ROOT / "benchmarks/README.md"]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
 MODULES = [ROOT / "train.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]
 PROGRAM = {path.relative_to(ROOT).as_posix(): path.read_text().splitlines() for path in MODULES}
 QUOTING = ("README.md", "docs/design.md", "docs/learning.md")
@@ -138,6 +139,14 @@ def test_every_file_with_slow_tests_is_run_by_a_target_of_the_makefile():
     makefile, files = (ROOT / "Makefile").read_text(), (ROOT / "tests/end_to_end").glob("test_*.py")
     names = [path.name.removeprefix("test_") for path in files if "mark.slow" in path.read_text()]
     assert [name for name in names if not re.search(rf"\b{name}|test_{name}", makefile)] == []
+
+
+def test_the_spine_is_a_numbered_list_of_files():
+    """Which `make size` reads. The page calls them thirty-odd."""
+    items = re.findall(r"^(\d+)\. \[([^]]+)\]\(\.\./([^)]+)\): ", PAGES["docs/reading.md"], re.M)
+    files = [file for _, _, file in items]
+    assert [int(number) for number, _, _ in items] == [*range(1, len(items) + 1)] and 30 <= len(items) <= 36
+    assert [name for _, name, _ in items] == files and files[0] == "train.py" and set(files) <= set(PROGRAM)
 
 
 def test_each_table_of_strategies_has_all():

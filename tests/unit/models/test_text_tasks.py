@@ -142,7 +142,7 @@ def test_a_run_keeps_the_widths_of_its_batches(task, device, kept, multiple, bui
 @pytest.mark.parametrize("task", HEADS)
 def test_a_rate_from_scratch_is_that_of_the_page_and_falls_with_width(task, build):
     """A run that has a rate keeps it; a folder without its weights counts by its own width, up to a limit."""
-    page = (ROOT / "docs" / "data.md").read_text()
+    page = (ROOT / "docs" / "models.md").read_text()
     [rate, width, limit] = map(float, re.search(r"texts (\S+) x (\d+) / width, at most (\S+) \|", page).groups())
     for name, (_, own_width) in SIZES.items():
         found = rate_of(build(task, "--model", name, "--no-pretrained", "--vocab-size", "200"))

@@ -13,7 +13,7 @@ import pytest
 from data import demo
 from utils import __version__
 from utils.settings.command_line import parse_command_line
-from utils.settings.config import CONFIGS, flag, settings
+from utils.settings.config import CONFIGS, FIRST, flag, settings
 
 ROOT = Path(__file__).parents[4]
 FOLDER = "--data=elsewhere"  # not the built-in data, so that its settings are out of the way
@@ -254,6 +254,14 @@ def test_help_has_choices_no_noise_and_no_rare_settings(capsys, monkeypatch):
     noise = ("None", "STR", "--no-fresh", "default: )", "False", "-timeout")
     assert not any(word in text for word in noise)
     assert (max(map(len, lines)) <= 100, len(lines) < 130) == (True, True)
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_help_begins_with_what_is_used_most_and_has_each_setting_once(task, capsys):
+    code_of("--task", task, "--help-all")
+    shown = re.findall(r"^  --([a-z][a-z0-9-]*)", capsys.readouterr().out, re.M)
+    assert tuple(name.replace("-", "_") for name in shown[:len(FIRST)]) == FIRST
+    assert len(shown) == len({*shown}) == len(settings(CONFIGS[task]()))
 
 
 # --- launchers
