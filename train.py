@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from data.batch import GlobalBatch
-from engine.after_step import after_step, evaluate_and_save, is_evaluation_due, is_finished, is_over
+from engine.after_step import after_step, evaluate_and_save
 from engine.build import open_start, open_training
+from engine.due import is_finished, what_is_due
 from engine.evaluation import evaluate_only
 from engine.memory import naming_a_smaller_size
 from engine.records.steps import close_run, log_step
@@ -71,12 +72,12 @@ def train(t: Training) -> Exit:
     t.watchdog.enter("the first step", t.config.faults.section_timeout)
     warm_up(t)  # Collective. A step that changes nothing
     t.watchdog.save_on_stop()  # from here on there is something to save
-    if is_evaluation_due(t):  # the last start ended before it was done
+    if what_is_due(t).evaluate:  # the last start ended before it was done
         evaluate_and_save(t)  # Collective.
-    while not is_over(t):
+    while not what_is_due(t).stop:
         train_one_epoch(t)  # Collective.
     if not is_finished(t):  # this start is over, and the run is not
-        save(t, awaits_evaluation=is_evaluation_due(t))  # Collective.
+        save(t)  # Collective.
         wait_for_save(t)  # Collective.
         t.bad_samples.report(t.log.note)
         reason = next(filter(None, t.world.gather(t.watchdog.reason)), "--stop-after")  # Collective.

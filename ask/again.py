@@ -17,7 +17,8 @@ from typing import Any
 
 from ask.record import Part, Record
 from ask.repeat import Instead, Place, steps_in_words
-from engine.after_step import evaluate_and_save, is_evaluation_due
+from engine.after_step import evaluate_and_save
+from engine.due import what_is_due
 from engine.records.log import TIMING
 from engine.saving import wait_for_save
 from train import train
@@ -115,7 +116,7 @@ class Again:
         with self.place.opened(part, self.record, kind) as t:  # Collective.
             t = replace(t, last_step=part.last, log=Instead(t.log, note=lambda text: None))
             train(t)  # Collective.
-            if is_evaluation_due(t) and (part.last, False) in wanted:
+            if what_is_due(t).evaluate and (part.last, False) in wanted:
                 evaluate_and_save(t)  # Collective. As at the run's next start.
                 wait_for_save(t)  # Collective.
             self.place.watchdog.enter("comparing", math.inf)

@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from engine.due import what_is_due
 from engine.records.evaluation_files import write_evaluation
 from engine.training import Training
 from utils.rundir.snapshot import Beside
 
 
-def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: bool = False) -> None:
+def save(t: Training, best: Mapping[str, Any] | None = None) -> None:
     """Start to save; the training goes on while rank 0 writes. Collective.
 
     best: the values of this step's evaluation if it is the best so far: write RUN/model and RUN/eval, too.
-    awaits_evaluation: the save after it replaces this one.
     """
     step = t.state.progress.step
 
@@ -34,7 +34,7 @@ def save(t: Training, best: Mapping[str, Any] | None = None, awaits_evaluation: 
     beside = Beside(t.log.written(), write, has_model=bool(best))
     t.watchdog.enter("saving", t.checkpoints.limit_s, drains=False)
     with t.clock.on("checkpoints"):
-        t.checkpoints.save(t.state, beside, awaits_evaluation)  # Collective.
+        t.checkpoints.save(t.state, beside, awaits_evaluation=what_is_due(t).evaluate)  # Collective.
 
 
 def wait_for_save(t: Training) -> None:

@@ -6,15 +6,16 @@ A step whose gradient is not finite changed nothing: Precision.step applied no u
 and is never saved. This module owns --max-nonfinite, too.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from dataclasses import replace
 
-from engine.nonfinite import nonfinite_names
 from engine.saving import save, wait_for_save
 from engine.step import Facts
 from engine.training import Training
 from utils.errors import Exit, UserError, some
+from utils.rundir.run import command
 from utils.rundir.state import Progress
 
 WAY_OUT = ("; a link, a device or memory has changed it; nothing of this step was saved, and the same command continues"
@@ -32,7 +33,7 @@ def end_if_wrong(t: Training, waits: bool = False) -> None:
         t.flags.wait()  # Collective.
     for at, facts in void_steps(t):  # Collective.
         if not (t.flags.bad_sample and at == t.outcome.position):  # that one is why
-            _end_or_go_on(t, at, facts)  # Collective.
+            _end_or_go_on(t, at, facts)
     if t.flags.bad_sample:  # in the last step: saved as it was before that
         t.state.go_back(replace(t.outcome.position, skipped=t.state.progress.skipped))
         t.precision.undo()
@@ -65,27 +66,19 @@ def void_steps(t: Training) -> list[tuple[Progress, list[Facts]]]:
 
 
 def _end_or_go_on(t: Training, at: Progress, facts: list[Facts]) -> None:
-    """Say what made the gradient not finite, and end the run (80) or go over the step. Collective.
-
-    What is computed again may be finite now, as the weights may be those of one step later. So where it is known which
-    ranks had a part of the sum that was not finite, these alone are named.
-    """
-    t.watchdog.enter("looking for what is not finite", t.config.faults.section_timeout)
-    named = t.world.gather(nonfinite_names(t, at))  # Collective.
-    suspects = [rank for rank, each in enumerate(facts) if not each.is_own_finite] or [
-        rank for rank, names in enumerate(named) if names]
-    causes = "; ".join(f"rank {rank}, {some(named[rank])}" if named[rank] else
-                       f"{facts[rank].place}, whose part of the sum is finite when it is computed again"
-                       for rank in suspects)
-    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}; it comes from"
-             f" {causes or 'the sum: the gradient of every micro-batch is finite'}")
+    """End the run (80) where a gradient was not finite, or go over the step: --max-nonfinite. The same on all ranks."""
+    suspects = [each.place for each in facts if not each.is_own_finite]
+    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}"
+             f"{f'; it comes from {some(suspects)}' if suspects else '; the losses are finite'}")
+    samples = (f"its samples, the highest loss first: {command('python')} -m ask.replay {shlex.quote(str(t.run.path))}"
+               f" --step {at.step + 1}")
     t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
     most = t.config.faults.max_nonfinite
     if progress.skipped > most:
         raise UserError(f"{found}; the training diverged; this step changed neither weights nor checkpoints; use a"
                         " smaller --lr, --max-grad-norm 1 or --precision fp32, or skip a few such steps with"
-                        " --max-nonfinite", Exit.DIVERGED)
-    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most})")
+                        f" --max-nonfinite; {samples}", Exit.DIVERGED)
+    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most}); {samples}")
 
 
 def odd_ones(found: Mapping[int, Hashable]) -> list[int]:

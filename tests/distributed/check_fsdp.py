@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from data.batch import Batch
 from data.plan import BatchPlan
-from engine.nonfinite import nonfinite_samples
 from models.blocks import blocks_of
-from tests.distributed.check_world import ONE, TASKS, M, distances, step_of, whole
+from tests.distributed.check_world import ONE, TASKS, M, distances, step_of
 from utils.distributed.world import World
 from utils.errors import exit_after
 from utils.numerics.optimizers import build_optimizer
@@ -176,30 +175,6 @@ def evaluation(world: World, folder: Path) -> Any:
     return found
 
 
-def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
-    """[what each rank found of three NaN at uneven shares, whether gradients stay, the norm of a step afterwards]"""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Sequential(nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))
-    strategy = load_strategy("fsdp")(model, world, lambda module: [_Block(module[0])])
-    strategy.setup(M)
-    shares = [replace(_batch(index), indices=(2 * index, 2 * index + 1))
-              for index in range(world.rank, M, world.world_size)]
-
-    def loss_of(batch: Batch) -> Tensor:
-        factor = float("nan") if {3, 10} & set(batch.indices) else 1e30 if 4 in batch.indices else 1.0
-        return (strategy.module(batch.inputs["x"]) * factor).sum()
-
-    norms = [_norm(strategy, shares)]
-    before = [whole(param.grad).clone() for param in strategy.module.parameters()]
-    strategy.largest = 1e20
-    named = nonfinite_samples(strategy, iter(shares), len(shares), loss_of,
-                              lambda index: replace(_batch(index // 2), indices=(index,)))
-    kept = all(torch.equal(whole(param.grad), grad)
-               for param, grad in zip(strategy.module.parameters(), before, strict=True))
-    strategy.module.zero_grad(set_to_none=True)
-    return [named, kept, norms[0] == _norm(strategy, shares)]
-
-
 def a_gradient_that_is_infinite_in_one_part(world: World, folder: Path) -> Any:
     """[whether the norm is finite, whether the step changed nothing, the loss scale before and after] by precision."""
     found = {}
@@ -224,11 +199,6 @@ def a_gradient_that_is_infinite_in_one_part(world: World, folder: Path) -> Any:
     return found
 
 
-class _Block:
-    def __init__(self, part: nn.Module) -> None:
-        self.parts, self.params = [part], dict(part.named_parameters())
-
-
 def _batch(index: int) -> Batch:
     return Batch({"x": torch.randn(2, 5, generator=torch.Generator().manual_seed(index))},
                  torch.zeros(2, dtype=torch.int64), torch.ones(2), index)
@@ -241,7 +211,7 @@ def _norm(strategy: Strategy, shares: list[Batch]) -> float:
 
 
 CHECKS = (gradients, parts_of_parameters, changes_of_strategy, steps_of_the_optimizer, evaluation,
-          looking_for_what_is_not_finite, a_gradient_that_is_infinite_in_one_part)
+          a_gradient_that_is_infinite_in_one_part)
 
 
 def work() -> int:

@@ -28,7 +28,6 @@ from data.loader import build_loader
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
 from engine import resolve
-from engine.nonfinite import nonfinite_samples
 from engine.warm_up import warm_up
 from models.output import Output
 from models.tasks import load_task
@@ -301,33 +300,6 @@ def _state(world: World, seed: int = 0) -> TrainState:
         load_strategy("ddp")(model, world), build_optimizer(model, OptimOptions(lr=0.001)), torch.amp.GradScaler("cpu"))
 
 
-def looking_for_what_is_not_finite(world: World, folder: Path) -> Any:
-    """{strategy: what the last rank alone found, and every rank's norm of a step before and of the same one after}"""
-    return {kind: _looking(kind, world) for kind in ACROSS}
-
-
-def _looking(kind: str, world: World) -> dict[str, Any]:
-    def norm() -> float:
-        for model, batch in strategy.accumulate(_shares(world), ONE):
-            model(batch.inputs["x"]).square().sum().backward()
-        value = float(strategy.clip_grad_norm_(0.0))
-        strategy.module.zero_grad(set_to_none=True)
-        return value
-
-    def loss_of(batch: Batch) -> Tensor:
-        return (strategy.module(batch.inputs["x"]) * (float("nan") if 7 in batch.indices else 1.0)).sum()
-
-    torch.manual_seed(0)
-    strategy, named = load_strategy(kind)(nn.Linear(5, 3), world), None
-    strategy.setup(M)
-    before = norm()
-    if world.rank == world.world_size - 1:  # no collective: the others do not take part
-        batches = [replace(_shares(world)[0], indices=indices) for indices in ((6, 2), (7, 4))]
-        named = nonfinite_samples(
-            strategy, batches, len(batches), loss_of, lambda index: replace(batches[0], indices=(index,)))
-    return {"named": named, "norms": [before, norm()]}
-
-
 def gradients(world: World, folder: Path) -> Any:
     """{case: figures of one step}, over tasks, types, strategies and batches."""
     return {f"{name} {dtype} {step}": figures
@@ -520,7 +492,7 @@ CHECKS = (
     a_name_of_the_hub_on_two_nodes, once_tells_a_failing_disk, gather_is_by_rank,
     everywhere_gives_each_rank_its_own_result, everywhere_raises_what_failed_on_some, a_folder_that_the_last_rank_lacks,
     cores_of_a_rank, what_differs_between_ranks, a_flag_of_the_last_rank, one_flag_at_a_time, a_flag_before_a_wait,
-    a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails, looking_for_what_is_not_finite,
+    a_checkpoint_that_rank_0_alone_sees, a_nest_on_every_rank, a_save_that_fails,
     gradients, planted_values_make_the_norm_non_finite, an_unused_weight, a_layer_that_is_skipped_at_random,
     ranks_without_work, hardware_that_differs, a_device_that_one_rank_lacks)
 

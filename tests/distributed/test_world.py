@@ -176,14 +176,6 @@ def test_a_save_that_failed_is_known_to_rank_0_and_74_on_all_by_flush(told, proc
     assert found == [[rank == 0, ["UserError", "the disk is full", Exit.IO]] for rank in range(processes)]
 
 
-@pytest.mark.parametrize("processes", NUMBERS)
-def test_one_rank_alone_finds_what_is_not_finite_and_later_norms_stay(told, processes):
-    found = by_rank(told, processes, "looking_for_what_is_not_finite")
-    for strategy in ("ddp", "exact"):
-        assert [rank[strategy]["named"] for rank in found] == [None] * (processes - 1) + [[7]]
-        assert {norm for rank in found for norm in rank[strategy]["norms"]} == {found[0][strategy]["norms"][0]} != {0.0}
-
-
 def test_a_steps_gradients_and_buffers_agree_on_1_2_3_and_4_processes(told):
     for processes, case in gradient_cases(told):
         distances = told[processes][0]["gradients"][case]["ddp to one process"]

@@ -8,7 +8,7 @@ the run continues, setup, a warm-up step, require_all_grads; then per step: accu
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -33,7 +33,7 @@ class MicroBatch(Protocol):
         """The same samples, of which none counts."""
 
 
-AnyMicroBatch, Item = TypeVar("AnyMicroBatch", bound=MicroBatch), TypeVar("Item")
+AnyMicroBatch = TypeVar("AnyMicroBatch", bound=MicroBatch)
 
 
 class MicroBatches(Protocol[AnyMicroBatch]):
@@ -82,7 +82,6 @@ class Strategy(ABC):
     is_audited = False  # in the next step `entered` becomes the checksum of what this rank's first micro-batch adds
     finds_unused = False  # has --find-unused-parameters
     bytes_per_param = 0  # device memory per parameter, besides it and its gradient; engine/build.py
-    largest = torch.finfo(torch.float32).max  # a micro-batch's gradient with a larger value is not finite; nonfinite.py
     not_finite = "is not finite"  # what a message says about such a gradient; engine/wrong.py
 
     def __init__(self, module: nn.Module, world: World, blocks_of: BlocksOf = no_blocks,
@@ -147,20 +146,6 @@ class Strategy(ABC):
     @abstractmethod
     def weights_checksum(self) -> Tensor:
         """The checksum of parameters and of the buffers that all ranks have alike: scalar int64. It waits for nothing.
-        """
-
-    @abstractmethod
-    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
-        """This rank's `count` items; where a forward is collective, None until every rank has had as many. All ranks.
-
-        For work with a forward for each item, of which ranks have different numbers; for None, too.
-        """
-
-    @abstractmethod
-    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
-        """Whether the scalar that loss_of returns and its gradient on this rank are finite. All ranks or none.
-
-        Values beyond `largest` are not. It leaves the gradients of the step as they are.
         """
 
     @abstractmethod

@@ -46,14 +46,14 @@ class Exact(Replicated):
 
     def setup(self, num_micro_batches: int) -> None:
         """Send rank 0's parameters to all ranks, and hook every trainable one. Collective."""
-        self.largest = LIMIT / num_micro_batches
+        limit = LIMIT / num_micro_batches
         for hook in self._hooks:
             hook.remove()
         self._buckets, self._groups = [], {}  # frees their memory
         for param in self.module.parameters():
             self.world.broadcast(param.detach())
         parts = _cut(self.trainable[::-1], BUCKET)  # as backward does
-        self._buckets = [_Bucket(part, self.largest, self.world) for part in parts]
+        self._buckets = [_Bucket(part, limit, self.world) for part in parts]
         groups = (group for bucket in self._buckets for group in bucket.groups)
         self._groups = {group: number for number, group in enumerate(groups)}  # all of all buckets, with a number
         self._hooks = [param.register_post_accumulate_grad_hook(lambda _, group=group: self._take(group))

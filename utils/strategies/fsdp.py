@@ -9,8 +9,7 @@ Precision is autocast's, as under every strategy: float32 is what is kept, gathe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from utils.distributed.world import World
-from utils.strategies.base import AnyMicroBatch, Block, BlocksOf, Item, MicroBatches
+from utils.strategies.base import AnyMicroBatch, Block, BlocksOf, MicroBatches
 from utils.strategies.replicated import Replicated
 
 
@@ -53,35 +52,6 @@ class FSDP(Replicated):
         # shares differ by one at most; in the warm-up all ranks have one: all have a stand-in, or none
         if self.is_sharded and len(micro_batches) == self._most - 1:
             yield micro_batch.stand_in()
-
-    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
-        """The items, then None until every rank has had as many. Collective."""
-        most = max(self.world.gather(count))
-        yield from items
-        yield from [None] * (most - count)
-
-    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
-        """Whether this rank's loss and its gradient, before it is summed over ranks, are finite. Collective."""
-        if not self.is_sharded:
-            return super().is_finite(loss_of)
-        grads, found = [param.grad for param in self.trainable], []
-
-        def watch(part: nn.Module, args: Any) -> None:
-            for param in part.parameters():  # gathered: FSDP's own hook comes first
-                if param.requires_grad and not isinstance(param, DTensor):
-                    handle = param.register_hook(lambda grad: found.append((grad.abs() <= self.largest).all()))
-                    stack.callback(handle.remove)
-
-        with ExitStack() as stack:
-            for part in self.module.modules():
-                if isinstance(part, FSDPModule):
-                    stack.callback(part.register_forward_pre_hook(watch).remove)
-            for param in self.trainable:
-                param.grad = None
-            (loss := loss_of()).backward()
-        for param, grad in zip(self.trainable, grads, strict=True):
-            param.grad = grad
-        return bool(torch.isfinite(loss)) and all(map(bool, found))
 
     def whole(self, tensor: Tensor) -> Tensor:
         """The parts of all ranks together. Collective."""

@@ -1,6 +1,6 @@
 """What strategies share; those that keep all parameters and all optimizer state on every rank need little else."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.strategies.base import AnyMicroBatch, Item, MicroBatches, Strategy
+from utils.strategies.base import AnyMicroBatch, MicroBatches, Strategy
 from utils.strategies.buffers import Buffers
 from utils.strategies.checksum import checksum
 
@@ -76,17 +76,6 @@ class Replicated(Strategy):
     def weights_checksum(self) -> Tensor:
         """Without BatchNorm's running statistics, which only rank 0 keeps in a step."""
         return checksum(enumerate([*self.module.parameters(), *self._buffers.alike]))
-
-    def evenly(self, items: Iterable[Item], count: int) -> Iterator[Item | None]:
-        """The items: ranks need not do equally much."""
-        return iter(items)
-
-    def is_finite(self, loss_of: Callable[[], Tensor]) -> bool:
-        """Without communication, and no hook sees the gradient."""
-        loss = loss_of()
-        grads = torch.autograd.grad(loss, self.trainable, allow_unused=True)
-        return bool(torch.isfinite(loss)) and all(
-            bool((grad.abs() <= self.largest).all()) for grad in grads if grad is not None)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Without communication where every rank has the whole gradient."""

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from engine import after_step
-from engine.after_step import has_stopped_early, is_evaluation_due, is_finished, is_over
 from engine.best import update_best
+from engine.due import Due, has_stopped_early, is_finished, what_is_due
 from models.metrics.classes import classification_metrics
 from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
 from utils.numerics.averages import Averages
@@ -25,7 +25,8 @@ def training(task=HIGH, patience=2, progress=Progress(), total_steps=100):  # no
     run = RunOptions(early_stop_patience=patience)
     return SimpleNamespace(
         config=SimpleNamespace(run=run, record=RecordOptions(eval_every=10)), task=task, total_steps=total_steps,
-        last_step=total_steps, flags=SimpleNamespace(stop=False),
+        last_step=total_steps, flags=SimpleNamespace(stop=False, error=False, save=False),
+        checkpoints=SimpleNamespace(is_due=lambda step: False),
         state=SimpleNamespace(progress=progress, best={}),
         world=SimpleNamespace(on_rank_zero=lambda work: work()))
 
@@ -52,8 +53,6 @@ def test_a_run_stops_after_so_many_evaluations_without_a_gain(values, options, s
 def test_a_save_by_the_clock_is_made_where_each_step_ends_an_epoch(monkeypatch):
     """The exchange that an epoch's end waits for is the only one that tells of it."""
     t, saved = training(progress=Progress(step=3, epoch=3)), []
-    t.flags = SimpleNamespace(stop=False, error=False, save=False)
-    t.checkpoints = SimpleNamespace(is_due=lambda step: False)
     monkeypatch.setattr(after_step, "end_if_wrong", lambda t, waits: setattr(t.flags, "save", True))
     monkeypatch.setattr(after_step, "save", saved.append)
     for name in ("close_epoch", "note_coverage"):
@@ -61,17 +60,50 @@ def test_a_save_by_the_clock_is_made_where_each_step_ends_an_epoch(monkeypatch):
     assert (after_step.after_step(t), saved) == (False, [t])
 
 
+NOTHING = Due(evaluate=False, save=False, stop=False)
+
+
+@pytest.mark.parametrize("progress, due", [
+    (Progress(step=15, sample_offset=5), NOTHING),
+    (Progress(step=20, sample_offset=5), NOTHING._replace(evaluate=True)),
+    (Progress(step=20, sample_offset=5, evaluated_step=20), NOTHING),
+    (Progress(step=100), Due(evaluate=True, save=False, stop=True)),
+    (Progress(step=100, evaluated_step=100), NOTHING._replace(stop=True))])
+def test_what_is_due_follows_from_the_position(progress, due):
+    assert what_is_due(training(progress=progress)) == due
+
+
+@pytest.mark.parametrize("flag", ["save", "stop"])
+def test_what_a_rank_wants_is_due_once_all_know_it(flag):
+    t = training(progress=Progress(step=15, sample_offset=5))
+    setattr(t.flags, flag, True)
+    assert what_is_due(t) == NOTHING._replace(**{flag: True})
+
+
+@pytest.mark.parametrize("step, evaluates", [(20, False), (100, True)])
+def test_a_stop_leaves_an_evaluation_to_the_next_start_but_the_last_one(step, evaluates, monkeypatch):
+    t, done = training(progress=Progress(step=step, sample_offset=5)), []
+    monkeypatch.setattr(after_step, "end_if_wrong", lambda t, waits: setattr(t.flags, "stop", True))
+    monkeypatch.setattr(after_step, "evaluate_and_save", done.append)
+    assert (after_step.after_step(t), done) == (True, [t] * evaluates)
+
+
+def test_a_step_after_which_nothing_is_due_waits_for_nothing(monkeypatch):
+    monkeypatch.setattr(after_step, "end_if_wrong", None)
+    assert after_step.after_step(training(progress=Progress(step=15, sample_offset=5))) is False
+
+
 def test_a_run_that_stopped_early_is_finished_and_awaits_no_evaluation():
     t = training(progress=Progress(step=30, evaluated_step=30, sample_offset=5, gain=0.5, without_gain=2))
-    assert (is_over(t), is_finished(t), is_evaluation_due(t)) == (True, True, False)
+    assert (what_is_due(t), is_finished(t)) == (NOTHING._replace(stop=True), True)
     t = training(progress=Progress(step=30, evaluated_step=30, sample_offset=5, gain=0.5, without_gain=1))
-    assert (is_over(t), is_finished(t)) == (False, False)
+    assert (what_is_due(t), is_finished(t)) == (NOTHING, False)
 
 
 @pytest.mark.parametrize("evaluated, finished", [(90, False), (100, True)])
 def test_a_run_is_finished_once_its_last_step_is_evaluated(evaluated, finished):
     t = training(patience=0, progress=Progress(step=100, evaluated_step=evaluated))
-    assert (is_over(t), is_finished(t)) == (True, finished)
+    assert (what_is_due(t).stop, is_finished(t)) == (True, finished)
 
 
 def test_a_run_without_early_stopping_has_no_word_of_it_in_its_checkpoints(world, checkpoints_of, folder):  # noqa: F811

@@ -1,5 +1,6 @@
 """engine/wrong.py: all ranks decide alike about what some of them saw of a step."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,20 +17,19 @@ USUAL = (False, True, True, False, "32768")
 OWN, CORRUPTED = (False, False, False, False, "1"), (False, False, True, True, "1")
 
 
-def training(*steps, raised=("wrong",), names=None, skipped=0, max_nonfinite=0):
+def training(*steps, raised=("wrong",), skipped=0, max_nonfinite=0):
     """A Training before step 8 + len(steps): steps[k][rank] is what the rank saw of step 8 + k. It is rank 0."""
     ranks = len(steps[0])
     by_rank = [[Facts(f"rank {rank} on host{rank}", *facts[rank]) for facts in steps] for rank in range(ranks)]
-    names = names or [[]] * ranks
     flags = SimpleNamespace(wrong="wrong" in raised, bad_sample="bad_sample" in raised, exchange=lambda: None,
                             wait=lambda: None)
     t = SimpleNamespace(
-        done=[], flags=flags, strategy=Strategy, watchdog=SimpleNamespace(enter=lambda *words: None),
-        world=SimpleNamespace(gather=lambda value: by_rank if value and isinstance(value[0], Facts) else names),
+        done=[], flags=flags, strategy=Strategy,
+        world=SimpleNamespace(gather=lambda value: by_rank), run=SimpleNamespace(path=Path("runs/my run")),
         outcome=SimpleNamespace(seen=[(Progress(step=7 + k), facts) for k, facts in enumerate(by_rank[0])],
                                 position=Progress(step=6 + len(steps))),
         state=SimpleNamespace(progress=Progress(step=7 + len(steps), skipped=skipped)),
-        config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite, section_timeout=300)))
+        config=SimpleNamespace(faults=SimpleNamespace(max_nonfinite=max_nonfinite)))
     t.state.go_back = lambda progress: setattr(t.state, "progress", progress)
     t.log = SimpleNamespace(note=t.done.append)
     t.precision = SimpleNamespace(undo=lambda: t.done.append("undo"))
@@ -39,7 +39,7 @@ def training(*steps, raised=("wrong",), names=None, skipped=0, max_nonfinite=0):
 
 @pytest.fixture(autouse=True)
 def no_work(monkeypatch):
-    monkeypatch.setattr(wrong, "nonfinite_names", lambda t, at: [])
+    monkeypatch.setattr(wrong, "command", str)
     monkeypatch.setattr(wrong, "save", lambda t: t.done.append(t.state.progress))
     monkeypatch.setattr(wrong, "wait_for_save", lambda t: t.done.append("wait"))
 
@@ -78,21 +78,24 @@ def test_ranks_that_disagree_end_with_71_before_a_bad_sample_is_saved():
 # --- 80
 
 
-def test_a_gradient_that_is_not_finite_is_80_with_step_rank_and_samples():
-    code, text = ended(training((VOID, OWN), names=[[], ["9 (b/9.png)", "12 (b/12.png)"]]))
-    assert code == Exit.DIVERGED and "--max-nonfinite" in text
-    assert text.startswith("the gradient of optimizer step 8 is not finite; it comes from rank 1, 9 (b/9.png),"
-                           " 12 (b/12.png); the training diverged")
+ASK = "its samples, the highest loss first: python -m ask.replay 'runs/my run' --step 8"
 
 
-@pytest.mark.parametrize("step, names, causes", [
-    ((OWN, VOID), [["5"], ["7"]], "rank 0, 5"),  # what rank 1 finds now it did not have then
-    ((VOID, OWN), [["5"], []], "rank 1 on host1, whose part of the sum is finite when it is computed again"),
-    ((VOID, VOID), [["5"], ["7"]], "rank 0, 5; rank 1, 7"),
-    ((VOID, VOID), [[], []], "the sum: the gradient of every micro-batch is finite")])
-def test_only_ranks_whose_own_part_was_not_finite_are_named(step, names, causes):
-    [note] = [t := training(step, names=names, max_nonfinite=1), end_if_wrong(t)][0].done
-    assert f"it comes from {causes}; the step" in note
+def test_a_gradient_that_is_not_finite_is_80_with_step_rank_and_command():
+    code, text = ended(training((VOID, OWN)))
+    assert code == Exit.DIVERGED and "--max-nonfinite; " in text and text.endswith(ASK)
+    assert text.startswith("the gradient of optimizer step 8 is not finite; it comes from rank 1 on host1; the"
+                           " training diverged")
+
+
+@pytest.mark.parametrize("step, cause", [
+    ((OWN, VOID), "it comes from rank 0 on host0"), ((OWN, OWN), "it comes from rank 0 on host0, rank 1 on host1"),
+    ((VOID, VOID), "the losses are finite")])
+def test_the_ranks_whose_own_part_was_not_finite_are_named(step, cause):
+    t = training(step, max_nonfinite=1)
+    end_if_wrong(t)
+    assert t.done == [f"the gradient of optimizer step 8 is not finite; {cause}; the step changed nothing"
+                      f" (--max-nonfinite: 1 of 1); {ASK}"]
 
 
 def test_as_many_steps_as_max_nonfinite_says_are_gone_over_with_a_note():

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from data.images.decode import EncodedImage
 from data.images.mixing import mix
-from engine.nonfinite import nonfinite_samples
 from models.tasks import load_task
 from tests.conftest import COUNTS
 from utils.errors import Exit, UserError
@@ -20,7 +19,6 @@ from utils.numerics.seed import seed_micro_batch
 from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.command_line import parse_command_line
-from utils.strategies.ddp import DDP
 
 
 def test_the_most_frequent_class_of_train_is_the_baseline(photos, world, tmp_path, monkeypatch):
@@ -136,20 +134,6 @@ def test_a_skipped_sample_leaves_no_trace_in_the_others(build, technique):
     images[1], labels[1] = 255 - images[1], 2 - labels[1]
     other = replace(batch, inputs={"images": images}, labels=labels)
     assert torch.equal(seeded_loss(task, model, batch), seeded_loss(task, model, other))
-
-
-@pytest.mark.parametrize("technique", [[], ["--mixup", "1"], ["--cutmix", "1"]])
-def test_the_sample_behind_a_loss_that_is_nan_is_named_though_mixed(build, technique, world):
-    task, model = build(*technique, "--mean", "0", "0", "0", "--std", "1", "1", "1"), Flat(limit=0.3).train()
-
-    def batch(indices):  # sample 20 is white, all others are nearly black
-        images = torch.stack([torch.full((16, 16, 3), 255 if index == 20 else 10, dtype=torch.uint8)
-                              for index in indices])
-        return replace(batch_of(task, indices), inputs={"images": images})
-
-    found = nonfinite_samples(DDP(model, world), [batch([0, 20, 40, 50])], 1,
-                              lambda each: seeded_loss(task, model, each), lambda index: batch([index]))
-    assert found == [20]
 
 
 @pytest.mark.parametrize("words", [
