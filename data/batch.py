@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,12 +89,12 @@ class Batch:
         return replace(self, inputs=dict(zip(self.inputs, inputs, strict=True)), labels=labels, sample_weight=weight)
 
 
-@dataclass(frozen=True)
-class GlobalBatch:
-    """What one optimizer step learns from: this rank's micro-batches, and what every rank knows about the whole.
+@dataclass(eq=False)
+class GlobalBatch(Iterator[Batch]):
+    """What one optimizer step learns from: an iterator of this rank's micro-batches, and what all know of the whole.
 
-    Iterating gives this rank's micro-batches, one by one as they are loaded, once; len() is how many they are, 0 if
-    there are more ranks than micro-batches.
+    Each micro-batch is taken once, as soon as it is loaded. len() is how many this rank has in all, 0 if there are more
+    ranks than micro-batches.
     """
 
     micro_batches: Iterator[Batch]
@@ -105,9 +105,15 @@ class GlobalBatch:
     normalizer: float  # samples or predicted tokens: losses are divided by it
     epoch: int
     end: tuple[int, int]  # the position after it: epoch, and how many samples of its order are done
+    # of the micro-batches that were taken so far
+    counted: dict[int, bytes] = field(default_factory=dict)  # the samples that count, with their digests
+    bad: list[str] = field(default_factory=list)  # those that could not be read, as in Batch
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self.micro_batches
+    def __next__(self) -> Batch:
+        micro_batch = next(self.micro_batches)
+        self.counted |= micro_batch.counted
+        self.bad += micro_batch.bad
+        return micro_batch
 
     def __len__(self) -> int:
         return self.num_own

@@ -26,7 +26,7 @@ from models.blocks import lr_factors, undecayed
 from models.tasks import load_task
 from utils.distributed.agreement import Agreement
 from utils.distributed.watchdog import Watchdog
-from utils.distributed.world import World, write_flight_record
+from utils.distributed.world import World
 from utils.errors import UserError, counted
 from utils.hardware.compiling import compile_model
 from utils.numerics.averages import Averages
@@ -63,9 +63,7 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
     """
     on_device = "" if world.device.type == "cpu" else f" on {world.device}"
     with open_run(config, world, note) as run, watchdog.watch_run(  # Collective.
-        lambda: f"step {run.progress.step}{on_device}" if run.progress else "starting", run.end,
-        partial(write_flight_record, None if run.is_read_only else run.path / "flight-record", world.rank)
-    ):
+        lambda: f"step {run.progress.step}{on_device}" if run.progress else "starting", run.end):
         precision = resolve_arithmetic(config.device, run, world)  # Collective.
         task = load_task(config.run.task)(config, run, world)  # Collective.
         for text in task.notes:

@@ -8,7 +8,7 @@ from itertools import islice
 
 from torch.utils.data import DataLoader
 
-from data.batch import Batch, GlobalBatch
+from data.batch import GlobalBatch
 from data.loader import BadSamples, MicroBatchDataset
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
@@ -21,19 +21,13 @@ REREAD = 128  # samples of each set, at a start
 
 
 class Feed:
-    """Made once the position is known; goes on to the end of the run.
-
-    counted: the samples of the current global batch that this rank has taken so far and that count, with their digests.
-    bad: those of them that could not be read.
-    """
+    """Made once the position is known; goes on to the end of the run."""
 
     def __init__(self, start: Start, loader: DataLoader, progress: Progress, bad_samples: BadSamples,
                  clock: Clock):
         self.samples: MicroBatchDataset = loader.dataset
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
-        self.counted: dict[int, bytes] = {}
-        self.bad: list[str] = []
         self._task, self._bad_samples, self._watchdog = start.task, bad_samples, start.watchdog
         epochs = start.config.run.epochs - progress.epoch  # the current one included
         self.sampler.set_position(progress.epoch, progress.sample_offset, epochs)
@@ -55,20 +49,12 @@ class Feed:
             if not num_own:  # the others have one micro-batch each: a limit for its data, and one for its work
                 self._watchdog.enter("waiting for the ranks that compute", 2 * (self._limit_s + MARGIN_S))
             indices = self.sampler.indices(epoch, start)
-            self.counted, self.bad = {}, []
             yield GlobalBatch(
-                micro_batches=self._micro_batches(num_own), num_own=num_own,
+                micro_batches=map(self._bad_samples.check, islice(self._items, num_own)), num_own=num_own,
                 num_micro_batches=self.plan.num_micro_batches, num_samples=end - start,
                 num_tokens=self.sampler.num_tokens(indices), normalizer=self._task.normalizer(indices), epoch=epoch,
                 end=(epoch + 1, 0) if end == self.plan.num_samples else (epoch, end))
             start, self._limit_s = end, self._next_s
-
-    def _micro_batches(self, count: int) -> Iterator[Batch]:
-        for micro_batch in islice(self._items, count):
-            micro_batch = self._bad_samples.check(micro_batch)
-            self.counted |= micro_batch.counted
-            self.bad += micro_batch.bad
-            yield micro_batch
 
 
 def end_if_samples_changed(start: Start, state: TrainState, bad_samples: BadSamples) -> None:

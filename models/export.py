@@ -1,7 +1,6 @@
 """A trained model as one file for other programs, ONNX or torch.export's .pt2; refused if it predicts something else.
 
     python -m models.export RUN --format onnx
-    python -m models.export RUN --format onnx --int8            # texts: a quarter of the size, if the accuracy allows
 
 In go uint8 pixels, already of the right size, or token ids and a mask; out come the probabilities that models.predict
 writes, of a regression the numbers. Normalisation is inside. The folder has the model, export.json (names of the
@@ -14,10 +13,8 @@ another one and not a tie within 1e-6, this ends with 65 and writes nothing.
 
 import argparse
 import logging
-import math
 import sys
 import warnings
-from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 
@@ -25,28 +22,15 @@ from utils.errors import Exit, Parser, UserError, exit_after, some
 
 NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}  # packages that requirements.txt does not have
 
-
-def _points(text: str) -> float:
-    with suppress(ValueError):
-        if math.isfinite(points := float(text)):
-            return points
-    raise argparse.ArgumentTypeError(f"{text}: must be a finite number")
-
-
 PARSER = Parser("models.export", __doc__)
 PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
 PARSER.add_argument("--format", choices=NEEDS, required=True, help="onnx = model.onnx; torch = model.pt2")
 PARSER.add_argument("--output", metavar="FOLDER", help="default: RUN/export/FORMAT; an export there is replaced")
 PARSER.add_argument("--data", metavar="PATH", help="where the data of the run are now; default: where they were")
-PARSER.add_argument("--int8", action="store_true", help="texts: weights of 8 bits, by dynamic quantization")
-PARSER.add_argument("--max-loss", metavar="POINTS", type=_points, default=1.0,
-                    help="refuse --int8 if it loses more accuracy on val; default: 1")
 
 
 def main(given: argparse.Namespace) -> Exit:
     """Export. Raises UserError: 64 where a package is missing, and what models.exported.export raises."""
-    if given.int8 and given.format != "onnx":
-        raise UserError("--int8: use --format onnx; a .pt2 keeps its weights of 32 bits")
     if missing := [name for name in NEEDS[given.format] if find_spec(name) is None]:
         raise UserError(f"--format {given.format} needs {some(missing)}: {sys.executable} -m pip install"
                         f" {' '.join(missing)}; or use --format torch, which needs no other package")

@@ -124,15 +124,15 @@ def read_file(file: Path, prepare: Prepare) -> Predict:
 
 
 @contextmanager
-def refusing(what: str, code: Exit, way_out: str = "try the other --format") -> Iterator[None]:
+def refusing(what: str, code: Exit) -> Iterator[None]:
     """Turn whatever the libraries cannot do into a UserError; a full disk or lack of memory stays what it is."""
     try:
         yield
     except Exception as error:
         if explain(error)[1] != Exit.INTERNAL:
             raise
-        raise UserError(f"{what} ({type(error).__name__}: {first_line(error)}). Nothing was written; {way_out}",
-                        code) from error
+        raise UserError(f"{what} ({type(error).__name__}: {first_line(error)}). Nothing was written; try the other"
+                        " --format", code) from error
 
 
 def export(given: argparse.Namespace) -> None:
@@ -145,9 +145,7 @@ def export(given: argparse.Namespace) -> None:
     run = Path(given.run)
     folder, name = find_model(run)
     description = load_task(name).predict(folder, [], CPU, 1).description
-    if given.int8 and ("max_tokens" not in description or "target_mean" in description):
-        raise UserError(f"--int8: it is for classes of texts, and this model is of {name}; leave it out")
-    output = Path(given.output or run / "export" / f"{given.format}{'-int8' * given.int8}")
+    output = Path(given.output or run / "export" / given.format)
     if output.exists() and not (output / ABOUT).exists():
         raise UserError(f"--output {output}: it exists and is not an export; name another folder", Exit.CANNOT_CREATE)
 
@@ -168,9 +166,6 @@ def export(given: argparse.Namespace) -> None:
             write_file(network, example, about, file)
             predict = read_file(file, prepare)
         found = compare(predict, known, description)
-        if given.int8:
-            with refusing("--int8: onnxruntime cannot quantize this model", Exit.USAGE, "leave --int8 out"):
-                found |= quantize(file, prepare, rows, description, given.max_loss)
         others = shutil.ignore_patterns("config.json", "model.safetensors", "README.md")
         shutil.copytree(folder, unnamed, ignore=others, dirs_exist_ok=True)  # the tokenizer, if there is one
         (unnamed / ABOUT).write_text(json.dumps(about | found, indent=1))
@@ -259,28 +254,3 @@ def compare(predict: Predict, known: Mapping[str, np.ndarray], description: Mapp
                         " and none). Nothing was written; try the other --format", Exit.BAD_DATA)
     say(words, sys.stdout)
     return {"samples_compared": len(known), "largest_difference": float(largest)}
-
-
-def quantize(file: Path, prepare: Prepare, rows: Sequence[Mapping[str, str]],
-             description: Mapping[str, Any], max_loss: float) -> dict[str, float]:
-    """Give the ONNX file weights of 8 bits; returns both accuracies. rows: the validation samples.
-
-    Raises UserError (65) if it loses more than `max_loss` points of accuracy.
-    """
-    from onnxruntime.quantization import quantize_dynamic
-
-    small, found = file.with_name("int8.onnx"), {}
-    quantize_dynamic(file, small)
-    batches = [rows[begin:begin + BATCHES[-1]] for begin in range(0, len(rows), BATCHES[-1])]
-    for name, path in {"accuracy": file, "accuracy_int8": small}.items():
-        predict = read_file(path, prepare)
-        right = [said_of(values, description) == row["label"] for batch in batches
-                 for values, row in zip(predict([row["input"] for row in batch]), batch, strict=True)]
-        found[name] = sum(right) / len(right)
-    words = "accuracy on val: {accuracy:.2%}, with --int8 {accuracy_int8:.2%}".format(**found)
-    if 100 * (found["accuracy"] - found["accuracy_int8"]) > max_loss:
-        raise UserError(f"{words}: it loses more than --max-loss {max_loss:g} points. Nothing was written; leave --int8"
-                        " out, or allow more", Exit.BAD_DATA)
-    say(words, sys.stdout)
-    os.replace(small, file)
-    return found

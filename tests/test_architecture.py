@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import extras
+from benchmarks import size
 from data import demo
 from models.tasks import TASKS, load_task
 from utils.settings.config import CONFIGS
@@ -339,3 +340,21 @@ def test_only_what_is_read_before_torch_imports_types_for_checkers():
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     hiding = {dotted(path) for path, tree in MODULES.items() if "typing.TYPE_CHECKING" in imports_of(tree)}
     assert hiding - set(done.stdout.split()) == set()
+
+
+# --- sizes
+
+CEILINGS = {"spine": 2_350, "core": 8_450, "core without texts": 7_330, "all": 13_450}  # code lines; make size
+
+
+def test_the_parts_of_the_program_keep_to_their_sizes():
+    """The spine is what docs/reading.md lists: it must be possible to read it in a day."""
+    found = size.totals()
+    assert {part: found[part] for part, most in CEILINGS.items() if found[part] > most} == {} and found["spine"] > 2_000
+
+
+def test_a_step_has_at_most_17_statements():
+    """Each line of a step is one that everybody must read."""
+    statements = [node for node in ast.walk(function_named("train_step"))
+                  if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef)]
+    assert len(statements) - 1 <= 17  # without its docstring

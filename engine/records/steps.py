@@ -24,8 +24,8 @@ def log_step(t: Training, batch: GlobalBatch, losses: torch.Tensor, grad_norm: t
     with t.clock.on("logging"):  # no part of the next step
         t.extras.stepped(t)  # Collective.
     t.log.advance(step)
-    t.state.coverage.add(t.feed.counted, batch.epoch)
-    t.bad_samples.note(t.feed.counted)
+    t.state.coverage.add(batch.counted, batch.epoch)
+    t.bad_samples.note(batch.counted)
     if step in (1, t.total_steps) or step % t.config.record.log_every == 0:
         _record_step(t, losses, grad_norm)  # Collective.
 

@@ -105,7 +105,7 @@ def end_if_audit_differs(t: Training, batch: GlobalBatch, losses: Tensor) -> Non
     """
     # compute
     rank, step, own, audited = t.world.rank, t.state.progress.step, "", ""
-    if len(batch) and not t.feed.bad:
+    if len(batch) and not batch.bad:
         own = _figures(losses[rank], t.strategy.entered)
     if (index := audited_by(t, rank)) is not None:
         audited = _compute(t, index, batch.normalizer)

@@ -265,58 +265,15 @@ def test_lack_of_memory_is_not_the_models_fault(place, error, runs, monkeypatch,
             exports(runs["images"], "--format", "torch")
 
 
-@pytest.mark.long
-def test_int8_is_smaller_and_says_both_accuracies(runs, tmp_path, capsys):
-    for name, words in (("plain", []), ("small", ["--int8", "--max-loss", "100"])):
-        exports(runs["texts"], "--format", "onnx", "--output", tmp_path / name, *words)
-    found = json.loads((tmp_path / "small" / "export.json").read_text())
-    assert f"with --int8 {found['accuracy_int8']:.2%}" in capsys.readouterr().out
-    sizes = [(tmp_path / name / "model.onnx").stat().st_size for name in ("plain", "small")]
-    assert sizes[1] < 0.6 * sizes[0] and 0 < found["accuracy_int8"] <= 1
-    assert not (tmp_path / "small" / "int8.onnx").exists()
-
-
-@pytest.mark.long
-def test_int8_that_loses_too_much_is_not_written(runs, capsys):
-    code, message = refused(capsys, runs["texts"], "--format", "onnx", "--int8", "--max-loss", "-101")
-    assert code == Exit.BAD_DATA and "loses more than --max-loss -101 points" in message
-
-
-def test_a_model_that_onnxruntime_cannot_quantize_is_refused_in_words(runs, monkeypatch, capsys):
-    import onnxruntime.quantization
-
-    def fail(*given):
-        raise ValueError("Failed to infer shapes\nat length")
-
-    monkeypatch.setattr(onnxruntime.quantization, "quantize_dynamic", fail)
-    code, message = refused(capsys, runs["texts"], "--format", "onnx", "--int8")
-    assert code == Exit.USAGE and message == (
-        "--int8: onnxruntime cannot quantize this model (ValueError: Failed to infer shapes). Nothing was written;"
-        " leave --int8 out")
-
-
-@pytest.mark.parametrize(("kind", "words", "code", "part"), [
-    ("images", ["--format", "onnx", "--int8"], Exit.USAGE, "it is for classes of texts"),
-    ("numbers of texts", ["--format", "onnx", "--int8"], Exit.USAGE, "it is for classes of texts"),
-    ("texts", ["--format", "torch", "--int8"], Exit.USAGE, "use --format onnx"),
-    ("images", ["--format", "torch", "--output", ROOT / "docs"], Exit.CANNOT_CREATE, "it exists and is not an export")])
-def test_what_cannot_be_is_refused_in_words(kind, words, code, part, runs, capsys):
-    found = refused(capsys, runs[kind], *words)
-    assert found[0] == code and part in found[1], found
+def test_a_folder_that_is_no_export_stays_and_is_named(runs, capsys):
+    code, message = refused(capsys, runs["images"], "--format", "torch", "--output", ROOT / "docs")
+    assert code == Exit.CANNOT_CREATE and "it exists and is not an export" in message
 
 
 def test_a_folder_that_cannot_be_made_is_73_with_the_flag(runs, capsys, tmp_path):
     (tmp_path / "file").touch()
     found = refused(capsys, runs["images"], "--format", "torch", "--output", tmp_path / "file" / "out")
     assert found == (Exit.CANNOT_CREATE, f"cannot create {tmp_path / 'file'}: File exists; give --output FOLDER")
-
-
-@pytest.mark.parametrize("points", ["nan", "inf", "x"])
-def test_a_loss_that_is_no_limit_is_64(points, capsys):
-    with pytest.raises(SystemExit) as ended:
-        export.PARSER.parse_args(["run", "--format", "onnx", "--int8", "--max-loss", points])
-    assert ended.value.code == Exit.USAGE
-    assert f"argument --max-loss: {points}: must be a finite number" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_named_with_the_command(runs, monkeypatch, capsys):

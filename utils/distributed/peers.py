@@ -71,11 +71,8 @@ class Peers:
             f"  rank {rank} on {alive[rank]['host']}: {alive[rank]['state']}"
             f"{', no heartbeat since then' if rank in silent else ''}" for rank in sorted(set(alive) - {self.rank}))
 
-    def cause_of(self, error: Exception, flight_record: Callable[[], str]) -> Exception:
-        """What to raise for `error`. If it is the loss of a peer: why that peer ended, or which one is silent.
-
-        flight_record: writes it, and returns words for the message.
-        """
+    def cause_of(self, error: Exception) -> Exception:
+        """What to raise for `error`. If it is the loss of a peer: why that peer ended, or which one is silent."""
         message, code = explain(error)
         if code != Exit.LOST_PEERS:
             self.leave(code, message, is_shown_here(error))
@@ -83,7 +80,7 @@ class Peers:
         silent = self.silent()  # takes a while: the rank that failed first has written why by then
         for rank, (code, reason, is_shown) in self._read("left").items():
             return PeerError(f"rank {rank}: {reason}", code, is_shown)
-        return RankError(message + _silence(silent) + flight_record(), code)
+        return RankError(message + _silence(silent), code)
 
     def ending(self, reason: str, may_be_for_a_peer: bool) -> Ending:
         """How this process ends on a signal while there is nothing to save.

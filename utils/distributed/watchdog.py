@@ -44,7 +44,6 @@ class Watchdog:
         self._has_work_to_save = False
         self._where: Callable[[], str] = lambda: "starting"
         self._write_status: Callable[[str, int, str], None] = lambda state, code, message: None
-        self._write_flight_record: Callable[[], str] = lambda: ""
         self.enter, self.watch = self._deadlines.enter, self._deadlines.watch
         self.stop_after, self.wants_to_stop = self._signals.stop_after, self._signals.wants_to_stop
         self._signals.block()
@@ -62,18 +61,17 @@ class Watchdog:
         self._peers = Peers(self._state, rank, world_size, store.clone())  # the caller's may be busy waiting
 
     @contextmanager
-    def watch_run(self, where: Callable[[], str], write_status: Callable[[str, int, str], None],
-                  write_flight_record: Callable[[], str]) -> Iterator[None]:
+    def watch_run(self, where: Callable[[], str], write_status: Callable[[str, int, str], None]) -> Iterator[None]:
         """While the run is open. An error is passed on to the peers; the loss of a peer becomes what ended that peer.
 
         where: the position, for messages. write_status(state, code, message): called before the watchdog ends the
-        process. write_flight_record: called before it leaves with 76; returns the path, or "".
+        process.
         """
-        self._where, self._write_status, self._write_flight_record = where, write_status, write_flight_record
+        self._where, self._write_status = where, write_status
         try:
             yield
         except Exception as error:
-            if (cause := self._peers.cause_of(error, self._flight_record)) is error:
+            if (cause := self._peers.cause_of(error)) is error:
                 raise
             raise cause from error
 
@@ -102,7 +100,7 @@ class Watchdog:
     def _time_out(self) -> None:
         message = (f"rank {self._peers.rank} on {socket.gethostname()} made no progress for"
                    f" {self._deadlines.limit_s:g} s: {self._state()}"
-                   f" (see --step-timeout){self._flight_record()}")
+                   " (see --step-timeout)")
         bounded(lambda: say(f"{self._program}: {message}\n{_stacks()}"))
         if states := self._peers.states():
             bounded(lambda: say(states))
@@ -118,12 +116,6 @@ class Watchdog:
         state = "stopped" if ending.code == Exit.STOPPED else "failed"
         bounded(lambda: self._write_status(state, ending.code, ending.message))
         os._exit(ending.code)
-
-    def _flight_record(self) -> str:
-        """Write it while there is time, before the process leaves with 76; words for the message."""
-        found: list[str] = []
-        bounded(lambda: found.append(self._write_flight_record()))
-        return "".join(f"; NCCL's flight record: {path}" for path in found if path)
 
     def _state(self) -> str:
         return f"{self._where()}, {self._deadlines}"

@@ -25,7 +25,6 @@ from utils.distributed.rendezvous import fresh_store
 from utils.distributed.watchdog import Watchdog
 from utils.errors import Exit, PeerError, RankError, UserError, explain
 from utils.files import ask_server
-from utils.hardware import vendor
 from utils.hardware.cores import cpu_quota, fair_share
 from utils.hardware.devices import devices_of, find_device, resolve_device
 from utils.settings.option import is_model_folder
@@ -85,7 +84,6 @@ class World:
         target, *others = devices = devices_of(kind, local_rank, local_world_size, per_process)
         if kind != "cpu":
             torch.accelerator.set_device_index(target.index)
-        vendor.record_collectives(kind)
         dist.init_process_group(
             dist.get_default_backend_for_device(target), store=store, rank=rank, world_size=world_size,
             timeout=longest, device_id=None if kind == "cpu" or others else target)
@@ -242,20 +240,6 @@ def is_folder(name: str, world: World) -> bool:
         raise UserError(f"{lacking[0]} has no folder {name}, but other nodes have: give a path that all nodes have",
                         Exit.NO_INPUT)
     return not lacking
-
-
-def write_flight_record(folder: Path | None, rank: int) -> str:
-    """Write this rank's last NCCL collectives to folder/rank_N. Returns its path; "" without NCCL or a folder.
-
-    `torchfrtrace FOLDER` reads it.
-    """
-    if folder is None or not dist.is_initialized() or dist.get_backend() != "nccl":
-        return ""
-    # Torch's own pickle, which nothing here reads. No public function gives it (torch 2.11 to 2.15).
-    record = torch._C._distributed_c10d._dump_nccl_trace()
-    folder.mkdir(exist_ok=True)
-    (folder / f"rank_{rank}").write_bytes(record)
-    return str(folder / f"rank_{rank}")
 
 
 def _share_of_cores(world: World) -> int:

@@ -15,7 +15,6 @@ from utils.errors import UserError
 # Beginnings of the environment variables that configure devices; RUN/env.txt lists them.
 ENVIRONMENT = "CUDA|NCCL|HIP|HSA|ROCR|ZE_|ONEAPI|CCL|PYTORCH"
 TILE = 8  # numbers, in 16 bits: what matrices should be a multiple of. Source: NVIDIA, Train With Mixed Precision
-FLIGHT_RECORD = "2000"  # collectives that NCCL's flight recorder keeps; torch's default is 0
 
 
 def require_code(device_type: str, count: int) -> None:
@@ -42,12 +41,6 @@ def require_architecture(name: str, capability: tuple[int, int], built_for: Sequ
             f"{socket.gethostname()}: {name} is sm_{capability[0]}{capability[1]}, but this torch has code only for"
             f" {', '.join(built_for) or 'the CPU'}; install a torch that supports this GPU (https://pytorch.org), or"
             " use --device cpu")
-
-
-def record_collectives(device_type: str) -> None:
-    """Make NCCL keep a record of its last collectives (write_flight_record); before the process group is made."""
-    if device_type == "cuda" and "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # torch reads its old name too
-        os.environ.setdefault("TORCH_FR_BUFFER_SIZE", FLIGHT_RECORD)
 
 
 def set_determinism(is_deterministic: bool) -> None:

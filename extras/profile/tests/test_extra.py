@@ -128,13 +128,13 @@ def test_writing_has_a_limit_of_its_own_and_is_no_part_of_a_step(tmp_path, monke
     extra._profile = Profile(1, tmp_path, Ranks(rank), lambda text: None)
     t = SimpleNamespace(
         clock=Clock(CPU, None), extras=Extras([extra]), log=log, total_steps=9,
-        feed=SimpleNamespace(counted={}), bad_samples=BadSamples("stop", None),
+        bad_samples=BadSamples("stop", None),
         watchdog=SimpleNamespace(enter=lambda doing, limit_s: entered.append((doing, limit_s))),
         config=SimpleNamespace(faults=faults, record=record),
         state=SimpleNamespace(progress=SimpleNamespace(step=5), coverage=SimpleNamespace(add=lambda *samples: None)))
     for _ in range(5):
         now[0] += 2
-        log_step(t, SimpleNamespace(num_samples=4, num_tokens=0, epoch=0), None, None)
+        log_step(t, SimpleNamespace(num_samples=4, num_tokens=0, epoch=0, counted={}), None, None)
     assert (entered, limits) == ([("writing the profile", 300)], [[("writing the profile", 300)]])
     assert t.clock.times()[0] == 10 and t.clock.record(ALONE)["samples_per_s"] == 2
     assert t.clock.shares()["logging"] > 0.9

@@ -87,10 +87,10 @@ def test_what_the_loop_has_taken_of_a_global_batch_is_known_as_it_takes_it():
     feed, _ = feed_of()
     for batch in feed.rest_of_epoch(START):
         counted = []
-        assert list(feed.counted) == counted
+        assert list(batch.counted) == counted
         for micro_batch in batch:
             counted += micro_batch.indices
-            assert list(feed.counted) == counted
+            assert list(batch.counted) == counted
 
 
 def test_a_rank_without_work_is_watched_too():

@@ -140,17 +140,17 @@ def test_without_the_store_the_loss_of_peers_is_reported_all_the_same(monkeypatc
     monkeypatch.setattr(module, "STORE_S", 0.05)
     store = Store()
     store.set = store.multi_get = lambda *question: answer()
-    cause = peers_of(store).cause_of(RuntimeError("Connection closed by peer"), lambda: "")
+    cause = peers_of(store).cause_of(RuntimeError("Connection closed by peer"))
     assert str(cause) == "rank 0 on host lost its peers (Connection closed by peer); the same command continues the run"
 
 
 # --- an error
 
 
-def cause(error, store, flight_record=lambda: ""):
+def cause(error, store):
     """What becomes of it: kind, message, code; and what was written of it."""
     store.values["left/0"] = "null"
-    found = peers_of(store).cause_of(error, flight_record)
+    found = peers_of(store).cause_of(error)
     return type(found), str(found), getattr(found, "code", None), json.loads(store.values["left/0"])
 
 
@@ -161,7 +161,7 @@ def cause(error, store, flight_record=lambda: ""):
 def test_an_error_is_passed_on_to_the_peers_and_raised_as_it_is(monkeypatch, rank, error, left):
     monkeypatch.setenv("RANK", rank)
     store = Store()
-    assert peers_of(store).cause_of(error, lambda: "") is error
+    assert peers_of(store).cause_of(error) is error
     assert json.loads(store.values["left/0"]) == left
 
 
@@ -174,9 +174,9 @@ def test_what_ended_a_peer_takes_the_place_of_having_lost_it():
 
 
 def test_a_lost_peer_that_wrote_nothing_is_named_if_it_is_silent():
-    assert cause(RuntimeError("Connection closed by peer"), Store(living=(1,)), lambda: "; a record") == (
+    assert cause(RuntimeError("Connection closed by peer"), Store(living=(1,))) == (
         RankError, "rank 0 on host lost its peers (Connection closed by peer); the same command continues the run;"
-        " no heartbeat from rank 2; a record",
+        " no heartbeat from rank 2",
         Exit.LOST_PEERS, None)
 
 

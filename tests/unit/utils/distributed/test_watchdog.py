@@ -41,9 +41,9 @@ class Store:  # of one process
 def status(state, code, message):
     tell(f"status {{state}} {{int(code)}} {{message}}")
 
-def watched(where="starting", status=status, record=lambda: "", store=None):
+def watched(where="starting", status=status, store=None):
     watchdog = Watchdog()
-    watchdog.watch_run(lambda: where, status, record).__enter__()
+    watchdog.watch_run(lambda: where, status).__enter__()
     if store:
         watchdog.meet(store, int(os.environ.get("RANK", 0)), 2)
     return watchdog
@@ -437,37 +437,6 @@ watchdog = watched(status=fail)
 forever()
 """)
     assert process.wait(LIMIT_S) == code
-
-
-def test_76_writes_the_flight_record_first_and_names_it(start):
-    process = start("""
-watchdog = Watchdog()
-try:
-    with watchdog.watch_run(lambda: "starting", status, lambda: tell("written") or "run/flight-record/rank_0"):
-        raise RuntimeError("Connection closed by peer")
-except Exception as error:
-    tell(type(error).__name__, error)
-watchdog.enter("training", 0)
-forever()
-""")
-    out, err = process.communicate(timeout=LIMIT_S)
-    record, state = "; NCCL's flight record: run/flight-record/rank_0", "starting, training"
-    assert (out.splitlines(), err.splitlines()[0], process.returncode) == (
-        ["written", f"RankError rank 0 on host lost its peers (Connection closed by peer){CONTINUES}{record}",
-         "written", f"status failed 76 {late(0, state)}{record}"], f"train.py: {late(0, state)}{record}", 76)
-
-
-@pytest.mark.parametrize("record", ["fail", "threading.Event().wait"], ids=["a full disk", "a disk that hangs"])
-def test_a_flight_record_that_cannot_be_written_keeps_no_process(start, record):
-    process = start(f"""
-errors.LAST_WORDS_S = 0.2
-def fail():
-    raise OSError(28, "No space left on device")
-watched(record={record}).enter("training", 0)
-forever()
-""")
-    err = process.communicate(timeout=LIMIT_S)[1]
-    assert (process.returncode, "Traceback" in err, "flight record" in err) == (76, False, False)
 
 
 # --- peers

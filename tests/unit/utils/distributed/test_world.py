@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from utils.distributed.world import write_flight_record
 from utils.errors import Exit
 
 ROOT = Path(__file__).parents[4]
@@ -31,15 +30,3 @@ def test_ranks_wait_for_each_other_for_a_section_or_hours(world, monkeypatch):
                  lambda work: world.on_rank_zero(work, per_node=True)):
         wait(lambda: None)
     assert limits == [300, 300, 400, 12 * 3600, 12 * 3600]
-
-
-def test_without_nccl_there_is_no_flight_record(world, tmp_path):
-    assert (write_flight_record(tmp_path / "flight-record", 0), list(tmp_path.iterdir())) == ("", [])
-
-
-def test_a_flight_record_is_what_torch_gives_in_a_file_of_this_rank(world, tmp_path, monkeypatch):
-    """The call is torch's own, which gives an empty record here; that NCCL is the backend is played."""
-    monkeypatch.setattr(dist, "get_backend", lambda: "nccl")
-    written = write_flight_record(tmp_path / "flight-record", 3)
-    assert written == str(tmp_path / "flight-record" / "rank_3")
-    assert (tmp_path / "flight-record" / "rank_3").stat().st_size > 0
