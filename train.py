@@ -126,8 +126,7 @@ def train_step(t: Training, batch: GlobalBatch) -> tuple[Tensor, Tensor]:
     is_finite = precision.step(optimizer, grad_norm)
     t.outcome.note(t.state.progress, losses, is_finite)  # read one step later, so that nobody waits
     optimizer.zero_grad(set_to_none=True)
-    t.state.commit(is_finite)  # Collective: BatchNorm's running statistics, which are micro-batch 0's; --ema-decay
-    t.state.progress = t.state.progress.after(*batch.end)
+    t.state.commit(is_finite, batch.end)  # Collective: position, BatchNorm's statistics (micro-batch 0's), averages
     return losses, grad_norm
 
 

@@ -353,8 +353,8 @@ def test_the_parts_of_the_program_keep_to_their_sizes():
     assert {part: found[part] for part, most in CEILINGS.items() if found[part] > most} == {} and found["spine"] > 2_000
 
 
-def test_a_step_has_at_most_17_statements():
+def test_a_step_has_at_most_16_statements():
     """Each line of a step is one that everybody must read."""
     statements = [node for node in ast.walk(function_named("train_step"))
                   if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef)]
-    assert len(statements) - 1 <= 17  # without its docstring
+    assert len(statements) - 1 <= 16  # without its docstring

@@ -50,10 +50,14 @@ class TrainState:
     digests: dict[str, Digests] = field(default_factory=dict)
     noted_since: int = 0
 
-    def commit(self, is_finite: Tensor) -> None:
-        """End a step for what follows the weights: the buffers, the averages. Collective. is_finite: see Strategy."""
+    def commit(self, is_finite: Tensor, end: tuple[int, int]) -> None:
+        """End a step for what follows the weights: the buffers, the averages, the position. Collective.
+
+        is_finite: see Strategy. end: the position after the step, as GlobalBatch has it.
+        """
         self.strategy.commit_buffers(is_finite)  # Collective.
         self.averages.update(self.progress.step, is_finite)
+        self.progress = self.progress.after(*end)
 
     def weights(self) -> dict[str, Tensor]:
         """What model.safetensors holds: the weights that the training goes on from. All ranks or none."""
