@@ -3,6 +3,8 @@
     again = Again(place, record, parts, apart, note)
     again.train(part)                           # of each part: raises UserError (83) at the first difference
     again.require_all()                         # the links and the records of these steps, as wholes
+
+Tests: tests/unit/ask/test_verify.py
 """
 
 import json

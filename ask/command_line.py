@@ -1,4 +1,7 @@
-"""What the commands of ask/ have in common before torch is imported: arguments, signals, errors in them."""
+"""What the commands of ask/ have in common before torch is imported: arguments, signals, errors in them.
+
+Tests: tests/end_to_end/test_command_line.py
+"""
 
 import argparse
 from collections.abc import Callable

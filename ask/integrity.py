@@ -5,6 +5,8 @@
 
 It names what was changed afterwards. Somebody who changes files and computes all hashes anew is found by training again
 alone: ask/verify.py.
+
+Tests: tests/end_to_end/test_attacks.py
 """
 
 import hashlib

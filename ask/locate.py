@@ -2,6 +2,8 @@
 
 Each must repeat its own records here. Their states are compared after each step, from the newest checkpoints of a step
 at which they agreed; then the first step that differs is computed once more in both, and what it computes is compared.
+
+Tests: tests/end_to_end/test_compare.py
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,6 +5,8 @@
 
 A run may be training meanwhile, so rank 0 reads it, once, and tells the others. Records are read where they are asked
 for: there may be millions.
+
+Tests: tests/unit/ask/test_repeat.py
 """
 
 import math

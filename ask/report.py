@@ -4,6 +4,8 @@
     python -m ask.report RUN1 RUN2 RUN3 --output FILE.html
 
 The page is one file: it needs no network, and you can send it. Nothing is computed again.
+
+Tests: extras/report/tests/test_launches.py
 """
 
 import argparse

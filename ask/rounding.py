@@ -1,4 +1,7 @@
-"""Whether two figures are the same bits, differ as rounding may make them differ, or jump."""
+"""Whether two figures are the same bits, differ as rounding may make them differ, or jump.
+
+Tests: tests/end_to_end/test_replay.py
+"""
 
 import math
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
     watched, rows = watch(t, has_grad_norms=False, output=None)
     train_step(watched, batch)                      # rows holds a row for each sample of this rank
+
+Tests: tests/unit/ask/test_replay.py
 """
 
 import json

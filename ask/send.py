@@ -9,6 +9,8 @@ a kill. (Of a step that the run computed again, it keeps what came first.) A run
 --follow waits until it continues, or for Ctrl-C.
 
 mlflow: MLFLOW_TRACKING_URI says where it is, MLFLOW_EXPERIMENT_NAME names the experiment (default: lockstep).
+
+Tests: tests/end_to_end/test_send.py
 """
 
 import argparse

@@ -3,6 +3,8 @@
     trace = Trace()
     trace_step(t, batch, trace)                              # train.py's own step, seen by hooks
     key = first_difference(trace.found, another.found)
+
+Tests: tests/unit/ask/test_compare.py
 """
 
 import os

@@ -1,6 +1,8 @@
 """Batches: samples collated for one forward, and the global batch that one optimizer step learns from.
 
 Legend: B samples in a batch, P predicted tokens, R rows of packed texts.
+
+Tests: tests/unit/engine/test_feed.py
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The micro-batch is the unit of computation; ranks only share micro-batches out. So a position in an epoch is one number:
 how many samples came before.
 Legend: N samples, B samples per global batch, M micro-batches per global batch.
+
+Tests: tests/unit/data/test_sampler.py
 """
 
 from dataclasses import dataclass

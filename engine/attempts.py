@@ -3,6 +3,8 @@
 An attempt takes part in no collective, so that a rank that fails alone keeps no other rank waiting. Where a forward is
 collective, callers make none, but all ranks together in the warm-up. It leaves model and optimizer as they were between
 steps.
+
+Tests: tests/device/test_memory.py
 """
 
 import torch

@@ -1,4 +1,7 @@
-"""Opens a run, and builds what the training loop works with, once."""
+"""Opens a run, and builds what the training loop works with, once.
+
+Tests: tests/distributed/test_world.py
+"""
 
 import math
 import sys

@@ -1,4 +1,7 @@
-"""What is due between two steps: decided in one place, by the position and by flags that all ranks have exchanged."""
+"""What is due between two steps: decided in one place, by the position and by flags that all ranks have exchanged.
+
+Tests: tests/unit/engine/test_after_step.py
+"""
 
 from typing import NamedTuple
 

@@ -1,4 +1,7 @@
-"""What one start of a run has before there is a model."""
+"""What one start of a run has before there is a model.
+
+Tests: tests/unit/engine/test_resolve_precision.py
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""What the training loop works with, and the moments at which extras may look on. The loop itself: train.py."""
+"""What the training loop works with, and the moments at which extras may look on. The loop itself: train.py.
+
+Tests: tests/unit/engine/test_saving.py
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,6 +2,8 @@
 
 Without it a resumed run would differ in bits: DDP lays out its buckets anew after the first backward, and gloo's sums
 depend on where in a bucket a gradient lies.
+
+Tests: tests/distributed/test_world.py
 """
 
 import torch

@@ -9,6 +9,8 @@ classes, size, interpolation, mean, std, ...) and, of texts, the tokenizer's fil
 The folder appears once the file has predicted validation samples of the run, in batches of several sizes and lengths,
 and agreed with models.predict in fp32 on the CPU. If a probability differs by more than 1e-4, or a prediction is
 another one and not a tie within 1e-6, this ends with 65 and writes nothing.
+
+Tests: tests/end_to_end/test_export.py
 """
 
 import argparse

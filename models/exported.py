@@ -1,6 +1,8 @@
 """An export that predicts what models.predict does, or none: validation samples of the run decide.
 
 Legend: B samples, I images of a sample, H, W height and width in pixels, T tokens of the longest text, C outputs.
+
+Tests: tests/end_to_end/test_export.py
 """
 
 import argparse

@@ -1,6 +1,8 @@
 """What a model gives: in training a sum of losses, and to a user a prediction.
 
 Legend: B samples in a batch, C classes, P predicted tokens, V vocabulary.
+
+Tests: tests/unit/models/test_objectives.py
 """
 
 from collections.abc import Iterator

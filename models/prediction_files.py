@@ -2,6 +2,8 @@
 
 FILE.parts-DIGEST/N is what FILE gets of batch N, and N.npy its features. The digest is of all that their bytes depend
 on: a start with another model, other inputs or other arguments does not find them.
+
+Tests: tests/end_to_end/test_predict.py
 """
 
 import argparse

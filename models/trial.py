@@ -1,4 +1,7 @@
-"""A model that someone else wrote is tried before a run begins: what is wrong with it is one message."""
+"""A model that someone else wrote is tried before a run begins: what is wrong with it is one message.
+
+Tests: tests/unit/models/test_own.py
+"""
 
 import hashlib
 import traceback

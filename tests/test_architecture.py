@@ -189,6 +189,20 @@ def test_modules_have_names_of_the_field():
     assert [part for part in parts if part in REFUSED_NAMES] == []
 
 
+def homes_of_tests(path):
+    """Where the tests of a module are: its mirror, or the file that the last line of its docstring names."""
+    *folders, name = path.split("/")
+    home = ROOT.joinpath(*folders[:2], "tests") if folders[0] == "extras" else ROOT.joinpath("tests", "unit", *folders)
+    last = (ast.get_docstring(MODULES[path]) or "").splitlines()[-1:]
+    named = [ROOT / line.removeprefix("Tests: ") for line in last if line.startswith("Tests: ")]
+    return [home / f"test_{name}", *named]
+
+
+def test_the_tests_of_a_module_are_found_from_it():
+    modules = [path for path in MODULES if "/" in path and not path.endswith("__init__.py")]
+    assert len(modules) > 100 and [path for path in modules if not any(map(Path.exists, homes_of_tests(path)))] == []
+
+
 def test_the_data_layer_is_tracked():
     asked = ["git", "check-ignore", "data/sampler.py", "data/new.py"]
     ignored = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)

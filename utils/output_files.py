@@ -1,4 +1,7 @@
-"""Files that a user names with --output: whole or absent, CSV that any reader understands."""
+"""Files that a user names with --output: whole or absent, CSV that any reader understands.
+
+Tests: tests/end_to_end/test_predict.py
+"""
 
 import csv
 import os

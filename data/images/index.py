@@ -6,6 +6,8 @@
 A folder is ROOT/train/CLASS/**, ROOT/val/CLASS/**, or ROOT/CLASS/**. All processes map the arrays in the cache.
 Classes and order are those of torchvision.datasets.ImageFolder.
 Legend: N images.
+
+Tests: tests/unit/data/images/test_folder.py
 """
 
 import hashlib

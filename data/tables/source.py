@@ -4,6 +4,8 @@
     for path, row in source.rows("train"): ...
 
 The splits are files (.csv, .tsv, .jsonl, .txt), or the values of a column named split.
+
+Tests: tests/unit/data/tables/test_table.py
 """
 
 from collections.abc import Callable, Iterator, Sequence

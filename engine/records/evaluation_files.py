@@ -2,6 +2,8 @@
 
     RUN/eval/samples.csv, RUN/eval/classes.json         # of the best evaluation so far; targets.json of a regression
     train.py --eval-only --output FILE.csv|FILE.json
+
+Tests: tests/end_to_end/test_evaluation.py
 """
 
 import json

@@ -1,4 +1,7 @@
-"""What is written down of a training: a record every --log-every steps, the summary."""
+"""What is written down of a training: a record every --log-every steps, the summary.
+
+Tests: tests/end_to_end/test_timings.py
+"""
 
 import shlex
 from functools import partial

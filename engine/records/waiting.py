@@ -1,4 +1,7 @@
-"""What would end the time that a training spends waiting for its data."""
+"""What would end the time that a training spends waiting for its data.
+
+Tests: extras/notes/tests/test_extra.py
+"""
 
 import math
 

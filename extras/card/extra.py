@@ -2,6 +2,8 @@
 
 card.md is its text. It depends on the run alone: it has no path, time or machine. Its owner may edit it, so the run's
 chain leaves it out.
+
+Tests: extras/card/tests/test_launches.py
 """
 
 import re

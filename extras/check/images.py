@@ -1,6 +1,8 @@
 """What the images of a data set are like: see survey.py.
 
 Legend: N samples, S of them that were looked at; of an image H, W height and width in pixels.
+
+Tests: extras/check/tests/test_survey.py
 """
 
 import os

@@ -1,4 +1,7 @@
-"""The survey of a task's samples: by the first module of SURVEYS that knows their kind."""
+"""The survey of a task's samples: by the first module of SURVEYS that knows their kind.
+
+Tests: extras/check/tests/test_launches.py
+"""
 
 from importlib import import_module
 

@@ -1,4 +1,7 @@
-"""What the texts of a data set are like: see survey.py."""
+"""What the texts of a data set are like: see survey.py.
+
+Tests: extras/check/tests/test_launches.py
+"""
 
 import textwrap
 import unicodedata

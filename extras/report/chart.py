@@ -1,4 +1,7 @@
-"""Charts for the page of a run: lines, dots and axes as numbers, which report.html.jinja draws as SVG."""
+"""Charts for the page of a run: lines, dots and axes as numbers, which report.html.jinja draws as SVG.
+
+Tests: extras/report/tests/test_page.py
+"""
 
 import math
 from collections.abc import Sequence

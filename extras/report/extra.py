@@ -1,4 +1,7 @@
-"""RUN/report.html at the end of a run."""
+"""RUN/report.html at the end of a run.
+
+Tests: extras/report/tests/test_launches.py
+"""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,8 @@
 """Metrics of multi-label classification: each label is yes or no, yes from a probability of 0.5 on.
 
 Legend: B samples of a batch, N of the evaluation set, C labels.
+
+Tests: tests/unit/models/test_objectives.py
 """
 
 from functools import partial

@@ -1,6 +1,8 @@
 """Metrics of regression, in the units of the targets.
 
 Legend: B samples of a batch, N of the evaluation set, T targets.
+
+Tests: tests/unit/models/test_objectives.py
 """
 
 from functools import partial

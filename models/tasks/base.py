@@ -1,6 +1,8 @@
 """What a task is: its data, its model, its loss and its metrics.
 
 It never wraps, moves, saves or reduces, and knows no strategy.
+
+Tests: tests/end_to_end/test_changing.py
 """
 
 from abc import ABC, abstractmethod

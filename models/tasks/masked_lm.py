@@ -4,6 +4,8 @@ Texts of any lengths share a batch, several in a row. Batches of texts of simila
 teach less: some hold nothing but headings (figures: benchmarks/README.md).
 
 Legend: B samples, R rows of them, T tokens of a row, P predicted tokens, V vocabulary.
+
+Tests: tests/unit/models/tasks/test_text.py
 """
 
 import math

@@ -1,6 +1,8 @@
 """Texts or pairs in a table with one class each, several labels, or numbers; any encoder of transformers.
 
 Legend: B samples, T tokens, C outputs.
+
+Tests: tests/unit/models/tasks/test_text.py
 """
 
 import json

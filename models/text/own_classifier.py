@@ -1,4 +1,7 @@
-"""The text classifiers of models/own.py, beside transformers' encoders: with a config, and called as they are."""
+"""The text classifiers of models/own.py, beside transformers' encoders: with a config, and called as they are.
+
+Tests: tests/unit/models/test_own.py
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

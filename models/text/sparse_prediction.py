@@ -1,4 +1,7 @@
-"""Masked language modelling without the logits that nobody asks for."""
+"""Masked language modelling without the logits that nobody asks for.
+
+Tests: tests/unit/models/text/test_bert.py
+"""
 
 from typing import Any
 

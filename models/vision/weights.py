@@ -1,4 +1,7 @@
-"""Weights for image classifiers: of a file, of another run's model folder, or the library's own."""
+"""Weights for image classifiers: of a file, of another run's model folder, or the library's own.
+
+Tests: tests/unit/models/vision/test_timm_models.py
+"""
 
 import argparse
 import hashlib

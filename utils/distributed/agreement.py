@@ -1,6 +1,8 @@
 """Agreement: all ranks act on a small fact after the same step.
 
 A rank that stopped alone would leave the others in a collective; asking all ranks at each step would make them wait.
+
+Tests: tests/distributed/test_world.py
 """
 
 import socket

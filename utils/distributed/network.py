@@ -7,6 +7,8 @@ hosts would wait for each other forever. The route is never wrong. launch.sh ask
 
 PORT: must be free if HOST is this host; 0 = none. WAIT_S: how long to retry a name that does not resolve yet (a pod is
 still starting). Imports no package.
+
+Tests: tests/end_to_end/test_launch.py
 """
 
 import fcntl

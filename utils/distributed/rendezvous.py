@@ -2,6 +2,8 @@
 
 torchrun restarts workers on the same store with the same keys, so a rank that comes early reads the address of a dead
 peer (2 of 3 plain restarts failed on torch 2.15). The ranks therefore agree on a fresh prefix first.
+
+Tests: tests/faults/test_nodes.py
 """
 
 import os

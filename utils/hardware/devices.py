@@ -2,6 +2,8 @@
 
 Ranks with different devices cannot form a process group: they would wait for each other. So the devices of all nodes
 are compared before, and the error names the node that lacks one.
+
+Tests: tests/device/test_hardware.py
 """
 
 import json

@@ -1,4 +1,7 @@
-"""A temporary folder that all ranks share, in the place of a run directory: a run that exists stays as it is."""
+"""A temporary folder that all ranks share, in the place of a run directory: a run that exists stays as it is.
+
+Tests: tests/end_to_end/test_replay.py
+"""
 
 import shutil
 import socket

@@ -1,4 +1,7 @@
-"""What a save writes: one value, made at one moment, so that no part of it goes ahead of another."""
+"""What a save writes: one value, made at one moment, so that no part of it goes ahead of another.
+
+Tests: tests/unit/utils/rundir/test_checkpoint_links.py
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

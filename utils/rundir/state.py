@@ -1,4 +1,7 @@
-"""The state of a run: its position, and all that it would lose if it were not saved."""
+"""The state of a run: its position, and all that it would lose if it were not saved.
+
+Tests: tests/unit/utils/rundir/test_checkpoint.py
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

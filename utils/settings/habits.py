@@ -4,6 +4,8 @@
     answer("resume", "masked-lm")                              # "not needed: the same command continues the run"
 
 Spellings: timm, torchvision's references, Hugging Face's Trainer, Lightning, Ultralytics. Nothing here imports torch.
+
+Tests: tests/unit/utils/settings/test_spelling.py
 """
 
 import difflib

@@ -1,4 +1,7 @@
-"""What --help prints: the settings of a task, their values, and the defaults that this command would really use."""
+"""What --help prints: the settings of a task, their values, and the defaults that this command would really use.
+
+Tests: tests/unit/utils/settings/test_command_line.py
+"""
 
 import shutil
 import textwrap

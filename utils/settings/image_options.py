@@ -1,4 +1,7 @@
-"""The settings of image tasks. A setting is one line, as in run_options.py."""
+"""The settings of image tasks. A setting is one line, as in run_options.py.
+
+Tests: tests/unit/utils/settings/test_config.py
+"""
 
 from typing import Literal
 

@@ -2,6 +2,8 @@
 
 A setting is one line: its type, its default, its help, and every fact that the program knows about it
 (utils/settings/option.py says what there is). Nothing here imports torch.
+
+Tests: tests/unit/utils/settings/test_config.py
 """
 
 from typing import Literal

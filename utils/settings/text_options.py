@@ -1,4 +1,7 @@
-"""The settings of text tasks. A setting is one line, as in run_options.py."""
+"""The settings of text tasks. A setting is one line, as in run_options.py.
+
+Tests: tests/unit/utils/settings/test_config.py
+"""
 
 from utils.settings.option import NAME_OR_PATH, is_model_folder, option, options, own_names
 

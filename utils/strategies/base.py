@@ -4,6 +4,8 @@ Those that exist: __init__.py. What they have in common: replicated.py, buffers.
 
 The order of calls: Strategy(module, world), build_optimizer(module, ...), load_model_state and load_optimizer_state if
 the run continues, setup, a warm-up step, require_all_grads; then per step: accumulate, clip_grad_norm_, commit_buffers.
+
+Tests: tests/distributed/test_world.py
 """
 
 import sys

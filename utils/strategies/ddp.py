@@ -1,4 +1,7 @@
-"""torch's DistributedDataParallel: gradients are summed over ranks while the last backward still runs."""
+"""torch's DistributedDataParallel: gradients are summed over ranks while the last backward still runs.
+
+Tests: tests/distributed/test_world.py
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

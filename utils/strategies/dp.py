@@ -6,6 +6,8 @@ no device holds those of all. Gather: gradients are added on the first device, w
 the balance: DataParallelModel and DataParallelCriterion of PyTorch-Encoding (Zhang, 2018). torch's form: dp_classic.py.
 
 One thread keeps all devices busy: forward and backward only queue work, and nothing in a step waits for a device.
+
+Tests: tests/device/test_strategies.py
 """
 
 import sys

@@ -3,6 +3,8 @@
 Each micro-batch is split over the devices of one process, and the outputs are gathered on the first, which therefore
 holds more than the others. BatchNorm sees the part of a micro-batch that its device has: its statistics, and the
 results, are not those of `ddp`. Threads share one interpreter: its lock lets one of them queue work at a time.
+
+Tests: tests/device/test_strategies.py
 """
 
 import sys

@@ -6,6 +6,8 @@ Gradients are summed after each micro-batch, so that none is kept in full. Sourc
 (Zhao et al., 2023), which averages over ranks; here it sums, as losses are divided by the whole batch's normalizer.
 
 Precision is autocast's, as under every strategy: float32 is what is kept, gathered and summed.
+
+Tests: tests/distributed/test_fsdp.py
 """
 
 from collections import Counter

@@ -2,6 +2,8 @@
 
 The devices compute one after the other: this trains what does not fit into one device, and is no faster. A process's
 share of the gradient is summed over ranks by DistributedDataParallel, which takes such a model as it is.
+
+Tests: tests/device/test_strategies.py
 """
 
 import sys

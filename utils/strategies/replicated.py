@@ -1,4 +1,7 @@
-"""What strategies share; those that keep all parameters and all optimizer state on every rank need little else."""
+"""What strategies share; those that keep all parameters and all optimizer state on every rank need little else.
+
+Tests: tests/unit/utils/strategies/test_buffers.py
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext

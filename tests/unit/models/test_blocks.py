@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from models.blocks import blocks_of, freeze, lr_factors, undecayed
-from tests.unit.models.test_vision import FAMILIES
+from tests.unit.models.vision.test_classifier import FAMILIES
 from utils.errors import Exit, UserError
 from utils.numerics.optimizers import build_optimizer, set_lr
 from utils.settings.run_options import OptimOptions

@@ -10,8 +10,8 @@ from torchvision.ops import StochasticDepth
 
 from models.text.bert import EncoderSpec, _set_dropout, build_encoder
 from models.vision.classifier import set_drop_path, set_dropout
-from tests.unit.models.test_bert import CLASSES, HEADS, TOKENIZER, configured
 from tests.unit.models.test_blocks import drawn as vision
+from tests.unit.models.text.test_bert import CLASSES, HEADS, TOKENIZER, configured
 from utils.errors import Exit, UserError
 from utils.settings.text_options import TextModelOptions
 

@@ -17,7 +17,7 @@ from models.metrics.metric import MAX_SCORES
 from models.metrics.targets import figures_of
 from models.objectives import Labels, Numbers, answer, build_objective, kind_of, label_columns_of, values_of
 from models.output import Output
-from tests.unit.models.test_metrics import batch_of
+from tests.unit.models.metrics.test_metric import batch_of
 from utils.errors import UserError
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, TextRegressionConfig
 from utils.settings.run_options import ClassLossOptions, LabelOptions, TargetLossOptions, TargetOptions

@@ -37,7 +37,7 @@ from utils.rundir.lock import RunLock
 from utils.rundir.run import Run
 from utils.settings.text_options import TextModelOptions
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TOKENIZER = train_tokenizer(["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"],
                             120)
 CLASSES = ("cat", "dog", "eel")

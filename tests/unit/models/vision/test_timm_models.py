@@ -26,7 +26,7 @@ from models.vision.classifier import (
 from models.vision.preprocessing import description_of, preprocessing_of_weights
 from models.vision.timm_models import timm_preprocessing
 from models.vision.weights import classes_of_weights
-from tests.unit.models.test_vision import equal_names
+from tests.unit.models.vision.test_classifier import equal_names
 from utils.errors import Exit, UserError
 from utils.settings.image_options import ModelOptions
 

@@ -20,7 +20,7 @@ from data.images.folder import ImageFolder
 from data.images.index import build_index
 from data.splits import ValSplit
 from tests.conftest import ROOT
-from tests.unit.data.test_image_decode import BAD
+from tests.unit.data.images.test_decode import BAD
 from utils.errors import Exit, UserError
 from utils.rundir.digests import UNKNOWN
 

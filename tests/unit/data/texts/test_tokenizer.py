@@ -18,14 +18,14 @@ from transformers import PreTrainedTokenizerFast
 from data.texts.tokenizer import SPECIAL, load_tokenizer, train_tokenizer, without_ends
 from utils.errors import Exit, UserError
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TEXTS = [text for name in sorted(topics)[:40] for text in topics[name].split("\n\n")]
 MANY = [chr(0x1200 + number) for number in range(72)]  # letters without case and accents, in no other text here
 # no character or pair is more frequent
 TIES = ["".join(MANY[(start + step) % 72] for step in (0, 5, 11, 30, 31)) for start in range(72)]
 TRAIN = """
 import sys
-from tests.unit.data.test_tokenizer import TEXTS, TIES, train_tokenizer
+from tests.unit.data.texts.test_tokenizer import TEXTS, TIES, train_tokenizer
 train_tokenizer(TEXTS, 1000).save_pretrained(sys.argv[1] + "/texts")
 train_tokenizer(TIES, 200).save_pretrained(sys.argv[1] + "/ties")
 """
