@@ -9,7 +9,7 @@ import sys
 import extras
 from data import demo
 from data.images.folder import ImageFolder
-from engine.records import pictures
+from extras.first_batch import extra as pictures
 from train import main
 from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
