@@ -83,7 +83,7 @@ class Extra:
         return {}
 
     def closed(self) -> None:
-        """The start is over, maybe by an error. Every rank."""
+        """The start is over, maybe by an error, and maybe before `opened`. Every rank."""
 
 
 class Extras:
@@ -131,6 +131,6 @@ class Extras:
             try:
                 results.append(getattr(extra, moment)(*about))
             except Exception as error:  # whatever it is
-                name = type(extra).__module__.split(".")[1]
-                t.log.note(f"extras/{name} failed ({type(error).__name__}: {first_line(error)}); the run goes on")
+                t.log.note(f"{type(extra).__module__} failed ({type(error).__name__}: {first_line(error)}); the run"
+                           " goes on without it")
         return results

@@ -24,6 +24,9 @@ MOST_MB = 50
 class EXTRA(Extra):
     """The first steps of a start."""
 
+    def __init__(self) -> None:
+        self._profile: Profile | None = None
+
     def opened(self, t: Training) -> None:
         """Begin to record."""
         self._profile = Profile(t.config.extra(OPTIONS).profile, t.run.path / "profile", t.world, t.log.note)
@@ -41,7 +44,8 @@ class EXTRA(Extra):
 
     def closed(self) -> None:
         """Write what there is."""
-        self._profile.close()
+        if self._profile:
+            self._profile.close()
 
 
 class Profile:
