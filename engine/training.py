@@ -110,7 +110,7 @@ class Extras:
     def recorded(self, t: Training, record: Mapping[str, Any] | None) -> None:
         """Print what the extras say about a record. None: this rank writes none."""
         for lines in self._each(t, "recorded", record) if record is not None else ():
-            for line in lines:
+            for line in lines or ():
                 t.log.note(line)
 
     def exported(self, t: Training, step: int, values: Mapping[str, Any], folder: Path) -> None:
@@ -119,7 +119,7 @@ class Extras:
 
     def finished(self, t: Training) -> dict[str, str]:
         """Rank 0."""
-        return {what: where for ends in self._each(t, "finished", t) for what, where in ends.items()}
+        return {what: where for ends in self._each(t, "finished", t) for what, where in (ends or {}).items()}
 
     def closed(self, t: Training) -> None:
         """Every rank."""
@@ -129,7 +129,8 @@ class Extras:
         results = []
         for extra in self._extras:
             try:
-                results.append(getattr(extra, moment)(*about))
+                answer = getattr(extra, moment)(*about)
+                results.append(answer if answer is None or isinstance(answer, Mapping) else [*answer])  # or a generator
             except Exception as error:  # whatever it is
                 t.log.note(f"{type(extra).__module__} failed ({type(error).__name__}: {first_line(error)}); the run"
                            " goes on without it")

@@ -104,13 +104,13 @@ def end_if_audit_differs(t: Training, batch: GlobalBatch, losses: Tensor) -> Non
     is not compared. Raises UserError (71) on every rank if something differs. Collective in an audited step.
     """
     # compute
+    t.watchdog.enter("auditing", t.config.faults.section_timeout, t.feed.samples.reading)
     rank, step, own, audited = t.world.rank, t.state.progress.step, "", ""
     if len(batch) and not batch.bad:
         own = _figures(losses[rank], t.strategy.entered)
     if (index := audited_by(t, rank)) is not None:
         audited = _compute(t, index, batch.normalizer)
     [weights] = Arriving(t.strategy.weights_checksum()).wait()
-    t.watchdog.enter("auditing", t.config.faults.section_timeout)
     place = f"rank {rank} on {socket.gethostname()} ({t.world.device})"
     accounts = [Account(*each) for each in t.world.gather([place, int(weights), own, audited])]  # Collective.
 
