@@ -141,6 +141,7 @@ oldest: export ATEN_CPU_CAPABILITY = avx2
 oldest: export ONEDNN_MAX_CPU_ISA = AVX2
 oldest: .venv-oldest/ready          ## unit tests, tests/distributed, two demos with the lowest versions that are allowed
 	.venv-oldest/bin/python -m pytest -m "not slow" $(WORKERS) tests/unit tests/distributed tests/end_to_end/test_demo.py
+	.venv-oldest/bin/python -m pytest -m "unit and not slow" $(WORKERS) extras
 
 .venv-oldest/ready: requirements.txt requirements-dev.txt
 	$(PYTHON) -m venv .venv-oldest

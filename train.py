@@ -71,6 +71,7 @@ def train(t: Training) -> Exit:
     """Train from the run's position to its end, or to a stop (exit code 75). Collective."""
     t.watchdog.enter("the first step", t.config.faults.section_timeout)
     warm_up(t)  # Collective. A step that changes nothing
+    t.extras.opened(t)  # Collective.
     t.watchdog.save_on_stop()  # from here on there is something to save
     if what_is_due(t).evaluate:  # the last start ended before it was done
         evaluate_and_save(t)  # Collective.

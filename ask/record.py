@@ -23,6 +23,7 @@ from utils.files import json_lines, read_json
 from utils.rundir.chain import Link, digest_of, read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of, step_of
 from utils.rundir.starts import read_starts
+from utils.settings.habits import FORMERLY_KEPT
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,8 @@ def read_run(run: str, world: World, data: str | None = None) -> Record:
                             f" ({error!r}): restore the file", Exit.IO) from None
 
     starts, links, *more = world.on_rank_zero(read, takes_long=True)  # Collective.
+    for start in starts:  # of an older version; no two starts differ by these
+        start["settings"] = {name: value for name, value in start["settings"].items() if name not in FORMERLY_KEPT}
     return Record(path, data, starts, {link["step"]: link for link in links}, *more)
 
 

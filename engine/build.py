@@ -6,7 +6,7 @@ Tests: tests/distributed/test_world.py
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,10 +80,12 @@ def open_training(start: Start, extras: Sequence[Extra] = (),
                   kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
     """What the loop works with, closed afterwards; its checkpoints are of this kind. Collective."""
     training = build_training(start, extras, kind)  # Collective.
-    with closing(training.log), closing(training.checkpoints), ExitStack() as stack:
-        stack.callback(training.extras.closed, training)
-        training.extras.opened(training)  # Collective.
-        yield training
+    with closing(training.log):
+        try:
+            with closing(training.checkpoints):  # its thread may still export a model
+                yield training
+        finally:
+            training.extras.closed(training)
 
 
 def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints]) -> Training:

@@ -1,7 +1,4 @@
-"""What the training loop works with, and the moments at which extras may look on. The loop itself: train.py.
-
-Tests: tests/unit/engine/test_saving.py
-"""
+"""What the training loop works with, and the moments at which extras may look on. The loop itself: train.py."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,7 +53,10 @@ class Extra:
     """
 
     def opened(self, t: Training) -> None:
-        """All is built, and the newest checkpoint is loaded; before the warm-up. Every rank; may be collective."""
+        """After the warm-up, before the first step of a start. Every rank; may be collective."""
+
+    def began(self, t: Training) -> None:
+        """After opened: what there is to show. Rank 0."""
 
     def summed(self, t: Training, batch: GlobalBatch, losses: Tensor) -> None:
         """The gradients of a step are summed, and not used yet. Every rank; may be collective.
@@ -90,12 +90,14 @@ class Extras:
     """Calls each extra at each moment. What goes wrong on rank 0 alone becomes a note: the run is whole without it."""
 
     def __init__(self, extras: Sequence[Extra]):
-        self._extras = extras
+        self._extras, self._noted = extras, set[str]()
 
     def opened(self, t: Training) -> None:
         """Collective."""
         for extra in self._extras:
             extra.opened(t)
+        if t.run.writes:
+            self._each(t, "began", t)
 
     def summed(self, t: Training, batch: GlobalBatch, losses: Tensor) -> None:
         """Collective."""
@@ -109,9 +111,8 @@ class Extras:
 
     def recorded(self, t: Training, record: Mapping[str, Any] | None) -> None:
         """Print what the extras say about a record. None: this rank writes none."""
-        for lines in self._each(t, "recorded", record) if record is not None else ():
-            for line in lines or ():
-                t.log.note(line)
+        if record is not None:
+            self._each(t, "recorded", record, read=lambda lines: [*map(t.log.note, lines)])
 
     def exported(self, t: Training, step: int, values: Mapping[str, Any], folder: Path) -> None:
         """Rank 0, in a thread."""
@@ -119,19 +120,22 @@ class Extras:
 
     def finished(self, t: Training) -> dict[str, str]:
         """Rank 0."""
-        return {what: where for ends in self._each(t, "finished", t) for what, where in (ends or {}).items()}
+        places: dict[str, str] = {}
+        self._each(t, "finished", t, read=places.update)
+        return places
 
     def closed(self, t: Training) -> None:
         """Every rank."""
         self._each(t, "closed")
 
-    def _each(self, t: Training, moment: str, *about: Any) -> list[Any]:
-        results = []
+    def _each(self, t: Training, moment: str, *about: Any, read: Callable[[Any], Any] = lambda answer: None) -> None:
+        """Call this moment of each extra, and read its answer; note each error once."""
         for extra in self._extras:
             try:
-                answer = getattr(extra, moment)(*about)
-                results.append(answer if answer is None or isinstance(answer, Mapping) else [*answer])  # or a generator
+                read(getattr(extra, moment)(*about))
             except Exception as error:  # whatever it is
-                t.log.note(f"{type(extra).__module__} failed ({type(error).__name__}: {first_line(error)}); the run"
-                           " goes on without it")
-        return results
+                name = type(extra).__module__.removesuffix(".extra").replace(".", "/")
+                text = f"{name} failed ({type(error).__name__}: {first_line(error)}); the run is whole without it"
+                if text not in self._noted:
+                    t.log.note(text)
+                self._noted.add(text)

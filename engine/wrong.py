@@ -68,17 +68,17 @@ def void_steps(t: Training) -> list[tuple[Progress, list[Facts]]]:
 def _end_or_go_on(t: Training, at: Progress, facts: list[Facts]) -> None:
     """End the run (80) where a gradient was not finite, or go over the step: --max-nonfinite. The same on all ranks."""
     suspects = [each.place for each in facts if not each.is_own_finite]
-    found = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}"
-             f"{f'; it comes from {some(suspects)}' if suspects else '; the losses are finite'}")
+    what = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}"
+            f"{f'; it comes from {some(suspects)}' if suspects else '; the losses are finite'}")
     samples = (f"its samples, the highest loss first: {command('python')} -m ask.replay {shlex.quote(str(t.run.path))}"
                f" --step {at.step + 1}")
     t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
     most = t.config.faults.max_nonfinite
     if progress.skipped > most:
-        raise UserError(f"{found}; the training diverged; this step changed neither weights nor checkpoints; use a"
+        raise UserError(f"{what}; the training diverged; this step changed neither weights nor checkpoints; use a"
                         " smaller --lr, --max-grad-norm 1 or --precision fp32, or skip a few such steps with"
                         f" --max-nonfinite; {samples}", Exit.DIVERGED)
-    t.log.note(f"{found}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most}); {samples}")
+    t.log.note(f"{what}; the step changed nothing (--max-nonfinite: {progress.skipped} of {most}); {samples}")
 
 
 def odd_ones(found: Mapping[int, Hashable]) -> list[int]:

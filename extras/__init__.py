@@ -4,7 +4,7 @@ An extra is a folder. __init__.py may hold OPTIONS, its settings (operational, n
 imported. extra.py holds EXTRA, a class of moments (engine/training.py). README.md and tests/ are about it alone. An
 extra that takes the place of a training, as --check does, is a mode: its OPTIONS name the module whose run() is called.
 
-To delete one: `rm -r extras/NAME`, and its name in EXTRAS.
+To delete one: `rm -r extras/NAME`, and its name in EXTRAS. With the report goes ask/report.py.
 """
 
 from __future__ import annotations  # so that an older Python comes as far as the message
@@ -25,7 +25,7 @@ EXTRAS = (  # in the order in which they are called
 
 
 def pages() -> tuple[Any, ...]:
-    """The settings of the extras, at their defaults, for the command line. Does not import torch."""
+    """The pages of settings of the extras, for the command line. This imports no torch."""
     modules = [import_module(f"extras.{name}") for name in EXTRAS]
     return tuple(module.OPTIONS() for module in modules if hasattr(module, "OPTIONS"))
 

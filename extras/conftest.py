@@ -1,4 +1,4 @@
-"""The fixtures of tests/, for the tests that lie beside their extra."""
+"""The fixtures of tests/, for the tests of extras."""
 
 from tests.conftest import (  # noqa: F401
     data_of,

@@ -16,7 +16,7 @@ import extras
 from benchmarks import size
 from data import demo
 from models.tasks import TASKS, load_task
-from utils.settings.config import CONFIGS
+from utils.settings.config import CONFIGS, groups
 from utils.settings.option import OPERATIONAL
 from utils.settings.run_options import DeviceOptions
 from utils.strategies import STRATEGIES, load_strategy
@@ -139,6 +139,12 @@ def test_the_settings_of_extras_are_about_one_launch():
     """They name no run, and no run keeps them."""
     known = [item.metadata["facts"] for page in extras.pages() for item in fields(page)]
     assert known and all(each.kind == OPERATIONAL and not each.kept and not each.fixed for each in known)
+
+
+def test_a_page_of_an_extra_has_the_heading_of_another_page():
+    """Else --help would have a section with one setting."""
+    headings = {type(page).__doc__ for page in groups(CONFIGS["image-classification"](extras=()))}
+    assert {type(page).__doc__ for page in extras.pages()} <= headings
 
 
 FLOORS = ({"errors", "files", "output_files", "array_folder"}, {"settings", "hardware", "cpu"}, {"distributed"},

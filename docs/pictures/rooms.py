@@ -33,9 +33,9 @@ LEFT, GAP, LINE, CHARACTER = 24, 10, 18, 7.25  # px; CHARACTER: of a monospaced 
 
 def files() -> list[Path]:
     """The program's files, relative to its root."""
-    found = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+    paths = [path.relative_to(ROOT) for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
              if not {"tests", "conftest.py"} & {*path.parts}]
-    return [Path("train.py"), *(path for path in found if (ROOT / path).read_text().strip())]
+    return [Path("train.py"), *(path for path in paths if (ROOT / path).read_text().strip())]
 
 
 def room_of(path: Path) -> str:

@@ -1,7 +1,4 @@
-"""What would end the time that a training spends waiting for its data.
-
-Tests: extras/notes/tests/test_extra.py
-"""
+"""What would end the time that a training spends waiting for its data."""
 
 import math
 

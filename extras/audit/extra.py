@@ -24,7 +24,7 @@ from utils.strategies import STRATEGIES, load_strategy
 from utils.strategies.checksum import checksum
 
 WAY_OUT = ("; this step has changed nothing, and nothing was saved: the same command continues from the newest"
-           " checkpoint; leave such a host out (docs/reliability.md)")
+           " checkpoint; leave such a host out (extras/audit/README.md)")
 
 
 class Account(NamedTuple):
@@ -42,6 +42,10 @@ class EXTRA(Extra):
     def opened(self, t: Training) -> None:
         """Collective. Raises UserError (64) on every rank where two ranks need not compute the same bits."""
         require_comparable(t)  # Collective.
+        if t.config.extra(OPTIONS).audit_every:  # once now: if memory ends, it ends before the first step
+            t.strategy.module.train()
+            micro_batch = t.task.example(t.feed.plan.sizes[1]).to(t.world.device)
+            t.strategy.again(forward(t, t.strategy.module, micro_batch, step=0), t.precision.scale)
         t.strategy.is_audited = is_audited(t)
 
     def summed(self, t: Training, batch: GlobalBatch, losses: Tensor) -> None:

@@ -87,6 +87,8 @@ def run(config: Config, world: World, watchdog: Watchdog, train_epoch: Callable[
 
             # the machine
             with open_training(start, build()) as t:  # Collective.
+                warm_up(t)  # Collective.
+                t.extras.opened(t)  # Collective.
                 found["notes"] = said.getvalue().replace(str(folder / "run"), str(run_path(config))).splitlines()
                 show("\n- ".join(["a training would say:", *found["notes"]]))
                 found["machine"] = _machine(t, config, train_epoch)  # Collective.
@@ -134,7 +136,6 @@ def _machine(t: Training, config: Config, train_epoch: Callable[[Training], None
     config: that of the run, with its --workers and --eval-every. Per second: samples, of all ranks. memory, disk, free:
     MiB. A signal ends the process at once, because nothing is to be saved.
     """
-    warm_up(t)  # Collective.
     t.watchdog.stop_after(MEASURED_S, from_now=True)
     train_epoch(t)  # Collective.
     t.flags.wait()  # Collective.

@@ -19,7 +19,7 @@ SMALLEST, LARGEST, GAP = 64, 128, 6  # pixels: side of a tile, between tiles
 class EXTRA(Extra):
     """The first training samples of a new run, augmented as the first epoch has them."""
 
-    def opened(self, t: Training) -> None:
+    def began(self, t: Training) -> None:
         """A picture at step 0."""
         if t.state.progress.step == 0:
             t.log.show("train/first_batch", partial(_first_batch, t))

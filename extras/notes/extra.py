@@ -35,17 +35,19 @@ TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations bef
 class EXTRA(Extra):
     """Says each note once."""
 
-    def opened(self, t: Training) -> None:
+    def __init__(self) -> None:
+        self._notes: Notes | None = None
+
+    def began(self, t: Training) -> None:
         """What the data say, and from here on what new records say; those that are there have been explained."""
-        if t.run.writes:
-            is_even = t.feed.plan.num_micro_batches % t.world.world_size == 0
-            self._notes, first = notes_of(t, t.total_steps, is_even, each_record(t.run.path, "train", "val"))
-            for text in first:
-                t.log.note(text)
+        is_even = t.feed.plan.num_micro_batches % t.world.world_size == 0
+        self._notes, first = notes_of(t, t.total_steps, is_even, each_record(t.run.path, "train", "val"))
+        for text in first:
+            t.log.note(text)
 
     def recorded(self, record: Mapping[str, Any]) -> Iterable[str]:
         """What a new one says."""
-        return self._notes.add(record) if record["split"] != "epoch" else ()
+        return self._notes.add(record) if self._notes and record["split"] != "epoch" else ()
 
 
 @dataclass

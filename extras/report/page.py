@@ -37,6 +37,7 @@ from utils.rundir.clock import SHARES
 from utils.rundir.identity import kept_settings
 from utils.rundir.starts import read_starts
 from utils.settings.config import CONFIGS, flag
+from utils.settings.habits import FORMERLY_KEPT
 
 MOST_BYTES = 10 * 2**20  # of samples.csv, up to 200,000 rows: above, the page has nothing that is by sample
 FEWEST = 50  # samples of a calibration
@@ -82,6 +83,7 @@ def _about(run: Path) -> dict[str, Any]:
     """What the page says of a run, by name."""
     # what the directory holds
     config = yaml.safe_load((run / "config.yaml").read_text())
+    config = {name: value for name, value in config.items() if name not in FORMERLY_KEPT}
     auto, status, summary = (read_json(run / f"{name}.json") for name in ("auto", "status", "summary"))
     found = records(run, "train", "val", "epoch")
     train, val, epochs = ([each for each in found if each["split"] == split] for split in ("train", "val", "epoch"))

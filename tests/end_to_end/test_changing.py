@@ -72,7 +72,7 @@ def test_every_change_has_a_test():
 @pytest.mark.parametrize("title", CHANGES)
 def test_a_changed_program_has_the_projects_style(title, changed):
     folder, _ = changed(title)
-    program = ["train.py", "engine", "models", "data", "utils"]
+    program = ["train.py", "engine", "extras", "models", "data", "utils"]
     done = subprocess.run([Path(sys.executable).with_name("ruff"), "check", *program], cwd=folder, capture_output=True,
                           text=True)
     assert done.returncode == 0, done.stdout

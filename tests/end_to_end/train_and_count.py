@@ -9,7 +9,6 @@ import sys
 import extras
 from data import demo
 from data.images.folder import ImageFolder
-from extras.first_batch import extra as pictures
 from train import main
 from utils.distributed.watchdog import Watchdog
 from utils.errors import exit_after
@@ -23,7 +22,7 @@ original = ImageFolder.__getitem__
 def noted(self, item):
     """Read the sample, and write down which one of how many it was, unless it is for a picture in TensorBoard."""
     frame = sys._getframe()
-    while frame and frame.f_code.co_filename != pictures.__file__:
+    while frame and not frame.f_code.co_filename.endswith("first_batch/extra.py"):
         frame = frame.f_back
     if frame is None:
         read.append((len(self), int(item[0]), int(item[1])))

@@ -27,7 +27,7 @@ def words(photos, run_dir):
     return [*WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1, "--workers", 0]
 
 
-def test_a_loss_that_is_nan_is_named_with_step_and_rank_on_1_and_2_processes(
+def test_a_loss_of_nan_is_named_with_step_and_rank_on_1_and_2_processes(
         words, run_dir, start_torchrun, run_torchrun, undisturbed):
     bad = sample_of(rank=1, step=2)
     said = f"the gradient of optimizer step 2 is not finite; it comes from rank 1 on {HOST}; the training diverged"

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH, own
 if TYPE_CHECKING:
     from utils.distributed.world import World
 
+ROOT = Path(__file__).parents[2]
 # what a run directory has only after auto.json
 RESULTS = ("checkpoints/step-*", "metrics.jsonl", "model", "eval")
 
@@ -124,23 +125,27 @@ def require_same_program(config: Config, world: "World") -> None:
     known = facts(config)
     values = {name: value for name, value in settings(config).items() if not known[name].per_node}
     pretrained = values.pop("pretrained", None)  # not every task has it
+    world.require_same(code_digest(), "the program")
+    world.require_same(extras_digest(), "the extras")  # their settings are among the settings
     world.require_same(json.dumps(values, sort_keys=True), "the settings")
     if "model" in values:
         is_folder(values["model"], world)  # Collective.
     world.require_same(json.dumps(pretrained), "--pretrained")
-    world.require_same(code_digest(), "the program")
-    world.require_same(code_digest("extras"), "the extras")
     world.require_same(metadata.version("torch"), "torch's version")
 
 
-def code_digest(*folders: str) -> str:
-    """A digest of every module of these folders; without any, of the program: train.py, data/, engine/, models/, utils/
+def code_digest() -> str:
+    """The program: a digest of train.py and of every module of data/, engine/, models/ and utils/."""
+    folders = ("data", "engine", "models", "utils")  # not all of data/: a user's data set may be there
+    patterns = ("train.py", *(f"{folder}/{names}" for folder in folders for names in ("*.py", "*/*.py")))
+    return _digest_of(file for pattern in patterns for file in ROOT.glob(pattern))
 
-    What a run computes does not depend on extras/.
-    """
-    root = Path(__file__).parents[2]
-    first = () if folders else ("train.py",)
-    folders = folders or ("data", "engine", "models", "utils")  # not all of data/: a user's data set may be there
-    patterns = (*first, *(f"{folder}/{names}" for folder in folders for names in ("*.py", "*/*.py")))
-    files = sorted(file for pattern in patterns for file in root.glob(pattern))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+def extras_digest() -> str:
+    """A digest of the extras and their list, without their tests and pages. What a run computes does not need them."""
+    left_out = {"tests", "conftest.py", "README.md", "__pycache__"}
+    return _digest_of(file for file in (ROOT / "extras").rglob("*") if file.is_file() and not left_out & {*file.parts})
+
+
+def _digest_of(files: Iterable[Path]) -> str:
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]

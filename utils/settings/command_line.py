@@ -19,7 +19,7 @@ import yaml
 import utils
 from utils.errors import SIGNALS, Exit, UserError, leave
 from utils.settings.config import CONFIGS, EXTRA_PAGES, Config, facts, flag, settings, types, with_values
-from utils.settings.habits import without_former
+from utils.settings.habits import FORMERLY_KEPT, without_former
 from utils.settings.help import help_text
 from utils.settings.run_options import RunOptions
 from utils.settings.spelling import read_settings, setting_of, split, suggestion, what_to_say
@@ -63,11 +63,13 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) 
     task = str(given.get("task") or DEFAULT_TASK)
     if task not in CONFIGS:
         raise UserError(f"--task {task}: unknown task{suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
+    kinds = types(CONFIGS[task]())
+    file_settings = {name: value for name, value in file_settings.items()
+                     if name in kinds or name not in FORMERLY_KEPT}  # of an older run, and the extra was deleted
     _check_keys(file, file_settings, task)
 
     # all settings; the later one counts
     values = _defaults(task, given, demo_settings.get(task, {}))
-    kinds = types(CONFIGS[task]())
     of_file = [as_words(name, value, kinds[name]) for name, value in file_settings.items()]
     values |= read_settings(of_file, task, f"{file}: " if file else "")
     if not _HELP.keys().isdisjoint(argv):

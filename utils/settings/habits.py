@@ -26,6 +26,7 @@ FORMER = {"flip": "auto", "crop_scale": 0.08, "randaugment_ops": 2, "randaugment
           "section_timeout": 300, "start_timeout": 300, "step_epochs": 30, "ledger": False}
 # of FORMER: no result of a run depends on the first three, and auto.json has what the others became
 WITHOUT_EFFECT = ("debug_distributed", "ledger", "section_timeout", "start_timeout", "head_lr_factor", "interpolation")
+FORMERLY_KEPT = ("report",)  # settings of extras that config.yaml and starts.jsonl of older runs have
 CLOSE = 0.8  # difflib's ratio of two spellings: --epoch is close to --epochs, --amp to nothing
 
 

@@ -1,4 +1,4 @@
-"""--audit-every: no false alarm, and the run is the one without audits, for all tasks, strategies, numbers of ranks."""
+"""--audit-every raises no false alarm, and the run is the one without audits: each task and strategy, 2 and 3 ranks."""
 
 import pytest
 

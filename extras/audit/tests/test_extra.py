@@ -70,7 +70,7 @@ def test_in_a_rotation_every_rank_is_audited_by_every_other_one(world_size):
 
 
 @pytest.mark.parametrize("size", [11, 24])  # smaller and larger than the photos
-def test_a_micro_batch_is_the_same_read_by_a_loading_process_and_by_the_auditor(
+def test_the_auditor_reads_the_micro_batch_that_a_loading_process_read(
         size, photos, world, tmp_path, monkeypatch):
     """A loading process has one thread, and the auditor several; images are cropped, resized and flipped."""
     monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))

@@ -173,4 +173,4 @@ def test_it_continues_on_another_number_of_processes(words, run_dir, run_torchru
 def test_it_is_refused_where_bits_cannot_be_compared(processes, more, said, words, run_dir, start_torchrun):
     launch = start_torchrun(processes, *words, "--audit-every", 10, *more)
     result = assert_failed(launch, run_dir, Exit.USAGE, "--audit-every 10: ", said)
-    assert "goes on without it" not in result.text  # extras that were not opened are closed, too
+    assert "is whole without it" not in result.text  # extras that were not opened are closed, too

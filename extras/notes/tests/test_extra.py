@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from data.plan import BatchPlan
-from engine.records.waiting import workers_needed
 from extras.notes.extra import Notes, few_steps, imbalance, notes_of
 from models.losses import class_weights
 from models.objectives import Classes, Labels
@@ -98,13 +97,6 @@ def test_a_rank_that_is_slow_again_and_again_is_named(records, is_even, applies)
     found = said(*records, about=ABOUT | {"is_even": is_even})
     rank = records[0].get("slowest_rank")
     assert [text.partition(":")[0] for text in found] == [f"rank {rank} is slow, and the others wait for it"] * applies
-
-
-@pytest.mark.parametrize("wait, workers, expected", [
-    (0.5, 0, 1), (0.75, 0, 3), (0.5, 1, 2), (0.5, 4, 8), (0.21, 4, 6), (1.0, 1, 1000)])
-def test_the_number_of_workers_follows_from_the_measured_rates(wait, workers, expected):
-    """Half the time waiting with four: what they load in a second is computed in half of one, so twice as many."""
-    assert workers_needed(wait, workers) == expected
 
 
 def test_a_note_is_said_once_and_not_again_after_a_resume():

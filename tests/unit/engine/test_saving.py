@@ -28,4 +28,4 @@ def test_an_extra_that_fails_does_not_end_a_save(tmp_path):
         checkpoints=SimpleNamespace(limit_s=1, is_due=lambda step: False,
                                     save=lambda state, beside, awaits_evaluation: beside.write({}))), {"top1": 0.5})
     assert written == [tmp_path / "model"]
-    assert len(notes) == 1 and "failed (KeyError: 'model'); the run goes on without it" in notes[0]
+    assert len(notes) == 1 and "failed (KeyError: 'model'); the run is whole without it" in notes[0]

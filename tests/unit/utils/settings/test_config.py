@@ -122,7 +122,7 @@ def test_config_yaml_says_nothing_about_one_launch(task):
 @pytest.mark.rows(1)
 @pytest.mark.parametrize("task", CONFIGS)
 def test_nodes_may_differ_in_the_settings_that_are_per_node(task, monkeypatch):
-    monkeypatch.setattr("utils.rundir.identity.code_digest", lambda *folders: "the same on all")  # it takes a while
+    monkeypatch.setattr("utils.rundir.identity.code_digest", lambda: "the same on all")  # it takes a while
 
     def in_common(config):
         told = {}
