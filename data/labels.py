@@ -24,15 +24,13 @@ SEPARATOR = "|"  # of the labels of one sample
 class LabelReader:
     """Collects the labels of all splits. Those of train come first: they decide which names there are."""
 
-    def __init__(self, kind: str, columns: Sequence[str], known: Iterable[str] = (), as_written: bool = False):
+    def __init__(self, kind: str, columns: Sequence[str], known: Iterable[str] = ()):
         """columns: one; several of NUMBERS; none if there are no labels. known: names of train, if they are known.
-
-        as_written: see data.splits.ClassNames.
         """
         self._kind, self._columns = kind, tuple(columns)
         self._codes = {name: code for code, name in enumerate(known)}  # of train, in the order in which they appear
         self._rows: dict[str, list] = {}  # by split: a code, a tuple of codes, or a tuple of numbers
-        self.names = ClassNames(as_written)
+        self.names = ClassNames()
 
     def problem(self, cells: Sequence[str], is_train: bool) -> str:
         """Why a row with these labels cannot be a sample; "" if it can."""

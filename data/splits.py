@@ -98,14 +98,13 @@ def plain(name: str) -> str:
 class ClassNames:
     """The names of classes: those that nobody can tell apart are one, and those that look alike are noted."""
 
-    def __init__(self, as_written: bool):
-        """as_written: every spelling is a name of its own, as in the runs of an earlier version."""
-        self._as_written, self._names = as_written, dict[str, str]()  # {as the data write it: name}
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}  # {as the data write it: name}
 
     def name_of(self, written: str) -> str:
         """What the data's `written` is called."""
         if written not in self._names:
-            self._names[written] = written if self._as_written else plain(written)
+            self._names[written] = plain(written)
         return self._names[written]
 
     @property

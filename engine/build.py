@@ -6,7 +6,7 @@ Tests: tests/distributed/test_world.py
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -80,12 +80,10 @@ def open_training(start: Start, extras: Sequence[Extra] = (),
                   kind: type[Checkpoints] = Checkpoints) -> Iterator[Training]:
     """What the loop works with, closed afterwards; its checkpoints are of this kind. Collective."""
     training = build_training(start, extras, kind)  # Collective.
-    with closing(training.log):
-        try:
-            with closing(training.checkpoints):  # its thread may still export a model
-                yield training
-        finally:
-            training.extras.closed(training)
+    with closing(training.log), ExitStack() as stack:
+        stack.callback(training.extras.closed, training)
+        stack.enter_context(closing(training.checkpoints))  # closed before the extras: its thread may export a model
+        yield training
 
 
 def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints]) -> Training:
@@ -132,7 +130,7 @@ def build_state(start: Start, is_new: bool) -> tuple[Start, OptimOptions, TrainS
     start, strategy = build_strategy(start, is_new, trains=True)  # Collective.
     model, optim = strategy.module, resolve_optim(start)
     optimizer = build_optimizer(model, optim, lr_factors(model, optim.layer_decay, start.run.resolved.head_lr_factor),
-                                undecayed(model, start.run.resolved.undecayed_tables))
+                                undecayed(model))
     if optim.ema_decay and strategy.is_sharded:
         raise UserError(f"--ema-decay {optim.ema_decay}: this --strategy keeps no averages; use --strategy ddp, or"
                         " leave it out (the averages of a run that had them are lost then)")

@@ -149,14 +149,13 @@ def lr_factors(model: nn.Module, layer_decay: float, head_lr_factor: float) -> d
     return factors | dict.fromkeys(head.params, head_lr_factor)
 
 
-def undecayed(model: nn.Module, is_new: bool = True) -> set[str]:
+def undecayed(model: nn.Module) -> set[str]:
     """Names of parameters without weight decay, besides biases and norms: class tokens, positions, scales.
 
-    is_new: False for a run that an earlier version began, where they have it.
     timm's models name them themselves, by patterns; torchvision's are those of the recipes.
     """
     patterns = [*getattr(model, "no_weight_decay", list)(), *_UNDECAYED]
-    return {name for name, _ in model.named_parameters() if is_new and any(fnmatch(name, each) for each in patterns)}
+    return {name for name, _ in model.named_parameters() if any(fnmatch(name, each) for each in patterns)}
 
 
 def last_layers(model: nn.Module) -> list[str]:

@@ -86,13 +86,13 @@ class FolderIndex:
         return replace(self, classes=tuple(classes), splits=splits)
 
 
-def build_index(root: str, val: ValSplit, cache: Path, as_written: bool = False) -> FolderIndex:
-    """The index of a data folder. as_written: see data.splits.ClassNames. See kept_index()."""
+def build_index(root: str, val: ValSplit, cache: Path) -> FolderIndex:
+    """The index of a data folder. See kept_index()."""
     root = os.path.abspath(root)
     # The time differs between nodes with local data, not between nodes that share it (inodes may differ then, on FUSE).
     time = os.stat(root).st_mtime_ns if os.path.exists(root) else 0
-    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time, as_written, val.only)}.json"
-    return kept_index(file, _Scan(root, as_written, val.only).read, val, root)
+    file = Path(cache) / f"images-{digest_of(CACHE_VERSION, root, time, val.only)}.json"
+    return kept_index(file, _Scan(root, val.only).read, val, root)
 
 
 # Of the data: the fields of FolderIndex (without splits), the root of its paths, and {directory: st_mtime_ns}; the
@@ -160,8 +160,8 @@ def images_in(root: str) -> list[str]:
 class _Scan:
     """One walk over the tree."""
 
-    def __init__(self, root: str, as_written: bool = False, only: str = ""):
-        self.root, self._names, self._only = root, ClassNames(as_written), only
+    def __init__(self, root: str, only: str = ""):
+        self.root, self._names, self._only = root, ClassNames(), only
         self.directories: dict[str, int] = {}  # visited: st_mtime_ns
         self.strays: list[str] = []  # files that are not images, or not in a class folder
         self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails

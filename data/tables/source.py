@@ -41,7 +41,6 @@ class TableSource:
     group_column: str | None = None
     skip_bad: bool = False  # a row that cannot be a sample is left out, with a note; False: it is an error
     split: str = "val"  # read besides train and val: test needs no labels until it is evaluated
-    as_written: bool = False  # see data.splits.ClassNames
 
     @cached_property
     def _files(self) -> tuple[dict[str, list[Path]], list[str]]:
@@ -123,7 +122,7 @@ class RowReader:
         """Raises UserError (65) if the labels are of another kind."""
         source.require_labels()
         self._source, self._num_bad, self._first_bad = source, 0, ""
-        self.labels = LabelReader(source.label_kind, source.label_columns, as_written=source.as_written)
+        self.labels = LabelReader(source.label_kind, source.label_columns)
         self._numbers: dict[str, int] = {}  # of the groups of train
         self._groups: list[int] = []  # the number of each row's, of train
         self._shared: set[str] = set()  # groups of train with rows in another split

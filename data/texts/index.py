@@ -94,7 +94,7 @@ def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray
 
 def texts_of(source: TextSource, classes: Sequence[str], splits: Iterable[str]) -> Iterator[str]:
     """The texts of these splits that are samples, read again; a pair as A<tab>B. classes: of train."""
-    labels = LabelReader(source.label_kind, source.label_columns, classes, source.as_written)
+    labels = LabelReader(source.label_kind, source.label_columns, classes)
     return ("\t".join(row.texts) for split in splits for _, row in source.rows(split)
             if not source.problem(row, labels, is_train=False))
 

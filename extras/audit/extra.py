@@ -44,8 +44,8 @@ class EXTRA(Extra):
         require_comparable(t)  # Collective.
         if t.config.extra(OPTIONS).audit_every:  # once now: if memory ends, it ends before the first step
             t.strategy.module.train()
-            micro_batch = t.task.example(t.feed.plan.sizes[1]).to(t.world.device)
-            t.strategy.again(forward(t, t.strategy.module, micro_batch, step=0), t.precision.scale)
+            example = t.task.example(t.feed.plan.sizes[1]).to(t.world.device)
+            t.strategy.again(forward(t, t.strategy.module, example, step=0), t.precision.scale)
         t.strategy.is_audited = is_audited(t)
 
     def summed(self, t: Training, batch: GlobalBatch, losses: Tensor) -> None:

@@ -35,8 +35,7 @@ TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations bef
 class EXTRA(Extra):
     """Says each note once."""
 
-    def __init__(self) -> None:
-        self._notes: Notes | None = None
+    _notes: "Notes | None" = None
 
     def began(self, t: Training) -> None:
         """What the data say, and from here on what new records say; those that are there have been explained."""

@@ -24,8 +24,7 @@ MOST_MB = 50
 class EXTRA(Extra):
     """The first steps of a start."""
 
-    def __init__(self) -> None:
-        self._profile: Profile | None = None
+    _profile: "Profile | None" = None
 
     def opened(self, t: Training) -> None:
         """Begin to record."""

@@ -63,7 +63,7 @@ class ImageTask(Task):
         root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
         as_they_are = config.run.eval_only and not run.is_there  # weights
         val = ValSplit(config.data.val_fraction, config.run.seed, config.run.split if as_they_are else "")
-        build = partial(_index_of, config, root, run.resolved.names_as_written, val)
+        build = partial(_index_of, config, root, val)
         world.on_rank_zero(lambda: len(build().classes), per_node=True)  # Collective.
         index = world.everywhere(build, takes_long=True)  # Collective.
         require_split(config.run.split, index.splits, root)
@@ -202,16 +202,14 @@ class ImageTask(Task):
         return Predictions(description, batches, model, -(-len(paths) // batch_size))
 
 
-def _index_of(
-    config: ImageClassificationConfig | ImageRegressionConfig, root: str, as_written: bool, val: ValSplit
-) -> FolderIndex:
+def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str, val: ValSplit) -> FolderIndex:
     """The index of a folder of classes, or of a table. Raises UserError (64, 65, 66)."""
     # a table
     data, labels = config.data, config.labels
     if is_table(root):
         source = TableSource(
             root, IMAGES, config.images.image_column, label_columns_of(labels), kind_of(labels), data.group_column,
-            data.bad_samples == "skip", config.run.split, as_written)
+            data.bad_samples == "skip", config.run.split)
         return build_table_index(source, val, cache_path())
 
     # a folder
@@ -224,4 +222,4 @@ def _index_of(
     for name, value in settings(config).items():
         if name in usual and value != usual[name]:
             raise UserError(f"{flag(name)} {value}: --data {root} has no columns; leave it out, or give a table")
-    return build_index(root, val, cache_path(), as_written)
+    return build_index(root, val, cache_path())

@@ -50,7 +50,7 @@ class TextTask(Task):
         source = TextSource(
             root=root, inputs=TEXTS, input_column=config.text.text_column, label_columns=label_columns,
             label_kind=label_kind, group_column=config.data.group_column, skip_bad=config.data.bad_samples == "skip",
-            split=config.run.split, as_written=run.resolved.names_as_written, tokenizer="",
+            split=config.run.split, tokenizer="",
             max_length=config.text.max_length, split_long=split_long)
 
         # encoder's config and tokenizer

@@ -99,8 +99,7 @@ class Watchdog:
 
     def _time_out(self) -> None:
         message = (f"rank {self._peers.rank} on {socket.gethostname()} made no progress for"
-                   f" {self._deadlines.limit_s:g} s: {self._state()}"
-                   " (see --step-timeout)")
+                   f" {self._deadlines.limit_s:g} s: {self._state()} (see --step-timeout)")
         bounded(lambda: say(f"{self._program}: {message}\n{_stacks()}"))
         if states := self._peers.states():
             bounded(lambda: say(states))

@@ -71,6 +71,10 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
             raise UserError(f"{path} has {strange[0].partition('/')[0]} but no auto.json: it is another program's"
                             " folder, or a damaged run; use a --run-dir that is new or empty", Exit.OTHER_RUN)
         return
+    if (kept := read_json(path / "auto.json")) and kept.get("names_as_written", True):
+        raise UserError(f"{path} was begun by a version before 0.10, which trained otherwise; finish it with version"
+                        " 0.13, or use another --run-dir or --fresh", Exit.OTHER_RUN)
+
     # A setting that the file does not have is off, or newer than the run: its default counts.
     defaults, new = (json.loads(json.dumps(identity(each))) for each in (type(config)(), config))
     old = defaults | _read_settings(file) | fixed_values(config, path)
@@ -143,8 +147,8 @@ def code_digest() -> str:
 
 def extras_digest() -> str:
     """A digest of the extras and their list, without their tests and pages. What a run computes does not need them."""
-    left_out = {"tests", "conftest.py", "README.md", "__pycache__"}
-    return _digest_of(file for file in (ROOT / "extras").rglob("*") if file.is_file() and not left_out & {*file.parts})
+    return _digest_of(file for file in (ROOT / "extras").rglob("*") if file.is_file() and not {
+        "tests", "conftest.py", "README.md", "__pycache__"} & {*file.parts[len(ROOT.parts):]})
 
 
 def _digest_of(files: Iterable[Path]) -> str:

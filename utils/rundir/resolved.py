@@ -5,8 +5,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 UNSET: Any = object()  # not resolved yet; not in the file
-OF_0_9 = {"undecayed_tables": False, "names_as_written": True, "white_value": 65535, "padding_side": "right",
-          "first_position": None}  # how version 0.9 trained, where it kept no such key
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,7 @@ class Resolved:
     device: str = UNSET  # the type: "cpu", "xpu", ...
     threads: int = UNSET  # of torch, per process
     precision: str = UNSET  # fp32, bf16 or fp16
-    undecayed_tables: bool = True  # class tokens, positions and scales have no decay (models.blocks.undecayed)
+    undecayed_tables: bool = True  # as in every run since 0.10: see models.blocks.undecayed
     micro_batches: int = UNSET  # in a global batch
     eval_batch_size: int = UNSET
     lr: float = UNSET
@@ -29,7 +27,7 @@ class Resolved:
     tokenizer: str = UNSET  # texts: a digest of RUN/tokenizer
     encoder: str = UNSET  # texts: a digest of RUN/encoder; unset for a size of --model
     weights: str = UNSET  # a digest of the local file of initial weights, if there is one
-    names_as_written: bool = False  # names of classes that look the same are different, see data.splits.ClassNames
+    names_as_written: bool = False  # as in every run since 0.10: identity.compare knows by it which are older
 
     # images
     image_size: int = UNSET  # pixels
@@ -48,8 +46,6 @@ class Resolved:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From what the file holds, which is {} in a new run; keys of other versions are left out."""
-        if "data" in values and "names_as_written" not in values:  # every run has that key since
-            values = OF_0_9 | values
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
     def as_dict(self) -> dict[str, Any]:

@@ -165,9 +165,6 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
             raise UserError(f"cannot create the run directory {path}: {error.strerror}; use another --run-dir",
                             Exit.CANNOT_CREATE) from None
         last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
-        if kept and not kept.get("fast_convolutions", "names_as_written" in kept):  # 0.9 kept the first, we the second
-            raise UserError(f"{path} was begun by an older version, which trained otherwise; finish it with that"
-                            " version, or use another --run-dir or --fresh", Exit.OTHER_RUN)
         compare(config, path, note)
         _describe(config, path, world.world_size)
         starts = [last.get("start", 0), *(line["start"] for line in json_lines(path / "starts.jsonl"))]

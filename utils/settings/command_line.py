@@ -64,8 +64,8 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) 
     if task not in CONFIGS:
         raise UserError(f"--task {task}: unknown task{suggestion(task, CONFIGS)}; choose from {', '.join(CONFIGS)}")
     kinds = types(CONFIGS[task]())
-    file_settings = {name: value for name, value in file_settings.items()
-                     if name in kinds or name not in FORMERLY_KEPT}  # of an older run, and the extra was deleted
+    # of an older run, and the extra was deleted
+    file_settings = {name: value for name, value in file_settings.items() if name in kinds or name not in FORMERLY_KEPT}
     _check_keys(file, file_settings, task)
 
     # all settings; the later one counts

@@ -98,13 +98,6 @@ def test_several_labels_are_told_apart_in_the_same_way():
     assert names == ("café", "tea") and arrays["train"].tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
-def test_a_run_of_an_earlier_version_keeps_every_spelling():
-    reader = LabelReader(CLASSES, ["y"], as_written=True)
-    for cells in [("cafe\u0301",), ("café",)]:
-        reader.add("train", cells)
-    assert reader.encoded()[0] == ("cafe\u0301", "café")
-
-
 @pytest.mark.parametrize("pair", [
     ("0", "0.0"), ("1", "01"), ("Pos", "pos"), ("a b", "a  b"), ("a b", "a\xa0b"), ("ﬁn", "fin"),
     ("\u0645\u200c\u0646", "\u0645\u0646"), ("1e3", "1000"), ("straße", "STRASSE")])

@@ -184,5 +184,5 @@ def test_what_is_kept_is_chosen_once_and_mapped(tmp_path):
 
 @pytest.mark.parametrize("name", ["0e462097431906509019562988736854", "1e-99999999999999999999", "1_0"])
 def test_a_name_that_is_almost_a_number_is_a_word(name):
-    names = ClassNames(as_written=False)
+    names = ClassNames()
     assert [names.name_of(each) for each in (name, "cat")] == [name, "cat"] and names.notes == []

@@ -166,9 +166,9 @@ def test_files_of_16_bits_are_read_by_the_depth_of_the_data_set(tmp_path):
 
 @pytest.mark.parametrize("kept, is_read_only, white", [
     ({}, False, 1023), ({}, True, 4095), ({"white_value": 255, "image_size": 40}, False, 255),
-    ({"data": "of a run of 0.9", "image_size": 40}, False, 65535)])
+    ({"white_value": 65535, "image_size": 40}, False, 65535)])
 def test_whose_depth_counts(resolved, model_folder, tmp_path, kept, is_read_only, white):
-    """The data's in a new run, that of weights which are evaluated as they are; a run keeps its own, or 65535."""
+    """The data's in a new run, that of weights which are evaluated as they are; a run keeps its own."""
     (model_folder / "config.json").write_text(json.dumps({"architecture": "resnet18", "white_value": 4095} | OWN))
     for path in (tmp_path / "images").glob("*/*.png"):
         Image.fromarray(np.full((9, 9), 1000, np.uint16)).save(path)
