@@ -20,7 +20,6 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 
 COPY train.py launch.sh ./
 COPY ask ask
-COPY launch launch
 COPY data data
 COPY engine engine
 COPY extras extras

@@ -6,7 +6,6 @@
 #   ./launch.sh --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 [settings]             on each of two, with its rank
 #   ./launch.sh --nnodes 2:4 --master-addr 10.0.0.1 [settings]                         elastic: two to four machines
 #   srun --ntasks-per-node=1 ./launch.sh [settings]                                    Slurm provides the rest
-#   ./launch.sh --print slurm|trainjob [options] [settings] > FILE                     a job to submit
 #
 #   --nnodes N | MIN:MAX   machines                                NNODES           default 1
 #   --node-rank N          index of this machine, from 0           NODE_RANK
@@ -19,7 +18,7 @@
 #   --dry-run              print environment and command, start nothing
 #   --                     what follows belongs to train.py
 #
-# The third column is an environment variable with the same meaning. Platforms: docs/launching.md.
+# The third column is an environment variable with the same meaning. launch/ holds jobs for Slurm and Kubernetes, to copy.
 # Exits with train.py's code (docs/run-directory.md), or with 143 if SIGTERM stopped the run and it saved.
 # Runs .venv/bin/python if it exists (LOCKSTEP_PYTHON: another).
 set -euo pipefail
@@ -32,20 +31,12 @@ python=${LOCKSTEP_PYTHON:-$python}
 
 main() {
   [[ $(uname) == Linux ]] || refuse "this system is $(uname), and train.py needs Linux: use a Linux machine or a container"
-  local settings=() dry_run='' manifest=''
+  local settings=() dry_run=''
   local nnodes='' node_rank='' master_addr='' master_port='' nproc_per_node='' max_restarts='' retries=''
   trap 'kill "${!:-}" 2>/dev/null || true; exit 143' TERM  # process 1 of a container would ignore it
   read_options "$@"
-  [[ -n $manifest ]] || ask_the_platform
+  ask_the_platform
   check_options
-  case $manifest in
-    '') ;;
-    slurm | trainjob)
-      source "$root/launch/print_job.sh"
-      print_job "$manifest"
-      return ;;
-    *) refuse "--print $manifest: must be slurm or trainjob" ;;
-  esac
   compose_command
   if [[ -z $dry_run ]]; then run; fi
   printf '%q\n' "${environment[@]}"
@@ -63,7 +54,7 @@ read_options() {  # an option sets the variable of its name
     local name=${1%%=*}
     name=${name//_/-}
     case $name in
-      --nnodes | --node-rank | --master-addr | --master-port | --nproc-per-node | --max-restarts | --retries | --print)
+      --nnodes | --node-rank | --master-addr | --master-port | --nproc-per-node | --max-restarts | --retries)
         local value=${1#*=}
         if [[ $1 != *=* ]]; then
           value=${2:-}
@@ -71,7 +62,8 @@ read_options() {  # an option sets the variable of its name
         fi
         [[ -n $value ]] || refuse "$name needs a value"
         name=${name#--}
-        if [[ $name == print ]]; then manifest=$value; else printf -v "${name//-/_}" %s "$value"; fi ;;
+        printf -v "${name//-/_}" %s "$value" ;;
+      --print) refuse "--print is gone: launch/slurm.sh and launch/trainjob.yaml are jobs to copy" ;;
       --dry-run) dry_run=1 ;;
       --help | --help-all | -h)
         sed -n '2,/^set /{s/^# \{0,1\}//p}' "$root/launch.sh"
@@ -140,7 +132,7 @@ check_options() {
     refuse "--master-port $master_port: must be between 1 and 65535"
   [[ -z $node_rank || $nnodes == *:* ]] || ((node_rank < nnodes)) ||
     refuse "--node-rank $node_rank: must be below --nnodes $nnodes"
-  [[ $nnodes != 1 && -z $manifest ]] || return 0
+  [[ $nnodes != 1 ]] || return 0
   [[ -n $master_addr ]] || refuse "--nnodes $nnodes: which machine is number 0? --master-addr HOST, the same on all"
   [[ -n $node_rank || $nnodes == *:* ]] || refuse "--nnodes $nnodes: which one is this machine? --node-rank N, from 0"
 }

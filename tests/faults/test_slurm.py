@@ -1,6 +1,6 @@
 """A real Slurm of two nodes, each a host of its own.
 
-The script that launch.sh prints is cancelled, submitted again, preempted, and requeued when its time is over.
+launch/slurm.sh is cancelled, submitted again, preempted, and requeued when its time is over.
 """
 
 import os
@@ -103,11 +103,11 @@ def test_a_cancelled_preempted_and_requeued_job_ends_as_if_undisturbed(
 
     folder = run_dir.with_name("slurm")
     with slurm(folder) as run:
-        (folder / "job.sh").write_text(run(ROOT / "launch.sh", "--print", "slurm", "--nnodes", "2",
-                                           "--nproc-per-node", "1", *words, "--run-dir", run_dir))
+        (folder / "job.sh").write_text((ROOT / "launch/slurm.sh").read_text().replace("#SBATCH --gpus-per-node=8\n", ""))
 
         def submitted():
-            job = run("sbatch", "--parsable", "job.sh").strip()
+            job = run("sbatch", "--parsable", f"--chdir={ROOT}", f"--output={folder}/lockstep-%j.log", "job.sh", *words,
+                      "--run-dir", run_dir).strip()
             return job, lambda: (folder / f"lockstep-{job}.log").read_text() + (folder / "daemons").read_text()
 
         job, log = submitted()
