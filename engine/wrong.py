@@ -71,7 +71,7 @@ def _end_or_go_on(t: Training, at: Progress, facts: list[Facts]) -> None:
     what = (f"the gradient of optimizer step {at.step + 1} {t.strategy.not_finite}"
             f"{f'; it comes from {some(suspects)}' if suspects else '; the losses are finite'}")
     samples = (f"its samples, the highest loss first: {command('python')} -m ask.replay {shlex.quote(str(t.run.path))}"
-               f" --step {at.step + 1}")
+               f" --step {at.step + 1}; --grad-norms adds the norm of each one's gradient")
     t.state.progress = progress = replace(t.state.progress, skipped=t.state.progress.skipped + 1)
     most = t.config.faults.max_nonfinite
     if progress.skipped > most:

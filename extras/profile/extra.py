@@ -73,14 +73,14 @@ class Profile:
         if self._num_done == SKIPPED and self._world.is_main:  # none writes before its next step, which needs all ranks
             shutil.rmtree(self._folder, ignore_errors=True)  # of an earlier start, maybe on more ranks
         if is_due:
-            self._world.everywhere(self._stop)  # Collective.
+            self._world.everywhere(self.close)  # Collective.
         else:
             self._profile.step()
 
     def close(self) -> None:
-        """Write what there is, if the steps were fewer; then the end of the run is in it, too.
+        """Write what there is; where the steps were fewer, the end of the run is in it, too.
 
-        What cannot be written is noted, by rank 0.
+        What cannot be written is noted, by rank 0: the training goes on without it.
         """
         try:
             if self._profile:
