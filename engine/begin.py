@@ -42,8 +42,9 @@ def begin_process(program: str = "train.py") -> Watchdog:
             setattr(sys, name, os.fdopen(descriptor, "w"))
     from utils.distributed.preflight import require_packages  # these need Linux and Python 3.11
     from utils.distributed.watchdog import Watchdog
-    from utils.errors import forget_exit_code
+    from utils.errors import escape_what_the_console_lacks, forget_exit_code
 
+    escape_what_the_console_lacks()
     forget_exit_code()
     watchdog = Watchdog(program)
     require_packages()

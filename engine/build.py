@@ -91,6 +91,8 @@ def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints
     # what learns
     config, world, run = start.config, start.world, start.run
     best_metric(start)  # raises UserError
+    for extra in extras:
+        extra.asked(start)  # Collective. Raises UserError
     if held := world.on_rank_zero(partial(weights_digest, config), takes_long=True):  # Collective.
         run.require_same("weights", held, f"what {getattr(config.model, 'weights', None) or config.model.model} holds")
     checkpoints = kind(run, world, config.record)

@@ -49,8 +49,11 @@ class Extra:
     """Something that looks on at a training (extras/). Nothing in engine/ names one.
 
     It does nothing at any of these moments; a subclass defines those that it needs. It changes no state, order or
-    course of the run. It may raise UserError where every rank raises it alike: opened, summed, stepped.
+    course of the run. It may raise UserError where every rank raises it alike: asked, opened, summed, stepped.
     """
+
+    def asked(self, start: Start) -> None:
+        """Before anything is built: whether the settings allow what the extra does. Every rank; may be collective."""
 
     def opened(self, t: Training) -> None:
         """After the warm-up, before the first step of a start. Every rank; may be collective."""

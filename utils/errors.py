@@ -4,6 +4,7 @@ The codes are those of sysexits.h where it has one, so that schedulers and scrip
 """
 
 import errno
+import io
 import os
 import re
 import signal
@@ -78,6 +79,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
     with suppress(OSError):
         (stream or sys.stderr).write(f"{text}\n")  # in one write: other ranks print too
         (stream or sys.stderr).flush()
+
+
+def escape_what_the_console_lacks() -> None:
+    """From here on a character that standard output's encoding does not have is printed as \\xe9; it is no error."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # standard error does so by itself
 
 
 def bounded(work: Callable[[], None]) -> None:
@@ -236,6 +243,7 @@ def exit_after(work: Callable[[], int], program: str = "train.py", **ways_out: s
 
     ways_out: see explain.
     """
+    escape_what_the_console_lacks()
     try:
         code, error = work(), None
     except KeyboardInterrupt:  # Ctrl-C, where no watchdog takes signals

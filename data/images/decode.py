@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -30,6 +31,7 @@ MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF")
 LONGEST = 65_500  # pixels of a JPEG's side: JPEG_MAX_DIMENSION of libjpeg
 ORIENTATION = 0x0112  # EXIF tag
+PHOTOMETRIC, BANDS, EXTRA = 262, 277, 338  # tags of a TIFF: whether 0 is white, how many bands, what those beyond are
 WHITES = (2**8 - 1, 2**10 - 1, 2**12 - 1, 2**14 - 1, 2**16 - 1)  # what sensors give, in files of 16 bits
 
 # Pillow warns in every worker about large images, which are checked here, and damaged EXIF data, which does not matter.
@@ -101,9 +103,13 @@ class EncodedImage:
         is_coarse = self.white == WHITES[-1] and image.mode == "RGB"
         values = None if is_coarse else _values_of_16_bits(image, self._data)               # [H, W, 1 or 3]
         if values is None:
+            if self.white not in (None, WHITES[-1]) and any(";16" in str(tile.args) for tile in image.tile):
+                raise UnreadableImage(f"16 bits in a mode ({image.tile[0].args}) that is read by its upper 8 bits alone,"
+                                      f" where {self.white} is white; store grey or RGB")
             return _decode_with_pillow(image)
         self.white = self.white or next(white for white in WHITES if values.max() <= white)
         shown = (values.clip(max=self.white) * 255 + self.white // 2) // self.white
+        shown = 255 - shown if _tag(image, PHOTOMETRIC) == 0 else shown  # of 8 bits, Pillow does it
         return np.tile(shown.astype(np.uint8), (1, 1, 3 // shown.shape[2]))
 
     def _decode_jpeg(self, at_least: float) -> np.ndarray:
@@ -139,11 +145,34 @@ class PackedImage(EncodedImage):
         return self._file
 
 
+def left_out(path: str) -> str:
+    """What of a file is not used, in words: further pages, frames or bands. "" if all is, or it cannot be read.
+
+    The second picture of a camera's JPEG (MPO: a preview, a depth) is not meant.
+    """
+    with suppress(Exception), Image.open(path, formats=FORMATS) as image:
+        if image.format not in ("JPEG", "MPO") and getattr(image, "is_animated", False):
+            return "several pages or frames: the first is used"
+        if _tag(image, BANDS, 0) > (len(image.getbands()) if _has_transparency(image) else 3):
+            return "more bands than colours: the first three are used"
+    return ""
+
+
+def _tag(image: Image.Image, tag: int, default: int | None = None) -> Any:
+    """The value of a TIFF's tag; the default for other files."""
+    return getattr(image, "tag_v2", {}).get(tag, default)
+
+
+def _has_transparency(image: Image.Image) -> bool:
+    """A fourth band of a TIFF that does not say what it is may be near infrared; Pillow takes it for transparency."""
+    return image.has_transparency_data and (image.format != "TIFF" or image.mode != "RGBA" or bool(_tag(image, EXTRA)))
+
+
 def _decode_with_pillow(image: Image.Image) -> np.ndarray:
     """uint8 [H, W, 3] of any mode with 8 bits: transparency over white, the first of several frames."""
     if image.mode == "F":
         raise UnreadableImage("floating-point pixels have no agreed range; store 8 or 16 bits")
-    if image.has_transparency_data:
+    if _has_transparency(image):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return np.array(image.convert("RGB"))
 

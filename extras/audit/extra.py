@@ -39,9 +39,12 @@ class Account(NamedTuple):
 class EXTRA(Extra):
     """See above."""
 
-    def opened(self, t: Training) -> None:
+    def asked(self, start: Start) -> None:
         """Collective. Raises UserError (64) on every rank where two ranks need not compute the same bits."""
-        require_comparable(t)  # Collective.
+        require_comparable(start)  # Collective.
+
+    def opened(self, t: Training) -> None:
+        """Audit once without a comparison, and say whether the first step is audited."""
         if t.config.extra(OPTIONS).audit_every:  # once now: if memory ends, it ends before the first step
             t.strategy.module.train()
             example = t.task.example(t.feed.plan.sizes[1]).to(t.world.device)

@@ -6,6 +6,7 @@ with another model's.
 
 import json
 import statistics
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -16,11 +17,11 @@ import torchvision
 from PIL import Image
 
 from data.images.augment import CentreCrop, usual_resize_size
-from data.images.decode import WHITES, EncodedImage, UnreadableImage
+from data.images.decode import WHITES, EncodedImage, UnreadableImage, left_out
 from data.images.index import ImageIndex
 from models.vision.timm_models import is_timm, timm_preprocessing
 from utils.distributed.world import World, is_folder
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, counted
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import flag
@@ -76,6 +77,7 @@ def resolve_preprocessing(
     resize_size = run.resolve("resize_size", "auto", lambda: (
         round(size * known["resize_size"] / known["image_size"]) if known else
         usual_resize_size(images.augmentation, size)))
+    lost = world.on_rank_zero(lambda: notes_of_files(index)) if run.resolved.white_value is UNSET else []  # Collective.
     # weights that are evaluated as they are keep what they were trained with
     white = run.resolve("white_value", "auto", lambda: (
         (run.is_read_only and (known or {}).get("white_value"))
@@ -86,7 +88,7 @@ def resolve_preprocessing(
     given = asdict(found)
     known, evaluated = (each and {name: each.get(name) for name in given} | {"white_value": white}
                         for each in (known, evaluated))
-    notes = [f"{found}{', as the weights were evaluated' if evaluated == given else ''}"]
+    notes = [f"{found}{', as the weights were evaluated' if evaluated == given else ''}", *lost]
     if evaluated and evaluated != given:
         differ = {name: evaluated[name] for name in ("image_size", *IMAGENET) if evaluated[name] != given[name]}
         words = " ".join(f"{flag(name)} {' '.join(map(str, value)) if isinstance(value, list) else value}"
@@ -151,6 +153,14 @@ def white_for(index: ImageIndex) -> int:
             whites += [EncodedImage(path).white or 0 for path in index.paths(position)  # 0: a file of 8 bits
                        if not path.lower().endswith((".jpg", ".jpeg"))]
     return max(whites, default=0) or WHITES[-1]
+
+
+def notes_of_files(index: ImageIndex) -> list[str]:
+    """What is not used of files that have several pages, frames or more bands than colours. Opens up to DECODED samples.
+    """
+    paths = [path for at in range(0, len(index), -(-len(index) // DECODED)) for path in index.paths(at)]
+    lost = Counter(filter(None, map(left_out, paths)))
+    return [f"{count} of {counted(len(paths), 'image file')} that were opened have {what}" for what, count in lost.items()]
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -10,13 +10,15 @@ from utils.errors import exit_after
 from utils.files import write_checked
 
 LEFT = [None] * int(sys.argv[1])
+IS_LAST = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1
 
 
 def write_and_die(path, value):
     write_checked(path, value)
-    LEFT.pop()
-    if not LEFT and int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1)) - 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+    if IS_LAST:  # the others go on until torchrun ends them
+        LEFT.pop()
+        if not LEFT:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 prediction_files.write_checked = write_and_die

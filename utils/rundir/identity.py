@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 from utils.files import file_sha256, read_json
 from utils.settings.config import Config, facts, flag, settings
 from utils.settings.habits import WITHOUT_EFFECT, without_former
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from utils.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
-# what a run directory has only after auto.json
-RESULTS = ("checkpoints/step-*", "metrics.jsonl", "model", "eval")
+BEFORE_AUTO = {"config.yaml", "command.txt", "env.txt", "starts.jsonl", "status.json", "tokenizer", "encoder"}
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -67,9 +66,10 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     file, known = path / "config.yaml", facts(config)
     if not (path / "auto.json").exists():  # it never trained: a wrong setting may be corrected here
         # an empty log is one of a start that was killed while it cleaned up
-        if strange := [name for name in RESULTS for each in path.glob(name) if each.is_dir() or each.stat().st_size]:
-            raise UserError(f"{path} has {strange[0].partition('/')[0]} but no auto.json: it is another program's"
-                            " folder, or a damaged run; use a --run-dir that is new or empty", Exit.OTHER_RUN)
+        if strange := sorted(each.name for each in path.iterdir() if each.name not in BEFORE_AUTO
+                             and not each.name.startswith(".") and (each.is_dir() or each.stat().st_size)):
+            raise UserError(f"{path} has {some(strange)} but no auto.json: it is no run directory, or a damaged one; use"
+                            " a --run-dir that is new or empty", Exit.OTHER_RUN)
         return
     if (kept := read_json(path / "auto.json")) and kept.get("names_as_written", True):
         raise UserError(f"{path} was begun by a version before 0.10, which trained otherwise; finish it with version"

@@ -225,6 +225,16 @@ def test_a_process_without_standard_output_leaves_with_its_code():
     assert subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program], cwd=ROOT).returncode == 75
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
+def test_a_character_that_the_console_lacks_is_escaped_and_ends_nothing(encoding):
+    """A class may be called anything; the second is the name of a folder in Latin-1."""
+    program = "from utils.errors import *\nexit_after(lambda: say('\\u732b \\udce9', sys.stdout) or Exit.DONE)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == ("\\u732b \\udce9\n" if encoding == "ascii" else "\u732b \\udce9\n")
+
+
 # --- leaving
 
 

@@ -12,7 +12,7 @@ import simplejpeg
 import torch
 from PIL import Image, ImageOps, PngImagePlugin
 
-from data.images.decode import EncodedImage, UnreadableImage
+from data.images.decode import EncodedImage, UnreadableImage, left_out
 
 torch.set_num_threads(1)
 
@@ -200,6 +200,59 @@ def test_a_value_has_one_brightness_in_all_files_of_a_data_set(channels):
 def test_signed_values_below_0_are_refused_with_the_reason():
     with pytest.raises(UnreadableImage, match="below 0"):
         EncodedImage(encoded(Image.new("I", (4, 4), -1000), "TIFF"))
+
+
+def tiff(pixels: np.ndarray, **tags: int) -> bytes:
+    """An uncompressed TIFF of one strip. pixels: [H, W, bands]. tags: photometric; extra, of each further band."""
+    height, width, bands = pixels.shape
+    rows = [(256, 3, [width]), (257, 3, [height]), (258, 3, [8 * pixels.itemsize] * bands), (259, 3, [1]),
+            (262, 3, [tags.get("photometric", 2)]), (273, 4, [8]), (277, 3, [bands]), (278, 3, [height]),
+            (279, 4, [pixels.nbytes])] + ([(338, 3, [tags["extra"]])] if "extra" in tags else [])
+    blob, entries = pixels.tobytes(), b""
+    for tag, kind, values in rows:
+        packed = struct.pack(f"<{len(values)}{'HI'[kind == 4]}", *values)
+        if len(packed) > 4:
+            packed, blob = struct.pack("<I", 8 + len(blob)), blob + packed
+        entries += struct.pack("<HHI", tag, kind, len(values)) + packed.ljust(4, b"\0")
+    return b"II*\0" + struct.pack("<I", 8 + len(blob)) + blob + struct.pack("<H", len(rows)) + entries + bytes(4)
+
+
+BANDS = np.random.default_rng(0).integers(0, 256, (8, 9, 6)).astype(np.uint8)
+
+
+@pytest.mark.parametrize("bands, tags, is_transparency", [
+    (4, {}, False), (4, {"extra": 0}, False), (4, {"extra": 2}, True)])
+def test_a_fourth_band_is_transparency_where_the_file_says_so(bands, tags, is_transparency, tmp_path):
+    """It may be near infrared."""
+    pixels = BANDS[:, :, :bands]
+    (tmp_path / "a.tif").write_bytes(tiff(pixels, **tags))
+    over_white = 255 - (255 - pixels[:, :, :3].astype(int)) * pixels[:, :, 3:4] / 255
+    shown = EncodedImage(str(tmp_path / "a.tif")).pixels().numpy()
+    np.testing.assert_allclose(shown, over_white if is_transparency else pixels[:, :, :3], atol=is_transparency)
+    assert left_out(str(tmp_path / "a.tif")) == (
+        "" if is_transparency else "more bands than colours: the first three are used")
+
+
+@pytest.mark.parametrize("format, says", [("TIFF", True), ("GIF", True), ("WEBP", True), ("JPEG", False)])
+def test_pages_and_frames_after_the_first_are_left_out_in_words(format, says, tmp_path):
+    more = {"save_all": True, "append_images": [SMALL.rotate(180)]} if says else {}
+    (tmp_path / "a").write_bytes(encoded(SMALL, format, **more))
+    assert left_out(str(tmp_path / "a")) == ("several pages or frames: the first is used" if says else "")
+    assert left_out(str(tmp_path)) == ""
+
+
+def test_where_0_is_white_a_file_of_16_bits_is_inverted_as_one_of_8_bits():
+    grey = BANDS[:, :, :1]
+    both = [EncodedImage(tiff(values, photometric=0), white=65535).pixels() for values in (grey, grey.astype(np.uint16) * 257)]
+    assert torch.equal(*both) and torch.equal(both[0][:, :, :1], 255 - torch.from_numpy(grey))
+
+
+def test_16_bits_with_transparency_are_refused_where_white_is_less():
+    """Pillow reads their upper bytes alone, which would be darker than the other files."""
+    data = tiff(BANDS[:, :, :4].astype(np.uint16) * 4, extra=2)
+    EncodedImage(data, white=65535)
+    with pytest.raises(UnreadableImage, match="where 1023 is white; store grey or RGB"):
+        EncodedImage(data, white=1023)
 
 
 def of_much_text() -> PngImagePlugin.PngInfo:

@@ -155,8 +155,8 @@ def test_before_training_began_other_settings_take_the_place_of_the_first(world)
 
 
 @pytest.mark.parametrize("name", ["checkpoints/step-0000000001-g1/model", "metrics.jsonl",
-                                  "model/net.py", "eval/figures.txt"])
-def test_a_folder_of_another_program_is_78_and_keeps_what_it_has(world, name):
+                                  "model/net.py", "eval/figures.txt", "thesis.txt", "cats/1.jpg"])
+def test_a_folder_of_other_things_is_78_and_keeps_what_it_has(world, name):
     file = Path("run", name)
     file.parent.mkdir(parents=True)
     file.write_text('{"epoch": 1}\n')
