@@ -142,10 +142,15 @@ compose_command() {
   facts=$("$python" -c '
 import importlib.util, os, sys
 sys.path[0] = sys.argv[1]  # this program, not the current folder
+from utils.distributed.preflight import require_loopback
+from utils.errors import UserError
 from utils.hardware.cores import available_cores
+try: require_loopback()
+except UserError as error: sys.exit(print("down", error))
 [torch] = importlib.util.find_spec("torch").submodule_search_locations
 print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
 ' "$root" 2>/dev/null) || refuse "$python has no torch: $python -m pip install -r $root/requirements.txt"
+  [[ $facts != down* ]] || refuse "${facts#down }"
   read -r cores has_all_cores torch <<<"$facts"
   [[ $processes =~ ^[1-9][0-9]{0,5}$ ]] || case $processes in
     '' | auto | gpu) processes=$(count_gpus) ;;
@@ -237,7 +242,8 @@ compose_for_many() {
 
 run() {
   local code agent='' signalled='' attempt pause
-  mkdir -m 700 "$folder"
+  mkdir -m 700 "$folder" 2>/dev/null ||
+    refuse "cannot make a folder in ${TMPDIR:-/tmp}: set TMPDIR to one that is there and that you may write to"
   trap 'rm -rf "$folder"' EXIT
   LOCKSTEP_LAUNCH_ID=$(</proc/sys/kernel/random/uuid)  # the same for all retries: --fresh acts once
   export LOCKSTEP_LAUNCH_ID "${environment[@]}"

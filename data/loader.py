@@ -4,6 +4,7 @@ import mmap
 import os
 import resource
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from data.batch import Batch, SampleSet
 from data.sampler import MicroBatchRequest
 from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, counted, some
+from utils.errors import Exit, RankError, UserError, counted, some
 from utils.rundir.digests import Digests
 
 
@@ -84,16 +85,20 @@ def build_loader(
 
 
 def num_workers(given: int | str, world: World) -> int:
-    """Data loading processes per process. auto: spare cores, at most 1 on the CPU, which computes, too.
+    """Data loading processes per process. auto: spare cores, at most 1 on the CPU, which computes, too; 0 without shm.
 
     On an accelerator at most 16, and above 8 only as many as find 512 MiB of shared memory each for what they have read
     ahead (three micro-batches of 256 images of 224 px, and as many to evaluate, take half of it).
     """
-    if given != "auto":
-        return int(given)
-    spare = world.cores - 1
     shared = Path("/dev/shm")
-    room = shutil.disk_usage(shared).total if shared.exists() else 0
+    if given != "auto" and (int(given) == 0 or os.access(shared, os.W_OK)):
+        return int(given)
+    if given != "auto":
+        raise RankError(f"--workers {given}: data loading processes need {shared}, and {socket.gethostname()} has none"
+                        " that can be written to; mount it, or use --workers 0", Exit.IO)
+    if not os.access(shared, os.W_OK):
+        return 0
+    spare, room = world.cores - 1, shutil.disk_usage(shared).total
     most = max(8, min(16, room // 2**29 // world.local_world_size))
     return max(0, min(1, spare)) if world.device.type == "cpu" else max(1, min(most, spare))
 

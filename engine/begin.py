@@ -40,12 +40,13 @@ def begin_process(program: str = "train.py") -> Watchdog:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
             os.set_inheritable(descriptor, True)  # dup2 does it only if the two numbers differ
             setattr(sys, name, os.fdopen(descriptor, "w"))
-    from utils.distributed.preflight import require_packages  # these need Linux and Python 3.11
+    from utils.distributed.preflight import require_numbers, require_packages  # these need Linux and Python 3.11
     from utils.distributed.watchdog import Watchdog
     from utils.errors import escape_what_the_console_lacks, forget_exit_code
 
     escape_what_the_console_lacks()
     forget_exit_code()
+    require_numbers(program)
     watchdog = Watchdog(program)
     require_packages()
     return watchdog

@@ -23,6 +23,7 @@ the pooled output of a network for images or of a text encoder; of a map, the me
 import argparse
 import signal
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -70,14 +71,19 @@ def predict(given: argparse.Namespace) -> Exit:
 
     from models.prediction_files import compute_parts, folder_of_parts, require_outputs, write_files
     from models.tasks import find_model, load_task
+    from utils.distributed.preflight import require_numbers
+    from utils.distributed.signals import end_with_torchrun
     from utils.distributed.world import World
     from utils.hardware.vendor import set_tf32
+    from utils.rundir.lock import RunLock
 
     # model
+    require_numbers("predict")
+    end_with_torchrun()
     set_tf32(False)
     torch.set_num_threads(1)  # the last bits of what several threads compute depend on how many there are
     folder, task = find_model(Path(given.run))
-    with World.from_env(given.device) as world:  # Collective.
+    with World.from_env(given.device) as world, closing(RunLock()) as lock:  # Collective.
         has_parts = given.output is not None and "-" not in given.inputs
         if not has_parts and (given.embeddings or world.world_size > 1):
             raise UserError("several processes, and --embeddings, need --output FILE, and inputs other than -")
@@ -91,7 +97,7 @@ def predict(given: argparse.Namespace) -> Exit:
             folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
         world.on_rank_zero(partial(require_outputs, given))  # Collective.
         if has_parts:  # once the inputs are known to be there: other parts are removed
-            parts = folder_of_parts(given, folder, world)  # Collective.
+            parts = folder_of_parts(given, folder, world, lock)  # Collective.
         is_hidden = not world.is_main or (given.output is None and sys.stdout.isatty())
         found = found._replace(batches=tqdm(  # None: hidden where there is no terminal
             found.batches, "predict", found.num_batches, unit="batch", disable=is_hidden or None))

@@ -33,6 +33,7 @@ from utils.files import read_checked, write_checked
 from utils.output_files import csv_writer, open_output, require_output
 from utils.rundir.chain import files_in
 from utils.rundir.identity import code_digest
+from utils.rundir.lock import RunLock, is_locked
 
 
 def require_outputs(given: argparse.Namespace) -> None:
@@ -49,10 +50,11 @@ def require_outputs(given: argparse.Namespace) -> None:
             taken.add(os.path.realpath(name))
 
 
-def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Path:
-    """FILE.parts-DIGEST; those that other commands left are removed. Collective.
+def folder_of_parts(given: argparse.Namespace, model: Path, world: World, lock: RunLock) -> Path:
+    """FILE.parts-DIGEST, which rank 0 locks; those that other commands left are removed. Collective.
 
-    given: the arguments of models.predict. model: its folder. Raises UserError (65) if nodes differ.
+    given: the arguments of models.predict. model: its folder. Raises UserError: 65 if nodes differ, 78 if another
+    command writes FILE.
     """
     files = _files(given.inputs)
     stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is no file
@@ -61,12 +63,17 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World) -> Pat
     parts = Path(f"{given.output}.parts-{digest}")
 
     def prepare() -> None:
+        was_there = parts.exists()
         for found in parts.parent.glob(glob.escape(parts.name[:-len(digest)]) + "[0-9a-f]" * len(digest)):
-            if found == parts:
-                say(f"predict: continuing: what is in {parts} is done")
-            else:
+            if found != parts and is_locked(found):
+                raise UserError(f"{given.output} is being written by another start, with another model, other inputs or"
+                                " other arguments; wait, stop it, or use another --output", Exit.OTHER_RUN)
+            if found != parts:
                 say(f"predict: beginning anew: {found} is of another model, other inputs or other arguments")
                 shutil.rmtree(found)
+        lock.acquire(parts, flag="--output")
+        if was_there:
+            say(f"predict: continuing: what is in {parts} is done")
 
     world.on_rank_zero(prepare)  # Collective.
     return parts

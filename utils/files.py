@@ -235,5 +235,10 @@ def _unlink(path: Path) -> None:
 
 def cache_path() -> Path:
     """The folder of caches: $LOCKSTEP_CACHE, else $XDG_CACHE_HOME/lockstep, else ~/.cache/lockstep."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("LOCKSTEP_CACHE") or home / "lockstep")
+    if folder := os.environ.get("LOCKSTEP_CACHE"):
+        return Path(folder)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lockstep"
+    except RuntimeError:  # no HOME, and this user is in no list of users
+        raise UserError("this user has no home directory: give a folder for caches, LOCKSTEP_CACHE=FOLDER",
+                        Exit.CANNOT_CREATE) from None

@@ -62,6 +62,8 @@ class EncodedImage:
             self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
             if not self._data:
                 raise UnreadableImage("the file is empty")
+            if self._data.startswith(b"version https://git-lfs"):
+                raise UnreadableImage("a pointer of git-lfs, not the image; run git lfs pull")
             image = Image.open(io.BytesIO(self._data), formats=FORMATS)
             if image.height * image.width > MAX_PIXELS:
                 raise UnreadableImage(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}: possibly a"
@@ -104,8 +106,8 @@ class EncodedImage:
         values = None if is_coarse else _values_of_16_bits(image, self._data)               # [H, W, 1 or 3]
         if values is None:
             if self.white not in (None, WHITES[-1]) and any(";16" in str(tile.args) for tile in image.tile):
-                raise UnreadableImage(f"16 bits in a mode ({image.tile[0].args}) that is read by its upper 8 bits alone,"
-                                      f" where {self.white} is white; store grey or RGB")
+                raise UnreadableImage(f"16 bits in a mode ({image.mode}) of which the upper 8 alone are read, where"
+                                      f" {self.white} is white; store grey or RGB")
             return _decode_with_pillow(image)
         self.white = self.white or next(white for white in WHITES if values.max() <= white)
         shown = (values.clip(max=self.white) * 255 + self.white // 2) // self.white

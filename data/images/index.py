@@ -12,6 +12,7 @@ Tests: tests/unit/data/images/test_folder.py
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,7 +27,8 @@ from utils.array_folder import Kept, digest_of, kept_arrays, open_arrays
 from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users, one_at_a_time, read_checked, sync, write_checked
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+NOT_READ = {".avif", ".dcm", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".svg"}  # pictures, too
 CACHE_VERSION = 4
 ARRAYS = ("names", "spans", "labels")
 
@@ -209,7 +211,11 @@ class _Scan:
         self.notes += self._names.notes
         if self.strays:
             count = counted(len(self.strays), "file")
-            self.notes.append(f"skipped {count}, not images in class folders, such as {self.strays[0]}")
+            endings = Counter(os.path.splitext(name)[1].lower() or "no ending" for name in self.strays)
+            kinds = ", ".join(f"{number} {ending}" for ending, number in endings.most_common(3))
+            hint = "; pictures of such kinds are not read: convert them to PNG or JPEG"
+            self.notes.append(f"skipped {count}, not images in class folders, such as {self.strays[0]} ({kinds})"
+                              + hint * (not NOT_READ.isdisjoint(endings)))
         if self.hidden:
             self.notes.append(f"skipped {len(self.hidden)} folders and files of a system or program, such as"
                               f" {min(self.hidden)}")
@@ -257,8 +263,15 @@ class _Scan:
             found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
             images_of[class_name] = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
             if not images_of[class_name] and split == "train":
-                raise UserError(f"--data {self.root}: the class folder {os.path.join(folder, class_name)} holds no"
-                                f" images ({' '.join(EXTENSIONS)}); remove it or fill it", Exit.BAD_DATA)
+                place = os.path.join(folder, class_name)
+                if has_run(os.path.join(self.root, place)):
+                    del images_of[class_name]
+                    self._forget(place)
+                    continue
+                has = [os.path.relpath(name, place) for name in self.strays if name.startswith(f"{place}/")]
+                raise UserError(f"--data {self.root}: the class folder {place} holds no images"
+                                f" ({' '.join(EXTENSIONS)}), but {some(has)}; convert them, or remove or fill the"
+                                " folder", Exit.BAD_DATA)
         if not any(images_of.values()) and (split != "test" or self._only == split):
             found = f", but only {some(files)}" if files else "" if named else ": it is empty"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put them"
@@ -277,6 +290,15 @@ class _Scan:
         for name in folders:
             yield from self.walk(os.path.join(folder, name), (*parents, identity))
 
+    def _forget(self, folder: str) -> None:
+        """ROOT/folder holds a run, and files that change: it is no part of the data."""
+        self.strays = [name for name in self.strays if not name.startswith(f"{folder}/")]
+        path = os.path.join(self.root, folder)
+        self.directories = {name: time for name, time in self.directories.items()
+                            if name != path and not name.startswith(f"{path}/")}
+        self.notes.append(f"{folder}/ holds runs of this program, and is no class; a --run-dir outside of --data is"
+                          " better")
+
     def _list(self, path: str) -> tuple[list[str], list[str]]:
         """Names of the folders and of the files in `path`, sorted, without those that are not the user's."""
         self.directories[path] = os.stat(path).st_mtime_ns  # before listing, so that a later change outdates the index
@@ -286,6 +308,11 @@ class _Scan:
         self.hidden.update(os.path.relpath(os.path.join(path, name), self.root) for name, is_folder in every
                            if not is_users(name) and (is_folder or name.lower().endswith(EXTENSIONS)))
         return [name for name, is_folder in seen if is_folder], [name for name, is_folder in seen if not is_folder]
+
+
+def has_run(folder: str) -> bool:
+    """Whether a folder is a run directory, or has one in it, as runs/ has."""
+    return bool([*Path(folder).glob(".lock"), *Path(folder).glob("*/.lock")])
 
 
 def _task_for(files: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from data.images.index import ARRAYS, FolderIndex, Found, ImageIndex, kept_index
 from data.labels import require_several
-from data.splits import ValSplit
+from data.splits import ValSplit, hint_at
 from data.tables.source import RowReader, TableSource
 from data.tables.table import TABLES, Row
 from utils.errors import Exit, UserError
@@ -88,7 +88,16 @@ class TableFiles:
                 self._names[folder] = frozenset()
                 with suppress(OSError):
                     self.times[folder] = os.stat(folder).st_mtime_ns  # before listing: a later change outdates it
-                    self._names[folder] = frozenset(os.listdir(folder))
+                    with os.scandir(folder) as entries:
+                        self._names[folder] = frozenset(entry.name for entry in entries if entry.is_file())
             if name not in self._names[folder]:
-                return f"there is no file {path} (paths are relative to the folder of the table)"
+                return f"there is no file {path}{self._hint(path, folder, name)}"
         return ""
+
+    def _hint(self, path: str, folder: str, name: str) -> str:
+        """Why, if that can be seen."""
+        if os.path.isdir(path):
+            return ": it is a folder"
+        if os.path.isfile(path.replace("\\", "/")):
+            return ": it is there with slashes; replace each backslash by / (the table was written on Windows)"
+        return hint_at(name, self._names[folder]) or " (paths are relative to the folder of the table)"

@@ -156,11 +156,12 @@ def white_for(index: ImageIndex) -> int:
 
 
 def notes_of_files(index: ImageIndex) -> list[str]:
-    """What is not used of files that have several pages, frames or more bands than colours. Opens up to DECODED samples.
+    """What is not used of files with several pages or frames, or more bands than colours. Opens up to DECODED samples.
     """
     paths = [path for at in range(0, len(index), -(-len(index) // DECODED)) for path in index.paths(at)]
     lost = Counter(filter(None, map(left_out, paths)))
-    return [f"{count} of {counted(len(paths), 'image file')} that were opened have {what}" for what, count in lost.items()]
+    return [f"{number} of {counted(len(paths), 'image file')} that were opened have {what}"
+            for what, number in lost.items()]
 
 
 def read_description(folder: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 import os
 import shutil
 import signal
+import subprocess
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,9 +17,12 @@ from data.texts.tokenizer import train_tokenizer
 from models import prediction_files
 from models.text.bert import save_model_folder as save_text_folder
 from models.vision.classifier import build_classifier, load_model_folder, save_model_folder
+from tests.conftest import ROOT
+from tests.harness.launches import assert_no_process
 from tests.harness.predicting import ended
-from utils.errors import Exit
+from utils.errors import Exit, UserError
 from utils.files import read_checked, write_checked
+from utils.rundir import lock
 
 PREDICT = {"script": "models/predict.py"}
 BATCH = ["--batch-size", "16", "--device", "cpu"]
@@ -116,6 +121,39 @@ def test_after_a_kill_the_same_command_continues_on_any_number(asked, expected, 
     features, text = written(result, tmp_path / "out")
     assert f"predict: continuing: what is in {parts} is done\n" in result.err
     assert features == expected[0] and text.replace(b"done,", b"", 1) == expected[1] and b"done," in text
+
+
+def test_when_torchrun_is_killed_its_processes_end_and_the_same_command_continues(
+        photos, start_torchrun, run_train, tmp_path):
+    run, folder = write_image_run(tmp_path / "run", "small-cnn"), tmp_path / "out"
+    folder.mkdir()
+    words = [run, photos / "val", *BATCH, "--output", folder / "rows.csv"]
+    launch = start_torchrun(2, 2, *words, script="tests/end_to_end/predict_and_die.py", env={"VICTIM": "torchrun"})
+    assert launch.wait().returncode == -signal.SIGKILL
+    assert_no_process(launch)
+    assert not (folder / "rows.csv").exists()
+    result = run_train(*words, **PREDICT)
+    assert result.returncode == 0 and "predict: continuing: what is in" in result.err, result.text
+
+
+@pytest.mark.parametrize("more, says", [
+    ([], "is in use by process"), (["--batch-size", "5"], "is being written by another start")])
+def test_a_second_start_on_an_output_is_78(more, says, photos, tmp_path, monkeypatch, capsys):
+    run, out = write_image_run(tmp_path / "run", "small-cnn"), tmp_path / "rows.csv"
+    words = [str(run), str(photos / "val"), *BATCH, "--output", str(out)]
+    monkeypatch.setattr(lock, "LOCK_WAIT_S", 0)
+    with monkeypatch.context() as unwritten:
+        unwritten.setattr(prediction_files, "write_files", fails := Mock(side_effect=UserError("not now")))
+        assert ended(words) == Exit.USAGE and fails.called
+    [parts] = tmp_path.glob("rows.csv.parts-*")
+    program = ("import sys; from pathlib import Path; from utils.rundir.lock import RunLock; lock = RunLock();"
+               "lock.acquire(Path(sys.argv[1])); print(flush=True); sys.stdin.read()")
+    with subprocess.Popen([sys.executable, "-c", program, parts], cwd=ROOT, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        assert ended([*words, *more]) == Exit.OTHER_RUN
+        holder.stdin.close()
+    assert says in (said := capsys.readouterr().err) and "--output" in said and not out.exists() and parts.exists()
 
 
 @pytest.mark.long

@@ -103,7 +103,8 @@ def test_a_cancelled_preempted_and_requeued_job_ends_as_if_undisturbed(
 
     folder = run_dir.with_name("slurm")
     with slurm(folder) as run:
-        (folder / "job.sh").write_text((ROOT / "launch/slurm.sh").read_text().replace("#SBATCH --gpus-per-node=8\n", ""))
+        job_file = (ROOT / "launch" / "slurm.sh").read_text()
+        (folder / "job.sh").write_text(job_file.replace("#SBATCH --gpus-per-node=8\n", ""))
 
         def submitted():
             job = run("sbatch", "--parsable", f"--chdir={ROOT}", f"--output={folder}/lockstep-%j.log", "job.sh", *words,

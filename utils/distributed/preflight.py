@@ -4,10 +4,12 @@ A missing package or a wrong host name would fail later, with a traceback or a h
 prints one line with a way out. No torch at module level: the first check runs before any import that may be missing.
 """
 
+import fcntl
 import ipaddress
 import os
 import shlex
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +19,10 @@ from pathlib import Path
 from utils.errors import Exit, UserError, leave
 
 REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
+NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT",
+           "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "SLURM_RESTART_COUNT")
+SIOCGIFFLAGS, IFF_UP = 0x8913, 1  # netdevice(7)
+TASKS = {"srun": "SLURM_STEP_NUM_TASKS", "mpirun": "OMPI_COMM_WORLD_SIZE"}  # how many each started
 
 
 def require_packages() -> None:
@@ -29,6 +35,23 @@ def require_packages() -> None:
         python = os.path.relpath(python) if python.is_relative_to(Path.cwd()) else python
         install = shlex.join([str(python), "-m", "pip", "install", "-r", os.path.relpath(REQUIREMENTS)])
         leave(f"train.py: {socket.gethostname()}: {'; '.join(problems)}: {install}", Exit.USAGE)
+
+
+def require_numbers(program: str = "train.py") -> None:
+    """Exit with 64 if a variable that a launcher sets to a number is none."""
+    for name in NUMBERS:
+        if not os.environ.get(name, "0").isdecimal():
+            leave(f"{program}: {name}={os.environ[name]} in the environment: must be a whole number; unset it, or set"
+                  " it as torchrun does", Exit.USAGE)
+
+
+def words_about_tasks() -> str:
+    """Where srun or mpirun started several tasks without torchrun, each of which trains alone; else ""."""
+    found = [f"{name} started {os.environ[variable]} tasks, and each of them trains alone; to train together, start one"
+             f" per machine: {name} ... ./launch.sh" for name, variable in TASKS.items()
+             if os.environ.get(variable, "1").isdecimal() and int(os.environ.get(variable, 1)) > 1]
+    is_alone = "LOCAL_RANK" not in os.environ and "LOCKSTEP_LAUNCH_ID" not in os.environ
+    return found[0] if found and is_alone else ""
 
 
 def _package_problems() -> Iterator[str]:
@@ -62,6 +85,16 @@ def require_interface() -> str | None:
         raise UserError(f"GLOO_SOCKET_IFNAME={given}: {socket.gethostname()} has no network interface"
                         f" {', '.join(missing)}; it has {', '.join(existing)}")
     return given or None
+
+
+def require_loopback() -> None:
+    """Raise UserError (64) where the loopback interface is down, as in a sandbox: the processes of a host meet there.
+    """
+    request = struct.pack("16sH", b"lo", 0)
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        if not struct.unpack("16sH", fcntl.ioctl(any_socket, SIOCGIFFLAGS, request))[1] & IFF_UP:
+            raise UserError(f"the loopback network interface of {socket.gethostname()} is down, and even one process"
+                            " needs it: `ip link set lo up`, as root")
 
 
 def is_local(address: str) -> bool:

@@ -94,6 +94,14 @@ def end_with_parent(number: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number))
 
 
+def end_with_torchrun() -> None:
+    """End this process with its torchrun, however that ends. For a command that has no watchdog."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(signal.SIGKILL)
+        if _is_orphan():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def end_worker_with(parent: int, worker: int) -> None:
     """End this data loading process with its parent, which may have ended already. For a DataLoader's worker_init_fn.
 

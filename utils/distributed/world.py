@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
-from utils.distributed.preflight import require_own_name
+from utils.distributed.preflight import require_loopback, require_own_name
 from utils.distributed.rendezvous import fresh_store
 from utils.distributed.watchdog import Watchdog
 from utils.errors import Exit, PeerError, RankError, UserError, explain
@@ -65,6 +65,7 @@ class World:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         try:
             if world_size == local_world_size and not os.environ.get("GLOO_SOCKET_IFNAME"):
+                require_loopback()
                 os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # gloo would listen at the address of the host's name
             require_own_name()
             if world_size > 1 and not os.environ.keys() >= {"MASTER_ADDR", "MASTER_PORT"}:

@@ -68,8 +68,8 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
         # an empty log is one of a start that was killed while it cleaned up
         if strange := sorted(each.name for each in path.iterdir() if each.name not in BEFORE_AUTO
                              and not each.name.startswith(".") and (each.is_dir() or each.stat().st_size)):
-            raise UserError(f"{path} has {some(strange)} but no auto.json: it is no run directory, or a damaged one; use"
-                            " a --run-dir that is new or empty", Exit.OTHER_RUN)
+            raise UserError(f"{path} has {some(strange)} but no auto.json: it is no run directory, or a damaged one;"
+                            " use a --run-dir that is new or empty", Exit.OTHER_RUN)
         return
     if (kept := read_json(path / "auto.json")) and kept.get("names_as_written", True):
         raise UserError(f"{path} was begun by a version before 0.10, which trained otherwise; finish it with version"

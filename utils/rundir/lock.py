@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
+from utils.distributed.preflight import words_about_tasks
 from utils.errors import Exit, UserError
 
 LOCK_WAIT_S = 15  # a preempted start may need a moment to exit
@@ -36,8 +37,11 @@ class RunLock:
         """Whether this process holds it."""
         return self._file is not None
 
-    def acquire(self, path: Path, note: Callable[[str], None] = lambda text: None) -> None:
-        """Create the run directory if needed, and lock it. Raises UserError (78) if another process keeps the lock."""
+    def acquire(self, path: Path, note: Callable[[str], None] = lambda text: None, flag: str = "--run-dir") -> None:
+        """Create the directory if needed, and lock it. Raises UserError (78) if another process keeps the lock.
+
+        flag: what gives another directory, for the message.
+        """
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             # open the file; it may be moved away or removed at any moment
@@ -60,8 +64,9 @@ class RunLock:
             except (BlockingIOError, FileNotFoundError):
                 if time.monotonic() > deadline:
                     file.seek(0)
+                    tasks = words_about_tasks()
                     raise UserError(f"{path} is in use by {file.read().strip() or 'another process'}; wait, stop it, or"
-                                    " use another --run-dir", Exit.OTHER_RUN) from None
+                                    f" use another {flag}{'; ' * bool(tasks)}{tasks}", Exit.OTHER_RUN) from None
                 time.sleep(0.1)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:

@@ -26,6 +26,7 @@ from typing import Any, Self
 import yaml
 
 import utils
+from utils.distributed.preflight import words_about_tasks
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, explain
 from utils.files import json_lines, read_json, replace_folder, wait_to_see, write_atomically
@@ -154,6 +155,9 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
     if config.run.eval_only:
         kept, facts = world.on_rank_zero(lambda: _read(config, path, world, note))  # Collective.
         return Run(path, kept, facts, note, lock=None)
+
+    if tasks := words_about_tasks():
+        note(f"warning: {tasks}")
 
     # rank 0 locks the directory, compares it with this command, and describes the run in it
     launches = world.gather(launch_id())  # Collective.

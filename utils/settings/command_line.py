@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 import utils
-from utils.errors import SIGNALS, Exit, UserError, leave
+from utils.errors import SIGNALS, Exit, UserError, leave, some
 from utils.settings.config import CONFIGS, EXTRA_PAGES, Config, facts, flag, settings, types, with_values
 from utils.settings.habits import FORMERLY_KEPT, without_former
 from utils.settings.help import help_text
@@ -126,13 +126,17 @@ def _config_file(first: Mapping[str, str | None]) -> str:
 
 def _read_yaml(path: str) -> dict[str, Any]:
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=yaml.BaseLoader)  # all values are words
+        text = Path(path).read_text(encoding="utf-8")
+        content, node = yaml.load(text, Loader=yaml.BaseLoader), yaml.compose(text)  # all values are words
     except FileNotFoundError:
         raise UserError(f"--config {path}: there is no such file", Exit.NO_INPUT) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"--config {path}: cannot be read as YAML: {error}") from None
     if content and not isinstance(content, dict):
         raise UserError(f"--config {path}: must contain `name: value` lines")
+    names = [str(name.value).replace("-", "_") for name, _ in node.value] if content else []
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise UserError(f"--config {path}: {some(twice)} stands there twice; leave one of the two out")
     return without_former({str(name).replace("-", "_"): value for name, value in (content or {}).items()}, path)
 
 

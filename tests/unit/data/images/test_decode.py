@@ -243,7 +243,8 @@ def test_pages_and_frames_after_the_first_are_left_out_in_words(format, says, tm
 
 def test_where_0_is_white_a_file_of_16_bits_is_inverted_as_one_of_8_bits():
     grey = BANDS[:, :, :1]
-    both = [EncodedImage(tiff(values, photometric=0), white=65535).pixels() for values in (grey, grey.astype(np.uint16) * 257)]
+    both = [EncodedImage(tiff(values, photometric=0), white=65535).pixels()
+            for values in (grey, grey.astype(np.uint16) * 257)]
     assert torch.equal(*both) and torch.equal(both[0][:, :, :1], 255 - torch.from_numpy(grey))
 
 

@@ -299,7 +299,8 @@ def test_symlinks_are_followed_and_loops_are_not(tree, index_of, tmp_path):
     (("train/a.jsonl",), "if these are texts, give --task text-classification or masked-lm"),
     (("train/1.png", "val/a/1.png"), "train/ holds no class folders"),
     (("train/a/1.png",), "only one class, a"),
-    (("train/a/1.png", "train/b/readme.txt"), "train/b holds no images"),
+    (("train/a/1.png", "train/b/readme.txt"), r"train/b holds no images .*, but readme.txt; convert them"),
+    (("train/a/1.png", "train/b/1.HEIC"), r"train/b holds no images .*, but 1.HEIC; convert them"),
     (("val/a/1.png", "val/b/1.png"), "no train/"),
     (("Train/a/1.png", "Val/a/1.png"), "no train/; name the training folder so"),
     (("train/a/1.png", "train/b/1.png", "val/a/x.txt", "val/b/x.txt"), "val/ holds no class folders with images;"),
@@ -314,6 +315,33 @@ def test_unusable_folder_is_bad_data_and_says_why(tmp_path, index_of, names, wor
     with pytest.raises(UserError, match=words) as error:
         index_of(write_images(root, *names))
     assert error.value.code == Exit.BAD_DATA and str(root) in str(error.value)
+
+
+def test_jpegs_by_another_name_are_read_and_other_pictures_are_counted(tmp_path, index_of):
+    root = write_images(tmp_path / "d", *(f"{name}/{i}{ending}" for name in "ab" for i in range(4)
+                                          for ending in (".png", ".jfif", ".heic", ".txt")))
+    index = index_of(root)
+    assert sum(map(len, index.splits.values())) == 16
+    [note] = [text for text in index.notes if "skipped" in text]
+    assert "(8 .heic, 8 .txt); pictures of such kinds are not read: convert them" in note
+
+
+@pytest.mark.parametrize("place", ["runs/first/", "run/"])
+def test_a_run_directory_among_the_classes_is_no_class(tmp_path, index_of, place):
+    """One that is started in the folder of its data, say. It changes, and the index is still the kept one."""
+    root = write_images(tmp_path / "d", *(f"{name}/{i}.png" for name in "ab" for i in range(4)))
+    before = index_of(root)
+    (root / place / "checkpoints").mkdir(parents=True)
+    for name in (".lock", "config.yaml"):
+        (root / place / name).touch()
+    index = index_of(root)
+    assert (index.classes, index.fingerprint) == (before.classes, before.fingerprint)
+    [note] = set(index.notes) - set(before.notes)
+    assert note.startswith(f"{place.partition('/')[0]}/ holds runs of this program, and is no class")
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*.json")}
+    (root / place / "metrics.jsonl").touch()
+    assert index_of(root).notes == index.notes
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*.json")} == kept
 
 
 @pytest.mark.parametrize("is_empty", [True, False])
