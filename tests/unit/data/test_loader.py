@@ -27,7 +27,7 @@ from data.plan import BatchPlan, cut
 from data.sampler import ElasticDistributedSampler, EvaluationSampler
 from data.splits import ValSplit
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, explain
+from utils.errors import Exit, RankError, UserError, explain
 
 ROOT = Path(__file__).parents[3]
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -207,6 +207,14 @@ def test_auto_workers_are_the_spare_cores_of_a_process_within_limits(monkeypatch
 def test_more_than_8_workers_need_shared_memory(monkeypatch, gib, processes, expected):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=gib * 2**30))
     assert num_workers("auto", replace(world_of(processes, CUDA), cores=64, local_world_size=processes)) == expected
+
+
+def test_without_shared_memory_there_are_no_workers_and_those_asked_for_are_refused(monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: str(path) != "/dev/shm")
+    assert [num_workers(given, replace(world_of(8, CPU), cores=4)) for given in ("auto", 0)] == [0, 0]
+    with pytest.raises(RankError, match=r"--workers 2: data loading processes need /dev/shm, .*--workers 0") as refused:
+        num_workers(2, world_of(8, CPU))
+    assert refused.value.code == Exit.IO
 
 
 # --- bad samples

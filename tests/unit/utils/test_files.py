@@ -3,10 +3,12 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from utils import files
+from utils.errors import Exit, UserError
 from utils.files import cache_path, read_checked, write_atomically, write_checked
 
 
@@ -27,6 +29,18 @@ def test_the_cache_is_where_the_environment_says(monkeypatch, environment, expec
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert str(cache_path()) == expected
+
+
+def test_a_user_without_a_home_is_told_what_to_give_and_needs_none_with_it(monkeypatch):
+    """As docker -u and Kubernetes start a program: a number that is in no list of users."""
+    for name in ("LOCKSTEP_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
+    with pytest.raises(UserError, match="LOCKSTEP_CACHE=FOLDER") as refused:
+        cache_path()
+    assert refused.value.code == Exit.CANNOT_CREATE
+    monkeypatch.setenv("LOCKSTEP_CACHE", "/a")
+    assert str(cache_path()) == "/a"
 
 
 def test_a_checked_file_is_read_as_written_and_damage_is_found(tmp_path):

@@ -147,6 +147,11 @@ def test_groups_that_train_and_val_share_are_noted(table):
 @pytest.mark.parametrize("line, kind, problem", [
     ("img/77.png,a", CLASSES, "there is no file {root}/img/77.png (paths are relative to the folder of the table)"),
     ("none/7.png,a", CLASSES, "there is no file {root}/none/7.png (paths are relative to the folder of the table)"),
+    ("img\\1.png,a", CLASSES, "there is no file {root}/img\\1.png: it is there with slashes; replace each backslash by"
+                             " / (the table was written on Windows)"),
+    ("img/1.PNG,a", CLASSES, "there is no file {root}/img/1.PNG; '1.PNG' and '1.png' differ only in case, spaces or"
+                          " how a number or a character is written"),
+    ("img,a", CLASSES, "there is no file {root}/img: it is a folder"),
     (",a", CLASSES, "image is empty"), ("img/7.png,", CLASSES, "label is empty"),
     ("img/7.png,tall", NUMBERS, "label is tall, which is not a finite number")])
 def test_a_row_that_cannot_be_a_sample_is_named_or_left_out(table, line, kind, problem):

@@ -538,6 +538,8 @@ def test_a_row_says_the_line_it_begins_on(tmp_path_factory, rows):
     ("t.jsonl", '{"text": "a",\n"label": "x"}\n', 1, "is not JSON: "),
     ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": "b", "Label": "y"}\n', 2, "has no label; it has text, Label"),
     ("t.jsonl", '{"text": "a", "label": "x"}\n{"more": 1}\n', 2, "has no text, label; it has more"),
+    ("t.jsonl", '{"text": "a", "label": "x", "text": "b"}\n', 1, "is not JSON: the key text stands twice"),
+    ("t.jsonl", '{"text": "a", "label": NaN}\n', 1, "is not JSON: JSON has no NaN; write null, or a number"),
     ("t.jsonl", '{"text": 3, "label": "x"}\n', 1, "text must be a text, not 3"),
     ("t.jsonl", '{"text": ["a"], "label": "x"}\n', 1, 'text must be a text, not ["a"]'),
     ("t.jsonl", '{"text": "a", "label": {}}\n', 1, NO_LABEL + "{}"),

@@ -10,11 +10,38 @@ from pathlib import Path
 import pytest
 
 from utils.distributed import preflight
-from utils.distributed.preflight import require_own_name, require_packages
+from utils.distributed.preflight import require_numbers, require_own_name, require_packages, words_about_tasks
 from utils.errors import Exit, UserError
 
 ROOT = Path(__file__).parents[4]
 Usage = namedtuple("Usage", "free")
+
+
+@pytest.mark.parametrize("name", preflight.NUMBERS)
+@pytest.mark.parametrize("value", ["abc", "", "1.5", "-1"])
+def test_a_variable_that_must_be_a_number_and_is_none_is_64(monkeypatch, capsys, name, value):
+    for each in preflight.NUMBERS:
+        monkeypatch.delenv(each, raising=False)
+    require_numbers()
+    monkeypatch.setenv(name, "0")
+    require_numbers()
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as left:
+        require_numbers()
+    assert left.value.code == Exit.USAGE
+    assert name == "LOCAL_RANK" or f"train.py: {name}={value} in the environment: must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("environment, says", [
+    ({"SLURM_STEP_NUM_TASKS": "2"}, "srun started 2 tasks"), ({"OMPI_COMM_WORLD_SIZE": "3"}, "mpirun started 3 tasks"),
+    ({"SLURM_STEP_NUM_TASKS": "1"}, ""), ({"SLURM_STEP_NUM_TASKS": "2", "LOCAL_RANK": "0"}, ""),
+    ({"SLURM_STEP_NUM_TASKS": "2", "LOCKSTEP_LAUNCH_ID": "x"}, ""), ({"SLURM_STEP_NUM_TASKS": "many"}, "")])
+def test_tasks_of_which_each_would_train_alone_are_counted(monkeypatch, environment, says):
+    for name in (*preflight.TASKS.values(), "LOCAL_RANK", "LOCKSTEP_LAUNCH_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert words_about_tasks().startswith(says) and bool(words_about_tasks()) == bool(says)
 
 
 # --- packages

@@ -121,6 +121,11 @@ def test_an_empty_file_sets_nothing(yaml_file):
     assert values_of(file) == values_of() | {"config": file.removeprefix("--config=")}
 
 
+@pytest.mark.parametrize("text", ["lr: 0.1\nepochs: 2\nlr: 0.1", "global_batch_size: 4\nglobal-batch-size: 8"])
+def test_a_key_that_stands_twice_in_the_file_is_64(yaml_file, text, capsys):
+    assert code_of(yaml_file(text)) == 64 and "stands there twice" in capsys.readouterr().err
+
+
 # --- what is wrong exits with 64
 
 
