@@ -5,6 +5,7 @@ resolved there: --best in engine/best.py, --workers in data/loader.py, --image-s
 """
 
 import math
+import os
 import socket
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,16 @@ INVARIANT_LIMIT = 32  # ... and at most as many
 EVAL_BATCH = 64  # samples in a batch of --eval-only where no run has resolved it
 
 
+def usual_threads(cores: int) -> int:
+    """The cores of this process, or less where the user's OMP_NUM_THREADS says so.
+
+    torchrun sets it to 1 for several processes where nobody has set it, so that 1 is nobody's wish there.
+    """
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    is_of_torchrun = given == "1" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") != "1"
+    return min(cores, int(given)) if given.isdecimal() and int(given) and not is_of_torchrun else cores
+
+
 def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precision:
     """Set what the bits of this process depend on as the run keeps it: device, threads, precision. Collective."""
     # device and threads; on the CPU sums depend on the number of threads
@@ -45,7 +56,7 @@ def resolve_arithmetic(config: DeviceOptions, run: Run, world: World) -> Precisi
     run.resolve("device", config.device, lambda: world.device.type)
     is_cpu = world.device.type == "cpu"
     is_single = is_cpu and load_strategy(config.strategy).is_invariant
-    threads = run.resolve("threads", config.threads, lambda: 1 if is_single else run.cores_per_process)
+    threads = run.resolve("threads", config.threads, lambda: 1 if is_single else usual_threads(run.cores_per_process))
     torch.set_num_threads(threads)
     if is_cpu and config.threads == "auto" and threads > run.cores_per_process and not run.is_read_only:
         run.note(f"each process computes with {threads} threads, as this run keeps it, and now has"

@@ -124,11 +124,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a small file so that a reader sees the old or the new content, never a part of it."""
+def write_atomically(path: Path, content: str | bytes, is_private: bool = False) -> None:
+    """Write a small file so that a reader sees the old or the new content, never a part of it.
+
+    is_private: its owner alone may read it; else the umask decides.
+    """
     partial = path.with_name(f".tmp-{path.name}")
     try:
         with partial.open("wb") as file:
+            if is_private:
+                os.fchmod(file.fileno(), 0o600)
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())

@@ -47,7 +47,7 @@ class RunLock:
             # open the file; it may be moved away or removed at any moment
             made = [folder for folder in (path, *path.parents) if not folder.exists()]
             try:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.mkdir(parents=True, exist_ok=True)
                 is_empty = {file.name for file in path.iterdir()} <= {".lock"}
                 file = (path / ".lock").open("a+")
             except FileNotFoundError:

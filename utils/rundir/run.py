@@ -269,7 +269,7 @@ def _describe(config: Config, path: Path, processes: int) -> None:
                  *(f"{name} {version}" for name, version in packages),
                  *(f"{name}={value}" for name, value in shown.items()), ""]
         text = "\n".join(lines).encode(errors="backslashreplace")  # a path may be in any encoding
-        write_atomically(path / "env.txt", text.decode())
+        write_atomically(path / "env.txt", text.decode(), is_private=True)
         write_atomically(path / "config.yaml", yaml.safe_dump(kept_settings(config), sort_keys=False))
     with (path / "command.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
         file.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {processes} processes\n{shlex.join(sys.argv)}\n")

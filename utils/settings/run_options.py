@@ -159,8 +159,9 @@ class DeviceOptions:
     cpu_kernels: Literal["on", "off"] = option(
         "on", "on the CPU, dropout, attention and the gradients of filters by faster kernels than torch's, and freed"
         " memory kept; off = torch's own", TOLERATED, rare=True)
-    threads: int | Auto = option("auto", "CPU threads per process; auto = cores / processes at the first start; 1 with"
-                                 " --strategy exact on the CPU", TOLERATED, at_least=1, resolved=True, rare=True)
+    threads: int | Auto = option("auto", "CPU threads per process; auto = at the first start, cores / processes or"
+                                 " $OMP_NUM_THREADS, the smaller; 1 with --strategy exact on the CPU", TOLERATED,
+                                 at_least=1, resolved=True, rare=True)
     checkpoint_activations: bool = option(False, "keep only the inputs of blocks and compute the rest again in the"
                                           " backward pass: less memory, more time", TOLERATED, rare=True)
 

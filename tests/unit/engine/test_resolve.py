@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from data.plan import BatchPlan, cut
-from engine.resolve import AUTO_LIMIT, require_partners, resolve_eval_batch, resolve_optim, resolve_plan
+from engine.resolve import (
+    AUTO_LIMIT,
+    require_partners,
+    resolve_eval_batch,
+    resolve_optim,
+    resolve_plan,
+    usual_threads,
+)
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
 from utils.rundir.run import Run
@@ -222,3 +229,16 @@ def start_for(run, optim, batch, head_lr_factor=1.0):
     task = SimpleNamespace(
         train_set=range(1000), base_lr={"adamw": 1e-3, "sgd": 0.05}, head_lr_factor=head_lr_factor)
     return SimpleNamespace(config=config, run=run, task=task)
+
+
+@pytest.mark.parametrize("value, environment, threads", [
+    (None, {}, 4), ("2", {}, 2), ("9", {}, 4), ("0", {}, 4), ("", {}, 4), ("abc", {}, 4), ("2,4", {}, 2),
+    ("1", {}, 1), ("1", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 4),
+    ("1", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1"}, 1),
+    ("2", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 2)])
+def test_the_users_number_of_threads_counts_and_that_of_torchrun_does_not(monkeypatch, value, environment, threads):
+    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in (environment | ({} if value is None else {"OMP_NUM_THREADS": value})).items():
+        monkeypatch.setenv(name, text)
+    assert usual_threads(4) == threads

@@ -378,8 +378,14 @@ def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world,
         [f"sync run/.tmp-model{part}" for part in parts], "rename run/.tmp-model run/model", "sync run")
 
 
-def test_a_run_directory_is_its_owners_alone_also_after_fresh(world):
-    start(world, "--run-dir=run")
-    first = Path("run").stat().st_mode & 0o777
-    start(world, "--run-dir=run", "--fresh")
-    assert (first, Path("run").stat().st_mode & 0o777) == (0o700, 0o700)
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_who_may_read_a_run_directory_is_what_the_umask_says_also_after_fresh(world, umask):
+    """A colleague, or a container with TensorBoard. The environment is its owner's alone."""
+    before = os.umask(umask)
+    try:
+        for words in ([], ["--fresh"]):
+            start(world, "--run-dir=run", *words)
+            modes = {name: Path("run", name).stat().st_mode & 0o777 for name in (".", "config.yaml", "env.txt")}
+            assert modes == {".": 0o777 & ~umask, "config.yaml": 0o666 & ~umask, "env.txt": 0o600}
+    finally:
+        os.umask(before)
