@@ -83,6 +83,13 @@ class TableSource:
         paths, name = self._parts[split]
         return ((path, row) for path, row in self._rows_of(paths) if not name or _split_of(path, row) == name)
 
+    def samples(self, split: str, classes: Sequence[str],
+                problem_of: Callable[[Path, Row], str] = lambda table, row: "") -> Iterator[Row]:
+        """The rows of a split that are samples, read again. classes: of train. problem_of: see RowReader.rows."""
+        labels = LabelReader(self.label_kind, self.label_columns, classes)
+        return (row for table, row in self.rows(split)
+                if not (self.problem(row, labels, is_train=False) or problem_of(table, row)))
+
     def place(self, split: str) -> str:
         """Where the rows of a split stand, for messages."""
         paths, name = self._parts[split]

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from data.labels import LabelReader, require_several
+from data.labels import require_several
 from data.tables.source import RowReader, TableSource
 from data.tables.table import Row
 from data.texts.text_set import TokenTable
@@ -77,16 +77,16 @@ def read_texts(source: TextSource) -> Iterator[str]:
     return (text for _, row in source.rows("train") for text in row.texts)
 
 
-def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray) -> dict[int, str]:
-    """{number: text} of the samples of source.split with these numbers (TokenTable.texts); a pair as A<tab>B.
+def sample_rows(source: TextSource, classes: Sequence[str], numbers: np.ndarray) -> dict[int, Row]:
+    """{number: row} of the samples of source.split with these numbers (TokenTable.texts).
 
     Reads the files of labelled texts again. Raises UserError (65, 74) if they cannot be read as before.
     """
     # texts are numbered over all splits, those of train first
     split = source.split if source.split in source.splits else "train"  # it is held out of train
     first = 0 if split == "train" else int(numbers.min())
-    wanted, every = set(numbers.tolist()), enumerate(texts_of(source, classes, [split]), first)
-    found = {number: text for number, text in every if number in wanted}
+    wanted, every = set(numbers.tolist()), enumerate(source.samples(split, classes), first)
+    found = {number: row for number, row in every if number in wanted}
     if len(found) < len(wanted):
         raise UserError(f"--data {source.root}: its texts changed since the start; start again", Exit.BAD_DATA)
     return found
@@ -94,9 +94,7 @@ def sample_texts(source: TextSource, classes: Sequence[str], numbers: np.ndarray
 
 def texts_of(source: TextSource, classes: Sequence[str], splits: Iterable[str]) -> Iterator[str]:
     """The texts of these splits that are samples, read again; a pair as A<tab>B. classes: of train."""
-    labels = LabelReader(source.label_kind, source.label_columns, classes)
-    return ("\t".join(row.texts) for split in splits for _, row in source.rows(split)
-            if not source.problem(row, labels, is_train=False))
+    return ("\t".join(row.texts) for split in splits for row in source.samples(split, classes))
 
 
 class _Writer:

@@ -8,7 +8,7 @@ Tests: tests/end_to_end/test_evaluation.py
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,11 +23,11 @@ from utils.output_files import TEXT, csv_writer, open_output, require_output
 def write_evaluation(task: Task, step: int, values: Mapping[str, Any], folder: Path) -> None:
     """Write both files into `folder`. values: those of Evaluation.run()."""
     try:
-        inputs = list(task.inputs())
+        inputs, groups = list(task.inputs()), task.groups()
     except UserError:  # a file is gone that the training does not need any more: no reason to end it
-        inputs = [(index, task.eval_set.name(index)) for index in range(len(task.eval_set))]
+        inputs, groups = [(index, task.eval_set.name(index)) for index in range(len(task.eval_set))], None
     with (folder / "samples.csv").open("w", newline="", **TEXT) as file:
-        _write_samples(task, inputs, values["rows"], file)
+        _write_samples(task, inputs, groups, values["rows"], file)
     (folder / f"{task.objective.figures}.json").write_text(_figures(task, step, values))
 
 
@@ -48,18 +48,20 @@ def write_output(task: Task, step: int, values: Mapping[str, Any], output: str) 
         if output.endswith(".json"):
             file.write(_figures(task, step, values))
         else:
-            _write_samples(task, task.inputs(), values["rows"], file)
+            _write_samples(task, task.inputs(), task.groups(), values["rows"], file)
 
 
-def _write_samples(task: Task, inputs: Iterable[tuple[int, str]], samples: Tensor, file: TextIO) -> None:
-    """A row for each sample, in the order of `inputs`. samples: [N, S], the rows of the task's metrics."""
+def _write_samples(task: Task, inputs: Iterable[tuple[int, str]], groups: Sequence[str] | None, samples: Tensor,
+                   file: TextIO) -> None:
+    """A row for each sample, in the order of `inputs`. groups: see Task. samples: [N, S], rows of the task's metrics.
+    """
     write_row, rows = csv_writer(file), samples.tolist()
-    write_row(["input", *task.objective.sample(0, rows[0])])
+    write_row(["input", *task.objective.sample(0, rows[0]), *([] if groups is None else ["group"])])
     for index, name in inputs:
         found = task.objective.sample(index, rows[index])
         if not rows[index][0]:  # it could not be read: what the data say is all there is
             found = {column: value if column in task.objective.given else "" for column, value in found.items()}
-        write_row([name, *found.values()])
+        write_row([name, *found.values(), *([] if groups is None else [groups[index]])])
 
 
 def _figures(task: Task, step: int, values: Mapping[str, Any]) -> str:

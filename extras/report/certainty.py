@@ -21,11 +21,19 @@ def num_resamples(count: int, cost: int = 1) -> int:
     return min(MOST, max(FEWEST, MOST_DRAWS // (count * cost)))
 
 
-def intervals(count: int, figures: Callable[[np.ndarray], Mapping[str, Any]], cost: int = 1) -> dict[str, Any]:
-    """Of the bootstrap: (low, high) by name. figures: of how often each sample is drawn, [N] int64, N = `count`."""
-    rng = np.random.default_rng(0)
-    found = [figures(np.bincount(rng.integers(count, size=count), minlength=count))
-             for _ in range(num_resamples(count, cost))]
+def intervals(count: int, figures: Callable[[np.ndarray], Mapping[str, Any]], cost: int = 1,
+              groups: np.ndarray | None = None) -> dict[str, Any]:
+    """Of the bootstrap: (low, high) by name. figures: of how often each sample is drawn, [N] int64, N = `count`.
+
+    groups: [N] integers from 0; then whole groups are drawn, since the samples of one are alike.
+    """
+    rng, units = np.random.default_rng(0), count if groups is None else int(groups.max()) + 1
+
+    def drawn() -> np.ndarray:
+        times = np.bincount(rng.integers(units, size=units), minlength=units)
+        return times if groups is None else times[groups]
+
+    found = [figures(drawn()) for _ in range(num_resamples(count, cost))]
     return {name: _ends(np.array([each.get(name, np.nan) for each in found]))
             for name, value in found[0].items() if isinstance(value, float) and math.isfinite(value)}
 
@@ -48,7 +56,9 @@ def calibration(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, An
     """The expected calibration error of predictions, as they are and with a cross-fitted temperature; bins of both.
 
     The temperature divides the log-odds of the predicted class, which is right of two classes alone. It is fitted on
-    four fifths of the samples and used on the fifth. probabilities: [N], of the predicted class. is_right: [N] bool.
+    four fifths of the samples and used on the fifth. perfect: the mean error of as many predictions whose probabilities
+    are right, which is not 0: the bins have few samples.
+    probabilities: [N], of the predicted class. is_right: [N] bool.
     """
     clipped = probabilities.clip(1e-6, 1 - 1e-6)
     odds, cooled = np.log(clipped / (1 - clipped)), np.empty(len(clipped))                  # [N] each
@@ -56,8 +66,11 @@ def calibration(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, An
     for fold in range(FOLDS):
         is_in = folds == fold
         cooled[is_in] = _sigmoid(_sharpness(odds[~is_in], is_right[~is_in]) * odds[is_in])
+    rng = np.random.default_rng(0)
+    perfect = [_bins(probabilities, rng.random(len(odds)) < probabilities)["error"]
+               for _ in range(max(FEWEST, min(MOST, MOST_DRAWS // (10 * len(odds)))))]
     return {"as_is": _bins(probabilities, is_right), "cooled": _bins(cooled, is_right),
-            "temperature": 1 / _sharpness(odds, is_right)}
+            "temperature": 1 / _sharpness(odds, is_right), "perfect": float(np.mean(perfect))}
 
 
 def _sharpness(odds: np.ndarray, is_right: np.ndarray) -> float:

@@ -40,7 +40,7 @@ from utils.settings.config import CONFIGS, flag
 from utils.settings.habits import FORMERLY_KEPT
 
 MOST_BYTES = 10 * 2**20  # of samples.csv, up to 200,000 rows: above, the page has nothing that is by sample
-FEWEST = 50  # samples of a calibration
+FEWEST, FEWEST_GROUPS = 50, 10  # samples of a calibration; groups of an interval
 FEWEST_OF_CLASS = 30  # and twice as many as there are classes: below, the bootstrap of averages over them is biased
 AVERAGES = ("macro_", "weighted_")
 SORTS = 4  # the work of a sample and target beside that of a sample and class
@@ -96,8 +96,9 @@ def _about(run: Path) -> dict[str, Any]:
     by_sample, prefix = _by_sample(run, config, evaluation), EMA if "weights" in best else ""
     of_best = evaluation or next((each for each in val if each["step"] == best.get("step")), {})
     of_best = {name: of_best.get(prefix + name, value) for name, value in of_best.items()}
-    ends = by_sample.get("intervals", {}) | {name: share_interval(of_best[name], of_best["evaluated"])
-                                             for name in PERCENTAGES if name in of_best}
+    ends = by_sample.get("intervals", {}) | {
+        name: share_interval(of_best[name], of_best["evaluated"]) for name in PERCENTAGES
+        if name in of_best and not by_sample.get("num_groups")}
     figures = [name for name in last if name not in NO_FIGURES and not name.startswith(EMA)]
 
     # settings and the rest
@@ -147,18 +148,22 @@ def _by_sample(run: Path, config: Mapping[str, Any], evaluation: Mapping[str, An
     with path.open(newline="", **TEXT) as file:
         rows = [row for row in csv.DictReader(file) if row["loss"]]  # the others could not be read
     losses = np.array([float(row["loss"]) for row in rows])                                 # [N]
+    groups = np.unique([row["group"] for row in rows], return_inverse=True)[1] if rows and "group" in rows[0] else None
+    num_groups = 0 if groups is None else int(groups.max()) + 1
     targets, is_image = list(evaluation.get("targets", ())), config["task"].startswith("image")
-    found = _of_targets(rows, targets, losses) if targets else _of_classes(
-        rows, list(evaluation["classes"]), losses, config.get("multi_label", False))
+    found = _of_targets(rows, targets, losses, groups) if targets else _of_classes(
+        rows, list(evaluation["classes"]), losses, groups, config.get("multi_label", False))
+    if 0 < num_groups < FEWEST_GROUPS:  # as good as none
+        found["intervals"] = {}
     wrong = [index for index, row in enumerate(rows) if targets or row["label"] != row["prediction"]]
     worst = sorted(wrong, key=lambda index: -losses[index])[:NUM_MISTAKES]
     return found | {
-        "num_rows": len(rows), "num_resamples": num_resamples(len(rows), SORTS * len(targets) or 1), "targets": targets,
-        "is_image": is_image,
+        "num_rows": len(rows), "num_resamples": num_resamples(len(rows), SORTS * len(targets) or 1),
+        "num_groups": num_groups, "fewest_groups": FEWEST_GROUPS, "targets": targets, "is_image": is_image,
         "mistakes": [(rows[index], _thumbnails(rows[index]["input"]) if is_image else []) for index in worst]}
 
 
-def _of_targets(rows: Rows, names: list[str], losses: np.ndarray) -> dict[str, Any]:
+def _of_targets(rows: Rows, names: list[str], losses: np.ndarray, groups: np.ndarray | None) -> dict[str, Any]:
     true, predicted = (np.array([[float(row[name + end]) for name in names] for row in rows])
                        for end in ("", "_prediction"))                                      # [N, T] each
 
@@ -167,10 +172,11 @@ def _of_targets(rows: Rows, names: list[str], losses: np.ndarray) -> dict[str, A
         means = figures_of(true[drawn], predicted[drawn]).mean(axis=0)
         return dict(zip(TARGET_COLUMNS, means.tolist(), strict=True)) | {"loss": float(losses[drawn].mean())}
 
-    return {"intervals": intervals(len(rows), figures, SORTS * len(names))}
+    return {"intervals": intervals(len(rows), figures, SORTS * len(names), groups)}
 
 
-def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label: bool) -> dict[str, Any]:
+def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, groups: np.ndarray | None,
+                is_multi_label: bool) -> dict[str, Any]:
     # intervals
     codes, values = {name: code for code, name in enumerate(names)}, label_values if is_multi_label else class_values
     true, predicted = (
@@ -184,7 +190,7 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, is_multi_label
         sums = [np.bincount(of, times[samples], len(names)) for samples, of in kinds]
         return values(torch.tensor(np.stack(sums))) | {"loss": float((times * losses).mean())}
 
-    found: dict[str, Any] = {"intervals": intervals(len(rows), figures)}
+    found: dict[str, Any] = {"intervals": intervals(len(rows), figures, groups=groups)}
     rarest, needed = int(np.bincount(kinds[1][1], minlength=len(names)).min()), max(FEWEST_OF_CLASS, 2 * len(names))
     if rarest < needed:
         kept = {name: ends for name, ends in found["intervals"].items() if not name.startswith(AVERAGES)}

@@ -91,6 +91,10 @@ class Task(ABC):
         """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""
         return ()
 
+    def groups(self) -> list[str] | None:
+        """The group of each sample of eval_set (--group-column), read again; None without groups. Raises UserError."""
+        return None
+
     def listing(self) -> Iterable[tuple[str, str]]:
         """(path or text, label) of each sample of the data, in their order, wherever they lie; without test."""
         return ()

@@ -22,7 +22,7 @@ from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
 from data.images.index import FolderIndex, build_index
 from data.images.mixing import Mixed, build_mixing
-from data.images.table import build_table_index, is_table
+from data.images.table import TableFiles, build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
 from data.splits import ValSplit, require_split
 from data.tables.source import TableSource
@@ -60,7 +60,7 @@ class ImageTask(Task):
         # index: the first process of a node scans, the others read what it cached
         self._config, self._world, self._note = config, world, run.note
         self._is_demo = config.data.data == "demo"
-        root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
+        self._root = root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
         as_they_are = config.run.eval_only and not run.is_there  # weights
         val = ValSplit(config.data.val_fraction, config.run.seed, config.run.split if as_they_are else "")
         build = partial(_index_of, config, root, val)
@@ -166,6 +166,17 @@ class ImageTask(Task):
         """Paths."""
         return ((index, self.eval_set.name(index)) for index in range(len(self.eval_set)))
 
+    def groups(self) -> list[str] | None:
+        """Of the rows of the table."""
+        if not self._config.data.group_column:
+            return None
+        source, files = _table_of(self._config, self._root), TableFiles()
+        split = self._config.run.split
+        split = split if split in source.splits else "train"  # it is held out of train
+        group_of = {",".join(map(os.path.normpath, files.paths)): row.group
+                    for row in source.samples(split, self.classes, files.problem)}
+        return [group_of.get(self.eval_set.name(index), "") for index in range(len(self.eval_set))]
+
     def listing(self) -> Iterator[tuple[str, str]]:
         """Paths relative to the data; those that are held out come last."""
         for index in (self.train_set.index, self.eval_set.index):
@@ -202,19 +213,22 @@ class ImageTask(Task):
         return Predictions(description, batches, model, -(-len(paths) // batch_size))
 
 
+def _table_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str) -> TableSource:
+    data, labels = config.data, config.labels
+    return TableSource(
+        root, IMAGES, config.images.image_column, label_columns_of(labels), kind_of(labels), data.group_column,
+        data.bad_samples == "skip", config.run.split)
+
+
 def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str, val: ValSplit) -> FolderIndex:
     """The index of a folder of classes, or of a table. Raises UserError (64, 65, 66)."""
     # a table
-    data, labels = config.data, config.labels
     if is_table(root):
-        source = TableSource(
-            root, IMAGES, config.images.image_column, label_columns_of(labels), kind_of(labels), data.group_column,
-            data.bad_samples == "skip", config.run.split)
-        return build_table_index(source, val, cache_path())
+        return build_table_index(_table_of(config, root), val, cache_path())
 
     # a folder
-    if os.path.exists(root) and kind_of(labels) != CLASSES:
-        what = "numbers" if kind_of(labels) == NUMBERS else "several labels"
+    if os.path.exists(root) and kind_of(config.labels) != CLASSES:
+        what = "numbers" if kind_of(config.labels) == NUMBERS else "several labels"
         raise UserError(f"--data {root}: class folders hold one class of each image; for {what} give a table (.csv,"
                         " .tsv, .jsonl) with the columns image and label", Exit.BAD_DATA)
     usual = {"label_column": LabelOptions().label_column, "image_column": ImageOptions().image_column,

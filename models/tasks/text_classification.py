@@ -7,7 +7,7 @@ Tests: tests/unit/models/tasks/test_text.py
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +20,7 @@ from transformers import AutoModelForSequenceClassification
 from data.batch import Batch
 from data.tables.source import table_at
 from data.tables.table import Columns, Row, read_rows, require_columns
-from data.texts.index import sample_texts
+from data.texts.index import sample_rows
 from data.texts.text_set import TextSample, TextSet
 from data.texts.tokenizer import load_tokenizer
 from models.objectives import build_objective, kind_of, label_columns_of, values_of
@@ -50,7 +50,6 @@ class LabelledTextTask(TextTask):
         self.objective = build_objective(config, self.classes, self.train_table.labels, self.eval_table.labels, model)
         self.notes += self.objective.notes
         self.metrics, self.best = self.objective.metrics, self.objective.best
-        self._inputs: list[tuple[int, str]] | None = None  # once they are needed
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
@@ -82,11 +81,19 @@ class LabelledTextTask(TextTask):
 
     def inputs(self) -> list[tuple[int, str]]:
         """Texts, read again and then kept; a pair as A<tab>B. Raises UserError (65, 74) if that fails."""
-        if self._inputs is None:
-            numbers = self.eval_table.texts                                                      # [N]
-            texts = sample_texts(self.source, self.classes, numbers)
-            self._inputs = [(int(index), texts[int(numbers[index])]) for index in numbers.argsort()]
-        return self._inputs
+        order = self.eval_table.texts.argsort()
+        return [(int(index), "\t".join(self._rows[index].texts)) for index in order]
+
+    def groups(self) -> list[str] | None:
+        """Those of the rows, read again and then kept."""
+        return [row.group for row in self._rows] if self.source.columns.group else None
+
+    @cached_property
+    def _rows(self) -> list[Row]:
+        """Of eval_set, in its order."""
+        numbers = self.eval_table.texts.tolist()                                                 # [N]
+        rows = sample_rows(self.source, self.classes, self.eval_table.texts)
+        return [rows[number] for number in numbers]
 
     def next_steps(self, run: str, python: str) -> dict[str, str]:
         """Predict; train on own texts."""

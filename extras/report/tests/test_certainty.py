@@ -52,6 +52,20 @@ def test_intervals_of_macro_f1_cover_the_truth(monkeypatch):
     assert 0.93 <= coverage(draw, macro_f1(chances * 300), sets=200) <= 0.97
 
 
+@pytest.mark.long
+def test_intervals_of_groups_cover_the_truth_and_those_of_their_samples_do_not(monkeypatch):
+    """40 patients of 10 photos each: what one is like decides all of its photos."""
+    monkeypatch.setattr(certainty, "MOST", 200)
+    groups = np.repeat(np.arange(40), 10)
+
+    def draw(rng, groups_drawn):
+        right = rng.random(400) < rng.beta(4, 2, size=40)[groups]
+        return intervals(400, lambda times: {"top1": float(times @ right) / times.sum()}, groups=groups_drawn)["top1"]
+
+    assert coverage(lambda rng: draw(rng, groups), truth=2 / 3, sets=300) >= 0.91
+    assert coverage(lambda rng: draw(rng, None), truth=2 / 3, sets=300) <= 0.85
+
+
 def test_few_resamples_of_very_many_samples_cover_the_truth(monkeypatch):
     monkeypatch.setattr(certainty, "MOST", certainty.FEWEST)
 
@@ -79,6 +93,17 @@ def test_a_temperature_mends_probabilities_that_are_too_sure():
     sure, true = (calibration(1 / (1 + np.exp(-factor * odds)), is_right) for factor in (2, 1))
     assert sure["temperature"] == pytest.approx(2, rel=0.1) and true["temperature"] == pytest.approx(1, rel=0.1)
     assert sure["as_is"]["error"] > 0.08 > 0.03 > sure["cooled"]["error"] and true["as_is"]["error"] < 0.03
+
+
+@pytest.mark.parametrize("count", [50, 1000])
+def test_predictions_with_right_probabilities_have_the_error_that_is_shown_beside_it(count):
+    rng, found = np.random.default_rng(3), []
+    for _ in range(40):
+        chances = rng.uniform(0.5, 1, count)
+        found.append(calibration(chances, rng.random(count) < chances))
+    errors, shown = np.array([(each["as_is"]["error"], each["perfect"]) for each in found]).T
+    assert errors.mean() == pytest.approx(shown.mean(), rel=0.1)
+    assert shown.mean() > 0.09 if count == 50 else 0.015 < shown.mean() < 0.03
 
 
 def test_the_calibration_error_is_that_of_its_definition():

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from data.labels import LABELS, NUMBERS
 from data.tables.table import TEXTS
-from data.texts.index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_texts
+from data.texts.index import ROWS_AT_ONCE, TextSource, open_texts, read_texts, sample_rows
 from data.texts.text_set import TextSample, TextSet, padded
 from data.texts.tokenizer import is_special, load_tokenizer, train_tokenizer
 from utils.errors import Exit, UserError
@@ -498,13 +498,17 @@ def test_a_batch_is_as_wide_as_its_longest_or_the_next_multiple(multiple, longes
 ROWS = [("an apple", "x"), ("", "x"), ("red hill", "y"), ("so tall", ""), ("our path", "y")]
 
 
+def texts_of_samples(*which):
+    return {number: "\t".join(row.texts) for number, row in sample_rows(*which).items()}
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_the_texts_of_samples_are_read_again_without_those_left_out(write, opened, split):
     root = write("train.csv", ROWS)
     write("val.csv", [("low", "y"), ("near", "z"), ("wide", "x")])
     index = opened(root, skip_bad=True, split=split)
     numbers = index.splits[split].texts[::-1]  # in any order
-    texts = sample_texts(source_of(root, skip_bad=True, split=split), index.classes, numbers)
+    texts = texts_of_samples(source_of(root, skip_bad=True, split=split), index.classes, numbers)
     assert [texts[number] for number in numbers.tolist()] == {
         "train": ["our path", "red hill", "an apple"], "val": ["wide", "low"]}[split]
 
@@ -512,20 +516,21 @@ def test_the_texts_of_samples_are_read_again_without_those_left_out(write, opene
 def test_texts_of_held_out_samples_are_those_of_train(write, opened):
     root = write("train.csv", SMALL)
     index = opened(root)
-    assert sample_texts(source_of(root), index.classes, np.array([2])) == {2: "so tall"}
+    assert texts_of_samples(source_of(root), index.classes, np.array([2])) == {2: "so tall"}
 
 
 def test_texts_of_pairs_have_a_tab_between_them(write, opened):
     root = write("train.csv", [("an", "x", "apple"), ("red", "y", "hill")], ("a", "label", "b"))
     index = opened(root, **PAIR)
-    assert sample_texts(source_of(root, **PAIR), index.classes, np.array([0, 1])) == {0: "an\tapple", 1: "red\thill"}
+    found = texts_of_samples(source_of(root, **PAIR), index.classes, np.array([0, 1]))
+    assert found == {0: "an\tapple", 1: "red\thill"}
 
 
 def test_texts_that_are_gone_are_an_error(write, opened):
     root = write("train.csv", SMALL)
     index = opened(root)
     write("train.csv", SMALL[:2])
-    assert refusal(sample_texts, source_of(root), index.classes, np.array([2]))[0] == Exit.BAD_DATA
+    assert refusal(sample_rows, source_of(root), index.classes, np.array([2]))[0] == Exit.BAD_DATA
 
 
 # --- splits by a column, groups, several labels, numbers
@@ -539,7 +544,7 @@ def test_rows_are_split_by_a_column_and_read_again_for_their_texts(write, opened
         "train": [0, 1], "val": [1], "test": [0]}
     for split, text in (("val", "an apple"), ("test", "hill")):
         source, numbers = source_of(root, split=split), opened(root, split=split).splits[split].texts
-        assert list(sample_texts(source, found.classes, numbers).values()) == [text]
+        assert list(texts_of_samples(source, found.classes, numbers).values()) == [text]
 
 
 def test_texts_of_a_group_have_its_number_also_when_they_are_cut(write, opened):

@@ -1,6 +1,7 @@
 """The image task: an index that is mapped read-only, mixing and weights in the loss, augmentation by position."""
 
 import math
+import os
 import warnings
 from dataclasses import replace
 
@@ -68,6 +69,19 @@ def build(photos, world, tmp_path, monkeypatch):
         return load_task(config.run.task)(config, run, world)
 
     return built
+
+
+@pytest.mark.parametrize("has_val", [True, False])
+def test_samples_that_are_evaluated_have_the_groups_of_their_rows(build, photos, tmp_path, has_val):
+    rows = [(path, path.parent.name, f"p{number // 3}", "val" if has_val and number % 24 > 17 else "train")
+            for number, path in enumerate(sorted(photos.glob("train/*/*.*"))[:48]) if path.suffix in (".png", ".jpg")]
+    lines = ["image,label,patient,split", *(",".join(map(str, row)) for row in rows), ""]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    task = build("--data", str(tmp_path / "t.csv"), "--group-column", "patient", "--val-fraction", "0.2")
+    group_of = {str(path.resolve()): group for path, _, group, _ in rows}
+    names = [os.path.realpath(name) for _, name in task.inputs()]
+    assert task.groups() == [group_of[name] for name in names] and len(set(task.groups())) > 1
+    assert build().groups() is None
 
 
 @pytest.mark.parametrize("kind", ["folders", "table"])

@@ -167,6 +167,18 @@ def test_class_names_that_nobody_can_tell_apart_are_one(build, tmp_path):
     assert sum("one class" in note for note in task.notes) == 1
 
 
+@pytest.mark.parametrize("has_val", [True, False])
+def test_samples_that_are_evaluated_have_the_groups_of_their_rows(build, tmp_path, has_val):
+    rows = [(f"word{number} words", "xy"[number % 2], f"p{number // 3}", "val" if has_val and number > 30 else "train")
+            for number in range(40)]
+    (tmp_path / "t.csv").write_text("text,label,writer,split\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    task = build("text-classification", "--data", tmp_path / "t.csv", "--group-column", "writer",
+                 "--val-fraction", "0.3")
+    group_of = {text: group for text, _, group, _ in rows}
+    assert [task.groups()[index] for index, _ in task.inputs()] == [group_of[text] for _, text in task.inputs()]
+    assert len(set(task.groups())) > 1 and build("text-classification").groups() is None
+
+
 @pytest.mark.parametrize("columns", COLUMNS.values(), ids=COLUMNS)
 def test_the_command_for_predict_gives_it_as_many_texts_as_it_takes(build, columns):
     task = build("text-classification", "--text-column", ",".join(columns))
