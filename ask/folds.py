@@ -14,6 +14,7 @@ it; both are trained on the same folds. The same command continues.
 import argparse
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -98,6 +99,8 @@ TRAIN = Path(__file__).parents[1] / "train.py"
 OWN = dict.fromkeys(("run_dir", "fresh", "eval_only", "check"), "each run has a directory of its own; leave it out")
 CHOOSING = dict.fromkeys(("early_stop_patience", "ema_decay"),
                          "the fold that is reported would choose the model; with --inner another fold chooses it")
+FEWEST_RUNS = 5  # of an interval: one of two runs is 13 of their standard deviations wide on each side
+SHARE = r"(macro|weighted|micro)_(precision|recall|f1)|top1|top5|map|auroc"  # figures between 0 and 1
 NEVER = 10**9  # steps: the only evaluation is the one at the end of the run, so none chooses the model
 
 
@@ -222,18 +225,27 @@ def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequenc
                     " much", sys.stdout)
         report(folder, "figures", [{name: value for name, value in row.items() if name != "p"}
                                    for row in estimates(found, each[0])])
+        if len(found) < FEWEST_RUNS:
+            say(f"{len(found)} runs are too few for an interval; {FEWEST_RUNS} are enough: more --folds or --seeds",
+                sys.stdout)
     if len(folds) > 1:
         differences = [{name: two[name] - one[name] for name in one if name in two}
                        for one, two in zip(*figures, strict=True)]
-        report(folder, "differences", estimates(differences, each[0]))
+        report(folder, "differences", estimates(differences, each[0], are_differences=True))
     return Exit.DONE
 
 
-def estimates(found: Sequence[dict[str, float]], fold: Fold) -> Rows:
-    """A row for each figure that all runs have. fold: one of them."""
-    share = len(fold.indices) / len(fold.parts["train"])
-    return [{"figure": name, **estimate([one[name] for one in found], share)}
-            for name in found[0] if all(name in one for one in found)]
+def estimates(found: Sequence[dict[str, float]], fold: Fold, are_differences: bool = False) -> Rows:
+    """A row for each figure that all runs have. fold: one of them. Of fewer than FEWEST_RUNS there is no interval."""
+    share, rows = len(fold.indices) / len(fold.parts["train"]), []
+    for name in [name for name in found[0] if all(name in one for one in found)]:
+        row = estimate([one[name] for one in found], share)
+        if len(found) < FEWEST_RUNS:
+            del row["low"], row["high"]
+        elif re.fullmatch(SHARE, name) and not are_differences:
+            row |= {"low": max(0.0, row["low"]), "high": min(1.0, row["high"])}
+        rows.append({"figure": name, **row})
+    return rows
 
 
 def folds_of(given: argparse.Namespace, words: list[str], config: Config) -> Iterator[Fold]:

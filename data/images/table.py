@@ -89,7 +89,7 @@ class TableFiles:
                 with suppress(OSError):
                     self.times[folder] = os.stat(folder).st_mtime_ns  # before listing: a later change outdates it
                     with os.scandir(folder) as entries:
-                        self._names[folder] = frozenset(entry.name for entry in entries if entry.is_file())
+                        self._names[folder] = frozenset(entry.name for entry in entries if not entry.is_dir())
             if name not in self._names[folder]:
                 return f"there is no file {path}{self._hint(path, folder, name)}"
         return ""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -121,3 +122,15 @@ def test_a_run_that_fails_ends_it_with_a_way_out(handlers, config, tmp_path, mon
     given, settings = folds.begin(["--folds", "3", "--output", str(tmp_path), "--"])
     assert folds.main(given, settings, [config()]) == code
     assert f"exit code {words} command continues" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count, are_differences, low, high", [
+    (4, False, None, None), (5, False, True, True), (5, True, False, False)])
+def test_an_interval_needs_five_runs_and_a_share_stays_between_0_and_1(count, are_differences, low, high):
+    """Of a difference it does not; nor of a figure that nobody knows."""
+    fold = SimpleNamespace(indices=range(20), parts={"train": range(80)})
+    rows = folds.estimates([{"top1": float(each % 2), "own": float(each % 2)} for each in range(count)], fold,
+                           are_differences)
+    top1, own = ({name: row.get(name) for name in ("low", "high")} for row in rows)
+    assert top1 == ({"low": None, "high": None} if low is None else {"low": 0, "high": 1} if low else own)
+    assert low is None or (own["low"] < 0 and own["high"] > 1)
