@@ -8,7 +8,7 @@ import json
 import numpy as np
 
 from data import demo
-from data.images.index import build_index
+from data.images.scan import build_index
 from data.images.table import TableFiles, is_table
 from data.labels import SEPARATOR
 from data.splits import ValSplit, sort_classes

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.images.index import images_in
+from data.images.scan import images_in
 from models.blocks import watch_features
 from models.objectives import answer
 from models.output import Prediction, Predictions
@@ -82,12 +82,16 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World, lock: 
 def compute_parts(given: argparse.Namespace, found: Predictions, parts: Path) -> None:
     """Write this process's batches into the folder `parts`. Raises RankError (65) if the features cannot be seen."""
     seen = watch_features(found.model) if given.embeddings else []
-    for number, batch in enumerate(found.batches):
-        if batch:
-            parts.mkdir(exist_ok=True)
-            if given.embeddings:
+    try:
+        for number, batch in enumerate(found.batches):
+            if batch and given.embeddings:
                 np.save(parts / f"{number}.npy", _features(seen, batch).float().cpu())
-            write_checked(parts / str(number), _piece(given.format, found.description, batch))
+            if batch:
+                write_checked(parts / str(number), _piece(given.format, found.description, batch))
+    except Exception:
+        if os.listdir(parts) == [".lock"]:  # nothing is done
+            shutil.rmtree(parts)
+        raise
 
 
 def write_files(given: argparse.Namespace, found: Predictions, parts: Path | None) -> tuple[int, int]:

@@ -5,7 +5,7 @@ Tests: tests/unit/models/test_own.py
 
 import hashlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from models.blocks import last_layers
 from utils.errors import UserError, first_line
 
+TRIED = 16  # random inputs
 FILE = Path(__file__).with_name("own.py")
 OWN = "correct it in models/own.py"  # the way out for a network there
 SOURCE = hashlib.sha256(FILE.read_bytes()).hexdigest()[:16]  # for RUN/model, which knows its network by name alone
@@ -47,6 +48,10 @@ def build_tried(
             raise TypeError(f"the function returns {model!r}, which is no torch.nn.Module")
     except UserError:
         raise
+    except OSError as error:  # it reads a file
+        raise UserError(f"--model {name} cannot be built: {_reason(error)}; a network that reads its weights itself"
+                        " needs that file whenever it is used: give them with --weights FILE instead, once, and"
+                        f" RUN/model has them; {way_out}") from None
     except Exception as error:  # whatever another's code raises
         raise UserError(f"--model {name} cannot be built: {_reason(error)}; {way_out}") from None
     try_model(name, model, inputs, num_outputs, way_out)
@@ -64,6 +69,28 @@ def try_model(name: str, model: nn.Module, inputs: tuple[Tensor, ...], num_outpu
     if getattr(output, "shape", None) != (len(inputs[0]), num_outputs):
         raise UserError(f"--model {name} gives {getattr(output, 'shape', type(output).__name__)} where"
                         f" {[len(inputs[0]), num_outputs]} is needed, a number for each sample and output; {way_out}")
+
+
+def notes_on_images(name: str, model: nn.Module, shape: Sequence[int]) -> list[str]:
+    """What a network for images does that costs accuracy without an error. shape: [C, H, W] of an image."""
+    images, notes = torch.randn(TRIED, *shape, generator=torch.Generator().manual_seed(0)), []
+    mode = model.training
+    with torch.no_grad():
+        together = nn.Module.eval(model)(images)
+        alone = torch.cat([model(image[None]) for image in images])
+    model.train(mode)
+    if (together - alone).norm() > 1e-3 * alone.norm():
+        notes.append(f"--model {name}: what it predicts for an image depends on the images beside it, also in an"
+                     " evaluation, as BatchNorm does without running statistics; so figures depend on"
+                     " --eval-batch-size, and predictions on their --batch-size")
+    return notes + notes_on_outputs(name, alone)
+
+
+def notes_on_outputs(name: str, outputs: Tensor) -> list[str]:
+    """Whether a network ends in a softmax. outputs: [B, C], of B different samples."""
+    is_of_softmax = outputs.shape[1] > 1 and bool((outputs >= 0).all() and (outputs.sum(dim=1) - 1).abs().max() < 1e-3)
+    return [f"--model {name} seems to end in a softmax: its outputs are probabilities, and they are taken for logits;"
+            " leave it out, since the loss applies it"] * is_of_softmax
 
 
 def require_head_last(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:

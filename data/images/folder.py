@@ -20,7 +20,8 @@ from torch.utils.data import Dataset
 from data.batch import sample_digest
 from data.images.augment import Transform
 from data.images.decode import EncodedImage, UnreadableImage
-from data.images.index import ImageIndex, images_in
+from data.images.index import ImageIndex
+from data.images.scan import images_in
 from data.labels import label_at
 from data.tables.table import TABLES, Columns, read_rows, require_columns
 from utils.errors import Exit, UserError

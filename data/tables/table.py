@@ -16,10 +16,11 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from data.labels import SEPARATOR
 from utils.errors import Exit, UserError, some
+from utils.files import strict_json
 
 TABLES = (".csv", ".tsv", ".jsonl")  # endings; a file of another has a text on each line
 MAX_FIELD = 2**20  # characters; a longer field is most likely a quote that was never closed
@@ -216,25 +217,12 @@ def _separator_meant(path: Path) -> str:
 
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        value = json.loads(line, object_pairs_hook=_once, parse_constant=_no_constant)
+        value = strict_json(line)
     except (ValueError, RecursionError) as error:
         raise _wrong(path, number, f"is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise _wrong(path, number, 'must be an object, {"column": value, ...}')
     return value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object. Raises ValueError if a key stands in it twice."""
-    if len(found := dict(pairs)) < len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-        raise ValueError(f"the key {twice} stands twice in an object")
-    return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    """NaN and Infinity, which Python reads."""
-    raise ValueError(f"JSON has no {name}; write null, or a number")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -12,8 +12,7 @@ import numpy as np
 LEVELS, NORMAL = (0.025, 0.975), 1.959964  # of a 95 % interval
 FEWEST, MOST, MOST_DRAWS = 30, 1000, 10**7  # resamples; samples drawn in all: it takes a second, seldom a few
 FEWEST_OF_QUANTILES = 200  # resamples: below, there are so many samples that the figures are normal
-FOLDS, BINS, FEWEST_IN_BIN = 5, 15, 5  # of the calibration; a bin with fewer samples is not drawn
-SHARPEST = 20.0  # 1 / temperature, at most
+BINS, FEWEST_IN_BIN = 15, 5  # of the calibration; a bin with fewer samples is not drawn
 
 
 def num_resamples(count: int, cost: int = 1) -> int:
@@ -53,38 +52,14 @@ def share_interval(share: float, count: int) -> tuple[float, float]:
 
 
 def calibration(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:
-    """The expected calibration error of predictions, as they are and with a cross-fitted temperature; bins of both.
+    """The expected calibration error of predictions, and its bins.
 
-    The temperature divides the log-odds of the predicted class, which is right of two classes alone. It is fitted on
-    four fifths of the samples and used on the fifth. perfect: the mean error of as many predictions whose probabilities
-    are right, which is not 0: the bins have few samples.
-    probabilities: [N], of the predicted class. is_right: [N] bool.
+    perfect: the mean error of as many predictions whose probabilities are right, which is not 0: the bins have few
+    samples. probabilities: [N], of the predicted class. is_right: [N] bool.
     """
-    clipped = probabilities.clip(1e-6, 1 - 1e-6)
-    odds, cooled = np.log(clipped / (1 - clipped)), np.empty(len(clipped))                  # [N] each
-    folds = np.random.default_rng(0).permutation(len(odds)) % FOLDS
-    for fold in range(FOLDS):
-        is_in = folds == fold
-        cooled[is_in] = _sigmoid(_sharpness(odds[~is_in], is_right[~is_in]) * odds[is_in])
-    rng = np.random.default_rng(0)
-    perfect = [_bins(probabilities, rng.random(len(odds)) < probabilities)["error"]
-               for _ in range(max(FEWEST, min(MOST, MOST_DRAWS // (10 * len(odds)))))]
-    return {"as_is": _bins(probabilities, is_right), "cooled": _bins(cooled, is_right),
-            "temperature": 1 / _sharpness(odds, is_right), "perfect": float(np.mean(perfect))}
-
-
-def _sharpness(odds: np.ndarray, is_right: np.ndarray) -> float:
-    """1 / the temperature with the highest likelihood, which is concave in it: by bisection."""
-    low, high = 1 / SHARPEST, SHARPEST
-    for _ in range(30):
-        middle = math.sqrt(low * high)
-        is_too_sharp = ((_sigmoid(middle * odds) - is_right) * odds).sum() > 0
-        low, high = (low, middle) if is_too_sharp else (middle, high)
-    return middle
-
-
-def _sigmoid(values: np.ndarray) -> np.ndarray:
-    return 0.5 + 0.5 * np.tanh(values / 2)
+    rng, draws = np.random.default_rng(0), max(FEWEST, min(MOST, MOST_DRAWS // (10 * len(probabilities))))
+    perfect = [_bins(probabilities, rng.random(len(probabilities)) < probabilities)["error"] for _ in range(draws)]
+    return _bins(probabilities, is_right) | {"perfect": float(np.mean(perfect))}
 
 
 def _bins(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:

@@ -207,9 +207,7 @@ def _of_classes(rows: Rows, names: list[str], losses: np.ndarray, groups: np.nda
     if len(rows) >= FEWEST:
         is_right = np.array([row["label"] == row["prediction"] for row in rows])
         made = calibration(np.array([float(row["probability"]) for row in rows]), is_right)
-        lines = [("as it is", made["as_is"]["points"]),
-                 ("with temperature", made["cooled"]["points"] if len(names) == 2 else ()),
-                 ("perfect", [(0, 0), (1, 1)])]
+        lines = [("as it is", made["points"]), ("perfect", [(0, 0), (1, 1)])]
         found |= {"calibration": made, "diagram": chart("accuracy", "probability of the prediction", lines)}
     return found
 

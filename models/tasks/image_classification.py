@@ -20,8 +20,9 @@ from data.images.augment import build_transforms
 from data.images.cache import CacheSpec, open_cache
 from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
-from data.images.index import FolderIndex, build_index
+from data.images.index import FolderIndex
 from data.images.mixing import Mixed, build_mixing
+from data.images.scan import build_index
 from data.images.table import TableFiles, build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
 from data.splits import ValSplit, require_split

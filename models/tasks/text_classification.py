@@ -27,7 +27,9 @@ from models.objectives import build_objective, kind_of, label_columns_of, values
 from models.output import Output, Prediction, Predictions, widened
 from models.tasks.text import TextTask
 from models.text.bert import load_classifier, read_config
+from models.text.own_classifier import OwnConfig, outputs_for_ids
 from models.text.padding import find_padding_side, outputs_for_texts
+from models.trial import notes_on_outputs
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
 from utils.rundir.run import Run
@@ -66,6 +68,9 @@ class LabelledTextTask(TextTask):
              "": "fails on two texts of different lengths, so whether it reads padding is not known"})
         self._tokenizer.padding_side = side or self._tokenizer.padding_side
         self._tokenizer.init_kwargs["padding_side"] = self._tokenizer.padding_side  # these are saved
+        if initial_weights and isinstance(self._encoder_config, OwnConfig):
+            for note in notes_on_outputs(self._config.model.model, outputs_for_ids(model, len(self._tokenizer))):
+                self._run.note(note)
         described = self.objective.described()
         if described.get("loss") == "bce":  # transformers' pipeline takes the sigmoid then, as models.predict does
             self._encoder_config.problem_type = "multi_label_classification"

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from models.blocks import load_backbone
 from models.own import TEXT_MODELS
-from models.trial import OWN, SOURCE, build_tried, require_head_last, try_model
+from models.trial import OWN, SOURCE, TRIED, build_tried, require_head_last, try_model
 from utils.errors import Exit, UserError, counted, some
 
 
@@ -59,6 +59,16 @@ def build_own_classifier(
         raise UserError(f"the weights in {folder} are not for the head that {described.architecture} has in"
                         f" models/own.py ({some(new)}); use the network that they were trained with", Exit.BAD_DATA)
     return model, new
+
+
+def outputs_for_ids(model: nn.Module, num_tokens: int) -> Tensor:
+    """What an own network gives of texts of random tokens, [B, C]."""
+    ids = torch.randint(num_tokens, (TRIED, 4), generator=torch.Generator().manual_seed(0))
+    mode = model.training
+    with torch.no_grad():
+        outputs = model.eval()(input_ids=ids).logits
+    model.train(mode)
+    return outputs
 
 
 def _with_mask(model: nn.Module, args: tuple, inputs: dict[str, Tensor]) -> tuple[tuple[Tensor, Tensor], dict]:

@@ -30,7 +30,7 @@ from models.blocks import load_backbone
 from models.objectives import values_of
 from models.output import Prediction
 from models.own import IMAGE_MODELS, TEXT_MODELS
-from models.trial import OWN, build_tried, require_head_last
+from models.trial import OWN, build_tried, notes_on_images, require_head_last
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
 from models.vision.weights import initial_weights_of, read_weights, with_channels, with_more_channels
@@ -168,9 +168,11 @@ def build_model(
         world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
     model = world.everywhere(lambda: build_classifier(  # Collective.
         architecture, len(classes), image_size, num_images, config.dropout, config.drop_path))
+    weights, notes = None, []
     if architecture in IMAGE_MODELS and initial_weights and not own_head:
         images = torch.zeros(2, 3 * num_images, image_size, image_size)
         world.everywhere(lambda: require_head_last(architecture, model, (images,)))  # Collective.
+        notes += notes_on_images(architecture, model, images.shape[1:])
     is_library = config.pretrained and not config.weights and not folder
     if architecture.lower() in _WITH_AUXILIARY_HEADS:
         model.transform_input = described.get("transform_input", is_library)  # the library's weights take -1..1
@@ -179,9 +181,9 @@ def build_model(
                             f" names {num_images}; use another model, such as resnet50")
 
     # its weights, without auxiliary heads
-    weights, notes = None, []
     if initial_weights:
-        weights, notes = initial_weights_of(config, model, architecture, image_size, folder, world)  # Collective.
+        weights, more = initial_weights_of(config, model, architecture, image_size, folder, world)  # Collective.
+        notes += more
     if weights is not None:
         auxiliary = _WITH_AUXILIARY_HEADS.get(architecture.lower(), ())
         weights = {name: param for name, param in weights.items() if not name.startswith(auxiliary)}

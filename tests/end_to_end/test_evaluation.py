@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from data.images.augment import CentreCrop, SmallTrain
 from data.images.folder import ImageFolder
-from data.images.index import build_index
+from data.images.scan import build_index
 from data.sampler import epoch_order
 from data.splits import ValSplit
 from models import predict

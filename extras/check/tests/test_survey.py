@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.images.index import build_index
+from data.images.scan import build_index
 from data.splits import ValSplit
 from extras.check.images import survey_images
 from extras.check.survey import Survey, first_with, key_of, shared_out

@@ -86,22 +86,13 @@ def test_a_share_of_all_has_an_interval_below_it():
     assert 0.96 < low < 0.97 and high == pytest.approx(1)
 
 
-def test_a_temperature_mends_probabilities_that_are_too_sure():
-    rng = np.random.default_rng(0)
-    odds = rng.normal(1, 1.5, size=4000)
-    is_right = rng.random(4000) < 1 / (1 + np.exp(-odds))
-    sure, true = (calibration(1 / (1 + np.exp(-factor * odds)), is_right) for factor in (2, 1))
-    assert sure["temperature"] == pytest.approx(2, rel=0.1) and true["temperature"] == pytest.approx(1, rel=0.1)
-    assert sure["as_is"]["error"] > 0.08 > 0.03 > sure["cooled"]["error"] and true["as_is"]["error"] < 0.03
-
-
 @pytest.mark.parametrize("count", [50, 1000])
 def test_predictions_with_right_probabilities_have_the_error_that_is_shown_beside_it(count):
     rng, found = np.random.default_rng(3), []
     for _ in range(40):
         chances = rng.uniform(0.5, 1, count)
         found.append(calibration(chances, rng.random(count) < chances))
-    errors, shown = np.array([(each["as_is"]["error"], each["perfect"]) for each in found]).T
+    errors, shown = np.array([(each["error"], each["perfect"]) for each in found]).T
     assert errors.mean() == pytest.approx(shown.mean(), rel=0.1)
     assert shown.mean() > 0.09 if count == 50 else 0.015 < shown.mean() < 0.03
 
@@ -109,5 +100,5 @@ def test_predictions_with_right_probabilities_have_the_error_that_is_shown_besid
 def test_the_calibration_error_is_that_of_its_definition():
     probabilities = np.array([0.95] * 50 + [0.65] * 50)
     found = calibration(probabilities, np.arange(100) % 50 < 40)  # four of five are right in both bins
-    assert found["as_is"]["error"] == pytest.approx((0.15 + 0.15) / 2)
-    assert [[pytest.approx(each) for each in point] for point in ([0.65, 0.8], [0.95, 0.8])] == found["as_is"]["points"]
+    assert found["error"] == pytest.approx((0.15 + 0.15) / 2)
+    assert [[pytest.approx(each) for each in point] for point in ([0.65, 0.8], [0.95, 0.8])] == found["points"]

@@ -150,13 +150,6 @@ def test_the_average_of_the_weights_has_its_own_interval(build):
     assert table_row(page([run]), "top1")[:2] == ["50.00 %", "45.12 to 54.88 %"]
 
 
-def test_a_temperature_is_on_the_page_of_two_classes_alone(build):
-    pages = [page([build(rows=[*samples_of(names, 100, np.random.default_rng(0))], names=names)])
-             for names in ("ab", "abc")]
-    assert [("with a temperature of" in html, "with temperature<" in html) for html in pages] == [
-        (True, True), (False, False)]
-
-
 def test_the_same_run_gives_the_same_bytes(build):
     run = build(rows=[*samples_of("ab", 100, np.random.default_rng(0))])
     assert page([run]) == page([run])

@@ -21,7 +21,7 @@ from data import demo
 from data.batch import Batch
 from data.images.augment import CentreCrop, build_transforms
 from data.images.folder import ImageFolder
-from data.images.index import build_index
+from data.images.scan import build_index
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan, cut
 from data.sampler import ElasticDistributedSampler, EvaluationSampler

@@ -3,6 +3,7 @@
 import copy
 import json
 import runpy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from models.blocks import blocks_of
 from models.own import IMAGE_MODELS, TEXT_MODELS
 from models.tasks import find_model, load_task
 from models.text.bert import EncoderSpec, build_encoder, load_classifier, save_model_folder
+from models.text.own_classifier import outputs_for_ids
 from models.text.padding import find_padding_side
+from models.trial import notes_on_outputs
 from models.vision.classifier import build_classifier, build_model, load_model_folder, require_known
 from models.vision.classifier import save_model_folder as save_image_folder
 from utils.errors import Exit, UserError
@@ -107,6 +110,56 @@ def test_what_is_wrong_is_one_message_that_names_the_file(case, world, monkeypat
             build()
         assert error.value.code == Exit.USAGE
         assert [part for part in ("--model my-net", "models/own.py", *parts) if part not in str(error.value)] == []
+
+
+class Ending(nn.Module):
+    """Takes images, or texts; its outputs go through a function."""
+
+    def __init__(self, num_outputs, num_tokens=9, end=lambda outputs: outputs):
+        super().__init__()
+        self.embedding, self.head, self.end = nn.Embedding(num_tokens, 3), nn.Linear(3, num_outputs), end
+
+    def forward(self, inputs, mask=None):
+        features = inputs.mean(dim=(2, 3)) if mask is None else (self.embedding(inputs) * mask[:, :, None]).mean(dim=1)
+        return self.end(self.head(features))
+
+
+@pytest.mark.parametrize("end, says", [
+    (lambda outputs: outputs, ""), (lambda outputs: outputs.softmax(dim=1), "seems to end in a softmax"),
+    (torch.sigmoid, ""), (lambda outputs: outputs.log_softmax(dim=1), "")])
+def test_a_network_that_ends_in_a_softmax_is_noted(world, monkeypatch, end, says):
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", lambda outputs: Ending(outputs, end=end))
+    *_, notes = build_model(ModelOptions(model="my-net"), CLASSES, 16, True, world)
+    assert [says in note for note in notes] == [True] * bool(says)
+    ids = outputs_for_ids(Logits(Ending(3, 50, end)), 50)
+    assert [says in note for note in notes_on_outputs("my-net", ids)] == [True] * bool(says)
+
+
+class Logits(nn.Module):
+    """As build_own_classifier gives a network."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids):
+        return SimpleNamespace(logits=self.model(input_ids, torch.ones_like(input_ids)))
+
+
+@pytest.mark.parametrize("norm, is_noted", [
+    (lambda: nn.BatchNorm2d(4, track_running_stats=False), True), (lambda: nn.BatchNorm2d(4), False),
+    (lambda: nn.GroupNorm(2, 4), False), (lambda: nn.InstanceNorm2d(4), False)])
+def test_an_image_network_whose_outputs_depend_on_the_batch_is_noted(world, monkeypatch, norm, is_noted):
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", lambda outputs: nn.Sequential(
+        nn.Conv2d(3, 4, 3), norm(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, outputs)))
+    *_, notes = build_model(ModelOptions(model="my-net"), CLASSES, 16, True, world)
+    assert [("depends on the images beside it" in note) for note in notes] == [True] * is_noted
+
+
+def test_a_network_that_reads_a_file_that_is_gone_is_told_the_door(world, monkeypatch):
+    monkeypatch.setitem(IMAGE_MODELS, "my-net", lambda outputs: torch.load("/gone/weights.pth"))
+    with pytest.raises(UserError, match=r"/gone/weights.pth.*give them with --weights FILE instead"):
+        built_image(world, "my-net")
 
 
 def test_the_message_names_the_line_of_the_file(world, monkeypatch):

@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from data.images.folder import ImageFolder
-from data.images.index import build_index
+from data.images.scan import build_index
 from data.splits import ValSplit
 from tests.conftest import ROOT
 from tests.unit.data.images.test_decode import BAD

@@ -7,7 +7,7 @@ import pytest
 import torchvision
 from PIL import Image
 
-from data.images.index import build_index
+from data.images.scan import build_index
 from data.splits import ValSplit
 from models.vision.preprocessing import (
     preprocessing_of_weights,
