@@ -27,7 +27,9 @@ NEEDS = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch": ()}  # packages
 PARSER = Parser("models.export", __doc__)
 PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py")
 PARSER.add_argument("--format", choices=NEEDS, required=True, help="onnx = model.onnx; torch = model.pt2")
-PARSER.add_argument("--output", metavar="FOLDER", help="default: RUN/export/FORMAT; an export there is replaced")
+PARSER.add_argument("--output", metavar="PATH",
+                    help="a folder, or FILE.onnx (FILE.pt2) with FILE.json beside it; default: RUN/export/FORMAT;"
+                         " an export there is replaced")
 PARSER.add_argument("--data", metavar="PATH", help="where the data of the run are now; default: where they were")
 
 

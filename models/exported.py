@@ -10,8 +10,10 @@ import csv
 import json
 import os
 import random
+import shlex
 import shutil
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -36,10 +39,12 @@ from utils.errors import Exit, UserError, counted, explain, first_line, say
 from utils.files import read_json, replace_folder
 from utils.output_files import TEXT
 from utils.rundir.chain import files_in
+from utils.rundir.run import command
 
-CPU, ABOUT, FILES = torch.device("cpu"), "export.json", {"onnx": "model.onnx", "torch": "model.pt2"}
+CPU, ABOUT, RUN, FILES = torch.device("cpu"), "export.json", "run.py", {"onnx": "model.onnx", "torch": "model.pt2"}
 BATCHES = (1, 2, 5, 24, 64)  # samples in each batch that is compared
 TOLERANCE = 1e-4  # of a probability, or of a number in standard deviations of its target
+RUN_TOLERANCE = 0.05  # the same by Pillow alone, whose resizing and decoding differ a little
 TIE = 1e-6  # where all of a sample's probabilities agree so closely, another prediction is one of two equal ones
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # the last one only where the tokenizer gives it
 Inputs = dict[str, Tensor]  # in the order of the network's arguments
@@ -109,7 +114,9 @@ def write_file(model: Exportable, inputs: Inputs, about: Mapping[str, Any], file
         torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
         file.write_bytes(content.getbuffer())
         return
-    written = torch.onnx.export(program, input_names=[*inputs], output_names=[about["output"]], verbose=False)
+    named = tuple({place: {batch: "batch", length: "tokens"}[dim] for place, dim in each.items()} for each in shapes)
+    written = torch.onnx.export(program, input_names=[*inputs], output_names=[about["output"]], dynamic_shapes=named,
+                                verbose=False)
     written.model.metadata_props.update({name: json.dumps(value) for name, value in about.items()})
     written.save(file)
 
@@ -148,8 +155,10 @@ def export(given: argparse.Namespace) -> None:
     folder, name = find_model(run)
     description = load_task(name).predict(folder, [], CPU, 1).description
     output = Path(given.output or run / "export" / given.format)
-    if output.exists() and not (output / ABOUT).exists():
-        raise UserError(f"--output {output}: it exists and is not an export; name another folder", Exit.CANNOT_CREATE)
+    is_file = output.suffix == Path(FILES[given.format]).suffix  # then what belongs beside it is FILE.json
+    beside = output.with_suffix(".json") if is_file else output / ABOUT
+    if output.exists() and not beside.exists():
+        raise UserError(f"--output {output}: it exists and is not an export; name another", Exit.CANNOT_CREATE)
 
     # what it is compared with
     rows = samples_of(run, given.data, description)
@@ -159,6 +168,7 @@ def export(given: argparse.Namespace) -> None:
     evaluated = next((read_json(path) for path in (run / "eval").glob("*.json")), {})
     about = description | {"inputs": {name: str(tensor.dtype) for name, tensor in example.items()},
                            "output": "numbers" if "target_mean" in description else "probabilities",
+                           **({"preparation": steps_of(description)} if "image_size" in description else {}),
                            "step": evaluated.get("step"), "model_sha256": files_in(folder).get("model.safetensors")}
 
     # the file
@@ -168,6 +178,8 @@ def export(given: argparse.Namespace) -> None:
             write_file(network, example, about, file)
             predict = read_file(file, prepare)
         found = compare(predict, known, description)
+        if "image_size" in description:
+            found |= add_run(unnamed, about, prepare, predict, known, description)
         others = shutil.ignore_patterns("config.json", "model.safetensors", "README.md")
         shutil.copytree(folder, unnamed, ignore=others, dirs_exist_ok=True)  # the tokenizer, if there is one
         (unnamed / ABOUT).write_text(json.dumps(about | found, indent=1))
@@ -178,11 +190,59 @@ def export(given: argparse.Namespace) -> None:
         raise UserError(f"cannot create {output.parent}: {error.strerror}; give --output FOLDER",
                         Exit.CANNOT_CREATE) from None
     try:
-        replace_folder(output, write)
+        replace_folder(output if not is_file else output.with_name(f".tmp-{output.name}"), write)
+        if is_file:  # a folder of its own holds all, and these two are what a file is
+            whole = output.with_name(f".tmp-{output.name}")
+            os.replace(whole / ABOUT, beside)
+            os.replace(whole / FILES[given.format], output)
+            shutil.rmtree(whole)
     finally:
         with suppress(OSError):  # it is there, and not empty
             (run / "export").rmdir()
-    say(f"{output}: {', '.join(sorted(os.listdir(output)))}", sys.stdout)
+    say(f"{output}, {beside}" if is_file else f"{output}: {', '.join(sorted(os.listdir(output)))}", sys.stdout)
+    if (output / RUN).exists():
+        say(f"try it: {command('python')} {shlex.quote(str(output / RUN))} IMAGE", sys.stdout)
+
+
+def steps_of(description: Mapping[str, Any]) -> list[str]:
+    """How an image is prepared, in words; run.py does it."""
+    return ["take the first page or frame of the file, and turn it as its EXIF orientation says",
+            f"16 bits: 0 is black, {description['white_value']} and above white; scale to 8 bits",
+            "lay transparency over white; RGB, 8 bits",
+            f"resize the shorter side to {description['resize_size']} pixels, {description['interpolation']}, with"
+            " antialias (as Pillow's resize)",
+            f"cut out the centre of {description['image_size']} x {description['image_size']} pixels; black beyond",
+            "uint8, channels first; mean and std are inside of the model"]
+
+
+def add_run(folder: Path, about: Mapping[str, Any], prepare: Prepare, predict: Predict, known: Mapping[str, np.ndarray],
+            description: Mapping[str, Any]) -> dict[str, Any]:
+    """The golden sample, for export.json. Beside it run.py, if it predicts the same as the model of the run."""
+    import importlib.util
+
+    name = next(iter(known))
+    [pixels] = prepare([name])["images"].split(1)[:1]                                       # [1, 3 * I, H, W]
+    pictures = []
+    for image in pixels[0].split(3):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file := BytesIO(), "PNG")
+        pictures.append(b64encode(file.getvalue()).decode())
+    found = {"golden": {"pixels": pictures, "values": predict([name])[0].tolist()}}
+
+    shutil.copy(Path(__file__).with_name("run_exported.py"), folder / RUN)
+    spec = importlib.util.spec_from_file_location("run", folder / RUN)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    own, far = module.load(folder), 0.0
+    try:
+        for name, values in known.items():
+            [given] = own(np.ascontiguousarray(module.prepare(name, about | found)[None]))
+            far = max(far, float(np.max(np.abs(given - values) / description.get("target_std", 1.0))))
+        reason = f"its predictions are off by up to {far:.2g}" if far > RUN_TOLERANCE else ""
+    except Exception as error:  # Pillow does not read all that models.predict reads
+        reason = f"{name}: {first_line(error)}"
+    if reason:
+        (folder / RUN).unlink()
+        say(f"{RUN} is left out: {reason}", sys.stdout)
+    return found | ({} if reason else {"run_largest_difference": far})
 
 
 def samples_of(run: Path, data: str | None, description: Mapping[str, Any]) -> list[dict[str, str]]:

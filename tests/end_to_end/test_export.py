@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from data.texts.tokenizer import train_tokenizer
-from models import export, exported, predict
+from models import export, exported, predict, run_exported
+from models.vision.classifier import image_set
 from tests.conftest import ROOT
 from tests.harness.encoders import write_encoder
 from utils.errors import Exit, UserError
@@ -125,6 +126,84 @@ def test_a_program_that_knows_onnx_alone_predicts_from_the_folder(runs, photos, 
     for part in (slice(0, 1), slice(0, 7)):
         [ours] = session.run(None, {"images": pixels[part]})
         assert np.abs(ours - theirs[part]).max() < 1e-4
+
+
+def photo(number, size=(70, 50)):
+    """A smooth one: at an edge, two ways of resizing differ."""
+    x, y = np.meshgrid(np.linspace(0, 6, size[0]), np.linspace(0, 4, size[1]))
+    waves = [np.sin(x + number), np.cos(y - number), np.sin(x + y)]
+    return Image.fromarray((127 + 120 * np.stack(waves, axis=2)).astype(np.uint8))
+
+
+def test_what_is_beside_an_export_prepares_any_image_as_the_run_did(tmp_path):
+    """Turned by EXIF, transparent, of 16 bits, long, larger and smaller than the network's square."""
+    clear = photo(1)
+    clear.putalpha(Image.linear_gradient("L").resize(clear.size))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    grey = Image.fromarray(np.asarray(photo(2).convert("L")).astype(np.uint16) * 16)
+    files = {"a.png": (clear, {}), "b.jpg": (photo(3, (300, 400)), {"quality": 95, "exif": exif}), "c.png": (grey, {}),
+             "d.gif": (photo(4).quantize(64), {}), "e.png": (photo(5, (400, 20)), {}), "f.png": (photo(6, (9, 21)), {}),
+             "g.tif": (photo(7).convert("CMYK"), {})}
+    about = {"image_size": 32, "resize_size": 36, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3,
+             "white_value": 4095, "classes": ["x", "y"], "task": "image-classification", "architecture": "resnet18"}
+    for name, (image, how) in files.items():
+        image.save(tmp_path / name, **how)
+        expected = image_set(about, [str(tmp_path / name)])[0, 0].image.permute(2, 0, 1).numpy().astype(int)
+        found = run_exported.prepare(str(tmp_path / name), about).astype(int)
+        assert found.shape == (3, 32, 32) and np.abs(found - expected).mean() < 1.5, name
+    names = ",".join(str(tmp_path / name) for name in ("a.png", "c.png"))
+    both = run_exported.prepare(names, about | {"num_images": 2})
+    assert both.shape == (6, 32, 32)
+
+
+@pytest.mark.parametrize("kind, format", [("images", "onnx"), pytest.param(
+    "several images", "torch", marks=pytest.mark.long)])
+def test_an_export_of_images_runs_by_the_file_beside_it(kind, format, runs, photos, tmp_path, capsys):
+    exports(runs[kind], "--format", format, "--output", tmp_path / "out")
+    said, about = capsys.readouterr().out, json.loads((tmp_path / "out" / "export.json").read_text())
+    assert f"python {tmp_path / 'out' / 'run.py'} IMAGE\n" in said and "try it: " in said
+    assert about["run_largest_difference"] < exported.RUN_TOLERANCE and len(about["preparation"]) == 6
+
+    def ran(*words):
+        return subprocess.run([sys.executable, tmp_path / "out" / "run.py", *words], capture_output=True, text=True,
+                              cwd=tmp_path, env={"PATH": "/usr/bin"})
+    done = ran()
+    assert (done.returncode, "the golden sample is predicted as it was" in done.stdout) == (0, True), done.stderr
+    row, *_ = csv.DictReader((runs[kind] / "eval" / "samples.csv").open())
+    values = dict(zip(*[iter(ran(row["input"]).stdout.split()[1:])] * 2, strict=True))
+    capsys.readouterr()
+    predict.main([str(runs[kind]), row["input"]])
+    theirs, *_ = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert {name: float(value) for name, value in values.items()} == pytest.approx(
+        {name: float(theirs[name]) for name in about["classes"]}, abs=1e-3)
+
+
+def test_a_preparation_that_pillow_does_otherwise_is_left_out_in_words(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(exported, "RUN_TOLERANCE", -1)
+    exports(runs["images"], "--format", "onnx", "--output", tmp_path / "out")
+    assert "run.py is left out: its predictions are off by up to" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "run.py").exists() and (tmp_path / "out" / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("format, name", [("onnx", "net.onnx"), ("torch", "net.pt2")])
+def test_an_output_with_the_ending_of_a_file_is_a_file(format, name, runs, tmp_path):
+    for _ in range(2):  # the second replaces the first
+        assert exports(runs["images"], "--format", format, "--output", tmp_path / name) == Exit.DONE
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["net.json", name]
+    (tmp_path / "net.json").unlink()
+    with pytest.raises(UserError, match="it exists and is not an export"):
+        exports(runs["images"], "--format", format, "--output", tmp_path / name)
+
+
+def test_free_dimensions_have_names(runs, tmp_path):
+    import onnx
+
+    exports(runs["pairs"], "--format", "onnx", "--output", tmp_path / "net.onnx")
+    graph = onnx.load(tmp_path / "net.onnx").graph
+    named = {each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
+             for each in (*graph.input, *graph.output)}
+    assert named["input_ids"] == ["batch", "tokens"] and named["probabilities"][0] == "batch"
 
 
 @pytest.mark.long
