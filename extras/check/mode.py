@@ -45,13 +45,17 @@ FORWARD = 1 / 3  # of a training step: an evaluation has no backward
 ALONE = {"workers": 0, "log_every": 1, "cache": "none", "eval_every": sys.maxsize, "profile": 0, "fresh": False,
          "output": None, "stop_after": None}
 LOOK = "look at them, and remove one if it is the same picture"
+BY_HASH = ("candidates of near-duplicates, mirrored ones too, by a perceptual hash; turned and cropped ones are not"
+           " found")
 FINDINGS = {  # by the names of Survey.pairs: what is true of the samples, and what to do
     "unreadable": ("unreadable or truncated", "repair or restore the files; --bad-samples skip leaves them out"),
     "conflict": ("the same as another one, with another label", "correct one of the labels, or remove both"),
     "leak": ("in val, and in train, too", "remove them from one of the two, as training has seen what val measures"),
     "copy": ("the same as another one of the split", "remove the copies, unless they are meant to count twice"),
-    "near leak": ("in val, similar to one of train (candidates of near-duplicates, by a perceptual hash)", LOOK),
-    "near copy": ("similar to another one of the split (candidates of near-duplicates, by a perceptual hash)", LOOK),
+    "near leak": (f"in val, similar to one of train ({BY_HASH})", LOOK),
+    "near copy": (f"similar to another one of the split ({BY_HASH})", LOOK),
+    "framing": ("similar to another one, so many that a perceptual hash does not tell these images apart (all have one"
+                " framing, as radiographs and digits have)", "near-duplicates among them are not found"),
     "one colour": ("of one colour", "remove what is not meant to be empty"),
     "extreme": ("much longer than wide, or much smaller or larger than the median", "remove them, or crop them"),
     "one character": ("of one character alone", "remove what means nothing")}
@@ -109,7 +113,8 @@ def _data(task: Task, survey: Survey) -> dict[str, Any]:
     for kind, pairs in survey.pairs():
         num_exact = int((survey.exact[pairs[:, 0]] == survey.exact[pairs[:, 1]])[pairs[:, 0] > pairs[:, 1]].sum())
         words = [" ~ ".join(map(shown, dict.fromkeys(pair))) for pair in pairs.tolist()]
-        findings |= {kind: {"samples": words, "exact": num_exact}} if words else {}
+        where = [[*map(survey.where, dict.fromkeys(pair))] for pair in pairs.tolist()]
+        findings |= {kind: {"samples": words, "where": where, "exact": num_exact}} if words else {}
     return {"samples": {name: len(survey.labels[part]) for name, part in parts.items()},
             "classes": {name: counts_of(task.classes, survey.labels[part]) for name, part in parts.items()},
             "seen": len(survey.seen) + len(survey.unreadable), "findings": findings}
@@ -121,13 +126,16 @@ def _data_words(found: dict[str, Any]) -> Iterator[str]:
         rarest = some(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda item: item[1]))
         yield f"{split}: {counted(found['samples'][split], 'sample')}" + f"; the rarest first: {rarest}" * bool(counts)
     if found["seen"] < sum(found["samples"].values()):
-        yield f"equal files were looked for among all; all else is said of {found['seen']} samples, chosen at random"
-    yield "what stands out:" if found["findings"] else "nothing stands out"
+        share = (found["seen"] / sum(found["samples"].values())) ** 2
+        yield (f"equal files were looked for among all; all else is said of {found['seen']} samples, chosen at random:"
+               f" of two that look alike, both are among them in {share:.2g} of all cases")
+    yield "what stands out:" if found["findings"] else "no problem found in the data"
     for kind, each in found["findings"].items():
         what, to_do = FINDINGS[kind]
         exact = f", {each['exact']} of them byte for byte" if each["exact"] else ""
         yield f"- {what}: {counted(len(each['samples']), 'sample')}{exact}; {to_do}"
-        yield from (f"    {name if name.isprintable() else ascii(name)}" for name in each["samples"][:SHOWN])
+        yield from (f"    {name if name.isprintable() else ascii(name)}"
+                    for name in each["samples"][:0 if kind == "framing" else SHOWN])
 
 
 def _machine(t: Training, config: Config, train_epoch: Callable[[Training], None]) -> dict[str, float]:

@@ -5,6 +5,7 @@ Legend: N samples, those of train first, then those of val; S of them that were 
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from tqdm import tqdm
 from utils.distributed.world import World
 
 AT_ONCE = 64  # samples that a thread takes, and that are compared with all others, at a time
+TOO_MANY, CROWD = 0.2, 5  # candidates of all, and alike ones of each: beyond, the hashes do not tell images apart
 ALIKE = 0.98  # correlation of the perceptual hashes of candidates; chosen by measurement: extras/check/README.md
 
 
@@ -33,6 +35,7 @@ class Survey:
     odd: dict[str, np.ndarray]  # {what is odd: indices}
     unreadable: dict[int, str]  # {index: path and reason}; none of them is in `seen`
     name: Callable[[int], str]  # what a sample is called
+    where: Callable[[int], str]  # the whole path of its file, or the number of its row
 
     def pairs(self) -> Iterator[tuple[str, np.ndarray]]:
         """(what is to be said, [P, 2] indices: a sample, and the one that it is compared with, or itself)."""
@@ -51,22 +54,30 @@ class Survey:
 
         # like another one
         train, val = (np.flatnonzero(is_val[self.seen[:len(self.looks)]] == side) for side in (False, True))
-        yield "near leak", self._alike(val, train)
-        yield "near copy", np.concatenate([self._alike(train, train), self._alike(val, val)])
+        leaks, copies = self._alike(val, train), np.concatenate([self._alike(train, train), self._alike(val, val)])
+        near = np.concatenate([leaks, copies])                                              # [P, 3]
+        if len(near) > TOO_MANY * len(self.seen) and near[:, 2].mean() > CROWD:
+            yield "framing", near[:, :2]
+        else:
+            yield from (("near leak", leaks[:, :2]), ("near copy", copies[:, :2]))
 
     def _alike(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """[P, 2] indices: a sample, and the one before it that looks most like it, but has another key.
+        """[P, 3] indices: a sample, and the one before it that looks most like it, maybe mirrored, but has another key;
+        and how many before it look like it.
 
         rows, columns: ascending places in `looks`. The hashes are whole numbers, so their products are exact, and the
         answer does not depend on the number of threads.
         """
-        looks, keys, found = self.looks.astype(np.float32), self.same[self.seen], [np.zeros((0, 2), np.int64)]
+        looks, keys, found = self.looks.astype(np.float32), self.same[self.seen], [np.zeros((0, 3), np.int64)]
+        side = math.isqrt(looks.shape[1])  # of the small picture that a hash is
+        mirrored = looks.reshape(-1, side, side)[:, :, ::-1].reshape(looks.shape)
         norms = np.maximum(1, np.linalg.norm(self.looks.astype(np.float64), axis=1))
         for part in np.array_split(rows, -(-len(rows) // AT_ONCE)) if len(rows) and len(columns) else ():
-            alike = looks[part] @ looks[columns].T / (norms[part, None] * norms[columns])   # [AT_ONCE, columns]
+            alike = np.maximum(looks[part] @ looks[columns].T, mirrored[part] @ looks[columns].T)
+            alike /= norms[part, None] * norms[columns]                                     # [AT_ONCE, columns]
             alike[(keys[part, None] == keys[columns]) | (part[:, None] <= columns)] = 0
-            best = columns[alike.argmax(axis=1)]
-            found.append(np.c_[self.seen[part], self.seen[best]][alike.max(axis=1) >= ALIKE])
+            best, crowd = columns[alike.argmax(axis=1)], (alike >= ALIKE).sum(axis=1)
+            found.append(np.c_[self.seen[part], self.seen[best], crowd][crowd > 0])
         return np.concatenate(found)
 
 

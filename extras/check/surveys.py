@@ -23,4 +23,4 @@ def survey_of(task: Task, world: World) -> Survey:
         if survey := import_module(f"extras.check.{name}").survey_of(task, world):  # Collective.
             return survey
     keys = np.arange(len(task.train_set) + len(task.eval_set))
-    return Survey(len(task.train_set), np.zeros(len(keys)), keys, keys, keys, np.zeros((0, 1)), {}, {}, str)
+    return Survey(len(task.train_set), np.zeros(len(keys)), keys, keys, keys, np.zeros((0, 1)), {}, {}, str, str)

@@ -37,5 +37,7 @@ def survey_texts(source: TextSource, classes: Sequence[str], train: TokenTable, 
              for text in texts]
     odd = {"one character": np.flatnonzero([len({*text} - {" ", "\t"}) <= 1 for text in plain])}
     exact, same = (np.array([key_of(text.encode()) for text in each]) for each in (texts, plain))
+    split_of = lambda index: "val" if index >= num_train else "train"  # noqa: E731
     return Survey(num_train, np.concatenate(labels), exact, same, np.arange(len(texts)), np.zeros((0, 1), np.int8), odd,
-                  {}, lambda index: f"{'val' if index >= num_train else 'train'}: {textwrap.shorten(texts[index], 60)}")
+                  {}, lambda index: f"{split_of(index)}: {textwrap.shorten(texts[index], 60)}",
+                  lambda index: f"{split_of(index)} row {1 + index - (num_train if index >= num_train else 0)}")

@@ -19,7 +19,7 @@ def survey_of(same, num_train, looks=None, labels=None, seen=None) -> Survey:
     seen = np.arange(len(same)) if seen is None else np.array(seen)
     looks = np.zeros((0, 1), np.int8) if looks is None else np.array(looks, np.int8)
     labels = np.zeros(len(same), np.int32) if labels is None else np.array(labels)
-    return Survey(num_train, labels, same, same, seen, looks, {}, {}, str)
+    return Survey(num_train, labels, same, same, seen, looks, {}, {}, str, str)
 
 
 def pairs_of(survey) -> dict[str, list[list[int]]]:
@@ -47,6 +47,20 @@ def test_candidates_are_the_most_alike_before_that_are_not_the_same():
     looks = [first, near, other, nearer, first, np.zeros(256), np.zeros(256)]
     survey = survey_of([1, 2, 3, 4, 1, 5, 6], 3, looks)  # three of train; 4 is the same as 0
     assert pairs_of(survey) == {"leak": [[4, 0]], "near leak": [[3, 0], [4, 1]], "near copy": [[1, 0], [4, 3]]}
+
+
+def test_a_mirrored_image_is_a_candidate():
+    looks = np.random.default_rng(0).integers(-127, 128, (10, 64))
+    looks[7] = looks[2].reshape(8, 8)[:, ::-1].flatten()
+    assert pairs_of(survey_of(range(10), 5, looks)) == {"near leak": [[7, 2]]}
+
+
+def test_where_most_images_look_alike_the_hash_does_not_fit_and_says_so():
+    """As radiographs and digits do."""
+    looks = np.tile(np.random.default_rng(0).integers(-127, 128, 64), (30, 1))
+    looks[np.arange(30), np.arange(30)] = 0
+    [(kind, pairs)] = pairs_of(survey_of(range(30), 15, looks)).items()
+    assert kind == "framing" and len(pairs) > 20
 
 
 def test_candidates_among_many_need_bounded_memory_and_no_hash_is_none():
