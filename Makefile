@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 unexport PYTHONDONTWRITEBYTECODE  # else each of the hundreds of processes of the tests compiles the project anew
+QUIET := $(shell [ -t 2 ] || echo --quiet)  # pip shows its progress on a terminal
 # Most tests wait for processes that start, or for peers that are lost: two files at a time.
 WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come first
 UNIT := tests/test_architecture.py tests/unit extras
@@ -156,7 +157,8 @@ size:                               ## code lines without blanks, comments and d
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and sys.argv[1])' \
 		"Python 3.11 or newer is needed: make PYTHON=python3.12 train"
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	@echo "installing requirements.txt into .venv: 6.5 GB with the default wheels of PyTorch, some minutes"
+	$(BIN)/python -m pip install $(QUIET) --requirement requirements.txt
 	@touch $@
 
 .venv/ready-dev: .venv/ready requirements-dev.txt

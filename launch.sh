@@ -170,7 +170,7 @@ print(available_cores(), len(os.sched_getaffinity(0)) == os.cpu_count(), torch)
   fi
 
   # several: torchrun
-  command=("$python" -m torch.distributed.run "--nproc-per-node=$processes" "--nnodes=$nnodes")
+  command=("$python" -P "$root/utils/distributed/torchrun.py" "--nproc-per-node=$processes" "--nnodes=$nnodes")
   # torch 2.13 or later; its default is 30 s, and a save may take longer
   if grep -q -- --shutdown-timeout "$torch/distributed/run.py"; then
     environment+=("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-110}")
@@ -232,7 +232,7 @@ compose_for_many() {
   else
     [[ $node_rank == 0 || $master != @(127.*|0.0.0.0|::|::1) ]] ||
       refuse "--master-addr $master_addr is this machine itself, and --node-rank $node_rank is not 0;" \
-        "use the address of machine 0"
+        "use the address of machine 0 (to rehearse on one host, start torchrun twice: docs/learning.md)"
     command+=("--max-restarts=${max_restarts:-0}" "--node-rank=$node_rank" "--master-addr=$master_addr"
       "--master-port=$master_port")
   fi
@@ -244,7 +244,11 @@ run() {
   local code agent='' signalled='' attempt pause
   mkdir -m 700 "$folder" 2>/dev/null ||
     refuse "cannot make a folder in ${TMPDIR:-/tmp}: set TMPDIR to one that is there and that you may write to"
-  trap 'rm -rf "$folder"' EXIT
+  if [[ $nnodes != 1 ]]; then
+    (sleep 10 >/dev/null 2>&1; [[ -e $folder/exit-code.begun ]] || echo "launch.sh: machine ${node_rank:-?} waits for" \
+      "the others of $nnodes; the same command must run on each, with its --node-rank" >&2) &
+  fi
+  trap 'rm -rf "$folder"; kill $(jobs -p) 2>/dev/null || true' EXIT
   LOCKSTEP_LAUNCH_ID=$(</proc/sys/kernel/random/uuid)  # the same for all retries: --fresh acts once
   export LOCKSTEP_LAUNCH_ID "${environment[@]}"
   set -m  # the command gets its own process group, and its signals from here

@@ -221,8 +221,7 @@ def main(given: argparse.Namespace, words: Sequence[list[str]], configs: Sequenc
             if not doubted:
                 say("\nno label is doubted", sys.stdout)
             elif 5 * len(doubted) * given.seeds > len(predictions):
-                say("more than a fifth of the labels are doubted: the model has learnt too little for the list to mean"
-                    " much", sys.stdout)
+                say("too many labels (over 20 %) look wrong: the model is too weak; do not trust this list", sys.stdout)
         report(folder, "figures", [{name: value for name, value in row.items() if name != "p"}
                                    for row in estimates(found, each[0])])
         if len(found) < FEWEST_RUNS:

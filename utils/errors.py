@@ -208,6 +208,7 @@ def forget_exit_code() -> None:
     path = os.environ.get("LOCKSTEP_EXIT_FILE")
     if path and os.environ.get("LOCAL_RANK", "0") == "0":
         with suppress(OSError):
+            open(f"{path}.begun", "w").close()  # launch.sh says how long it waits for other machines
             os.unlink(path)
 
 

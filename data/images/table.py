@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from data.images.index import ARRAYS, FolderIndex, Found, ImageIndex, kept_index
+from data.images.scan import EXTENSIONS
 from data.labels import require_several
 from data.splits import ValSplit, hint_at
 from data.tables.source import RowReader, TableSource
@@ -100,4 +101,6 @@ class TableFiles:
             return ": it is a folder"
         if os.path.isfile(path.replace("\\", "/")):
             return ": it is there with slashes; replace each backslash by / (the table was written on Windows)"
+        if " " in name and not name.lower().endswith(EXTENSIONS):
+            return "; if the column holds texts, give --task text-classification"
         return hint_at(name, self._names[folder]) or " (paths are relative to the folder of the table)"

@@ -57,13 +57,14 @@ def close_epoch(t: Training) -> None:
 
 
 def note_coverage(t: Training, evaluated: int | None) -> None:
-    """One line about a finished epoch: whether it left samples out. evaluated: of an evaluation at its end. Collective.
-    """
+    """One line about an epoch that left samples out, and about the last one. evaluated: at its end. Collective."""
     count, num_samples, num_in_set = t.state.coverage.count(t.world), len(t.task.train_set), len(t.task.eval_set)
     text = f"epoch {t.state.progress.epoch}: trained on {count} of {counted(num_samples, 'sample')}"
     if evaluated is not None:
         text += f", evaluated {evaluated} of {num_in_set}"
     is_whole = count == num_samples and evaluated in (None, num_in_set)
+    if is_whole and t.state.progress.step < t.total_steps:
+        return
     t.log.note(text + ("" if is_whole else "; the others were left out, or could not be read"))
 
 

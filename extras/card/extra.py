@@ -37,6 +37,7 @@ PREDICT = """, and INPUT an image, a folder of images, a table or a file of text
 FINE_TUNE = """, to train a classifier that begins with its weights:
 
     python train.py --task text-classification --model FOLDER --data DATA"""
+VALUES = ("learning rate", "epochs", "global batch size", "seed", "precision", "data (sha256)")
 PIPELINES = {"masked-lm": "", "text-classification": ", truncation=True, max_length={max_tokens}, top_k=None"}
 
 
@@ -78,7 +79,10 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     # the text
     pipeline = f'    predict = transformers.pipeline("{tag}", FOLDER{PIPELINES.get(given["task"], "")})\n'
     is_alone = library == "transformers" and given["task"] in PIPELINES
-    origin = "from scratch" if is_new else "from other weights"
+    origin = "from scratch" if is_new else f"fine-tuned from {model}"
+    resolved = start.run.resolved.as_dict() | {"learning rate": start.run.resolved.lr, "epochs": config.run.epochs,
+                                               "global batch size": config.batch.global_batch_size,
+                                               "seed": config.run.seed, "data (sha256)": start.run.resolved.data}
     (folder / CARD).write_text(Path(__file__).with_name("card.md").read_text("utf-8").format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
@@ -86,4 +90,5 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
         num_train=len(task.train_set), num_val=values.get("evaluated", len(task.eval_set)), origin=origin,
         figures="\n".join(f"| {name} | {rounded(value)} |" for name, value in figures.items()),
         pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",
+        values="\n".join(f"| {name} | {resolved[name]} |" for name in VALUES),
         command=re.sub(r"\r\n?|\n", "\n    ", command)), encoding="utf-8", errors="backslashreplace")

@@ -94,7 +94,7 @@ def run(config: Config, world: World, watchdog: Watchdog, train_epoch: Callable[
                 warm_up(t)  # Collective.
                 t.extras.opened(t)  # Collective.
                 found["notes"] = said.getvalue().replace(str(folder / "run"), str(run_path(config))).splitlines()
-                show("\n- ".join(["a training would say:", *found["notes"]]))
+                show("\n- ".join(["notes that a training would print:", *found["notes"]]))
                 found["machine"] = _machine(t, config, train_epoch)  # Collective.
                 show("\n".join(_machine_words(found["machine"], t)))
                 world.on_rank_zero(lambda: _write(found, output))  # Collective: until then all ranks need the folder
@@ -181,14 +181,15 @@ def _machine_words(found: dict[str, float], t: Training) -> Iterator[str]:
     """The same in lines."""
     memory, disk, free = (f"{found[name] / 1024:.3g} GiB" for name in ("memory", "disk", "free"))
     unit = t.task.unit
-    computed = f"{found['computed_per_s']:,.1f} computed" + ("" if found["workers"] else " in turn")
-    hold_up = waiting(found["wait"], found["workers"], t.world.cores) if found["wait"] > WAIT else "no wait for data"
+    computed = f"training {found['computed_per_s']:,.1f} {unit}/s" + ("" if found["workers"] else ", in turn")
+    hold_up = waiting(found["wait"], found["workers"], t.world.cores) if found["wait"] > WAIT else (
+        "loading is fast enough")
     yield "this machine:"
-    yield f"- {found['loaded_per_s']:,.1f} {unit}/s are loaded, {computed}: {hold_up}"
-    yield f"- a step takes {found['step_s']:.3g} s, of which {found['sum_s']:.3g} s are for the gradients' sum"
-    yield f"- {memory} of memory are taken with a micro-batch of {counted(t.feed.plan.sizes[1], 'sample')}"
-    yield f"- the run may take {disk} of the disk, which has {free} free,"
-    yield f"  and about {timedelta(seconds=round(found['run_s']))}, evaluations included"
+    yield f"- loading {found['loaded_per_s']:,.1f} {unit}/s, {computed}: {hold_up}"
+    yield f"- a step takes {found['step_s']:.3g} s, {found['sum_s']:.3g} s of it for summing gradients over processes"
+    yield f"- peak memory: {memory} (a micro-batch of {counted(t.feed.plan.sizes[1], 'sample')})"
+    yield f"- disk: up to {disk} ({free} free)"
+    yield f"- time: about {timedelta(seconds=round(found['run_s']))}, with evaluations"
 
 
 def _write(found: dict[str, Any], output: str | None) -> None:

@@ -108,7 +108,7 @@ class Notes:
         needed = 1 if self._evaluations[-1]["step"] >= self.total_steps else 2
         if len(last) < needed or not all(each.get("never_predicted") for each in last):
             return ""
-        return (f"classes of the validation set that are never predicted: {last[-1]['never_predicted']};"
+        return (f"{last[-1]['never_predicted']} of the classes of the validation set are never predicted;"
                 " RUN/eval/classes.json has the recall of each class, of the best model so far")
 
     def _majority(self) -> str:
@@ -163,7 +163,8 @@ def few_steps(start: Start, total_steps: int) -> str:
     most = run.epochs * -(-num_samples // SMALL_BATCH)
     if total_steps >= FEW_STEPS or is_chosen or run.max_steps or most <= total_steps:
         return ""
-    return f"{counted(total_steps, 'optimizer step')} in all: --global-batch-size {SMALL_BATCH} makes {most}"
+    return (f"{counted(total_steps, 'optimizer step')} in all are few; with --global-batch-size {SMALL_BATCH} there are"
+            f" {most}")
 
 
 def notes_of(

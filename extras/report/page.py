@@ -46,6 +46,8 @@ AVERAGES = ("macro_", "weighted_")
 SORTS = 4  # the work of a sample and target beside that of a sample and class
 NUM_MISTAKES, MOST_CLASSES, SIDE = 12, 20, 160  # shown; SIDE: pixels of a picture
 PERCENTAGES = ("top1", "top5")
+INTERNALS = ("code", "data", "tokenizer", "encoder", "weights", "hub", "undecayed_tables", "names_as_written", "pad_to",
+             "padding_side", "first_position", "white_value")  # keys of auto.json that are no settings
 Rows = list[dict[str, str]]
 
 
@@ -75,7 +77,7 @@ def page(runs: Sequence[Path]) -> str:
     template = jinja2.Template(Path(__file__).with_name("report.html.jinja").read_text("utf-8"), autoescape=True,
                                undefined=jinja2.ChainableUndefined, trim_blocks=True, lstrip_blocks=True)
     html = template.render(runs=abouts, charts=_curves(abouts), most_classes=MOST_CLASSES, shares=SHARES,
-                           percentages=PERCENTAGES, rounded=rounded)
+                           internals=INTERNALS, percentages=PERCENTAGES, rounded=rounded)
     return html.encode("utf-8", "replace").decode()  # names of files may be in any encoding
 
 

@@ -40,7 +40,10 @@ def find_model(run: Path) -> tuple[Path, str]:
     try:
         described = json.loads((folder / "config.json").read_text())
         task = described["task"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except KeyError:
+        raise UserError(f"{folder} is not a model of train.py: its config.json names no task; train one from it first"
+                        f" (train.py --model {folder} ...), and name that run", Exit.NO_INPUT) from None
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder / 'config.json'} was not written by a run ({type(error).__name__}: {error}); name a"
                         " run directory of train.py, or its model folder", Exit.NO_INPUT) from None
     if not isinstance(task, str) or task not in TASKS:

@@ -57,7 +57,7 @@ def test_a_run_says_where_its_weights_come_from_and_its_learning_rate(said):
 def test_a_run_says_in_plain_words_what_is_wrong_with_it(said):
     """After two or three steps nearly all predictions are of one class."""
     _, _, run, out = said
-    assert (f"\nclasses of the validation set that are never predicted: {records(run)[-1]['never_predicted']};"
+    assert (f"\n{records(run)[-1]['never_predicted']} of the classes of the validation set are never predicted;"
             " RUN/eval/classes.json has the recall of each class") in out, out
 
 

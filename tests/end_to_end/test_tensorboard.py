@@ -42,8 +42,8 @@ def ask(demo_run, launch):
 
 
 @pytest.mark.parametrize(("split", "name", "tag"), [
-    ("train", "loss", "train/loss"), ("train", "grad_norm", "train/grad_norm"), ("train", "lr", "optim/lr"),
-    ("val", "loss", "val/loss"), ("val", "top1", "val/top1"),
+    ("train", "loss", "loss/train"), ("train", "grad_norm", "optim/grad_norm"), ("train", "lr", "optim/lr"),
+    ("val", "loss", "loss/val"), ("val", "top1", "metrics/top1"),
 ])
 def test_a_chart_shows_the_records_over_optimizer_steps(ask, demo_run, split, name, tag):
     points = json.loads(ask("scalars/scalars", run="tb", tag=tag))  # [wall time, step, value as float32]
@@ -53,9 +53,11 @@ def test_a_chart_shows_the_records_over_optimizer_steps(ask, demo_run, split, na
     assert [value for _, _, value in points] == pytest.approx([value for _, value in expected], rel=1e-6)
 
 
-def test_every_tag_is_grouped_by_concern(ask):
+def test_every_tag_is_grouped_by_concern_and_loss_and_metrics_come_first(ask):
+    """TensorBoard sorts the groups by name."""
     [tags] = json.loads(ask("scalars/tags")).values()
-    assert {tag.partition("/")[0] for tag in tags} == {"train", "val", "optim", "perf", "progress", "time"}
+    assert sorted({tag.partition("/")[0] for tag in tags}) == [
+        "loss", "metrics", "optim", "perf", "progress", "time"]
 
 
 def test_the_table_of_hparams_has_the_settings_as_resolved_and_the_metrics(ask, demo_run):
@@ -66,8 +68,8 @@ def test_the_table_of_hparams_has_the_settings_as_resolved_and_the_metrics(ask, 
     assert (hparams["lr"], hparams["precision"], hparams["optimizer"]) == (
         resolved["lr"], resolved["precision"], "adamw")
     values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
-    assert values["val/top1"] == pytest.approx(last["top1"])
-    assert set(values) == {"val/loss", "val/top1", "train/loss"}
+    assert values["metrics/top1"] == pytest.approx(last["top1"])
+    assert set(values) == {"loss/val", "metrics/top1", "loss/train"}
 
 
 def test_the_settings_are_a_text(ask, demo_run):

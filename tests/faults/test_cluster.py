@@ -83,7 +83,7 @@ def test_a_late_host_and_a_slow_link_change_nothing(elastic, words, run_dir, sta
         pair[1].slow("100mbit")
         nnodes = "2:2" if elastic else 2
         first = start_on(pair[0], *words, rank=0, nnodes=nnodes)
-        first.wait_for(lambda: any("torch.distributed.run" in name for name in first.commands()),
+        first.wait_for(lambda: any("torchrun.py" in name for name in first.commands()),
                        "torchrun on the first host")
         assert_finished([first, start_on(pair[1], *words, rank=1, nnodes=nnodes)], run_dir, undisturbed)
 

@@ -15,7 +15,7 @@ from utils.errors import Exit
 def test_signals_to_the_launcher_stop_the_run_and_a_good_restart_is_a_0(start_launcher, photos, run_dir, undisturbed):
     words = ["--nproc-per-node", 2, *WORDS, "--data", photos, "--run-dir", run_dir, "--save-every", 1]
     early = start_launcher(*words)
-    early.wait_for(lambda: any("torch.distributed.run" in command for command in early.commands()), "torchrun")
+    early.wait_for(lambda: any("torchrun.py" in command for command in early.commands()), "torchrun")
     early.process.send_signal(signal.SIGINT)
     result = early.wait(40)
     assert result.returncode in (128 + signal.SIGINT, Exit.STOPPED), result.text
@@ -43,7 +43,7 @@ def test_a_slurm_job_out_of_time_before_its_run_began_is_requeued(start_launcher
     (folder / "scontrol").chmod(0o755)
     slurm = {"SLURM_JOB_ID": "7", "PATH": f"{folder}:{os.environ['PATH']}"}
     early = start_launcher("--nproc-per-node", 2, "--run-dir", run_dir, env=slurm)
-    early.wait_for(lambda: any("torch.distributed.run" in command for command in early.commands()), "torchrun")
+    early.wait_for(lambda: any("torchrun.py" in command for command in early.commands()), "torchrun")
     early.process.send_signal(signal.SIGUSR1)
     result = early.wait(40)
     assert (result.returncode != 0, (folder / "asked").read_text()) == (True, "requeue 7\n"), result.text

@@ -153,7 +153,7 @@ class Checkpoints:
 
     def cost(self) -> str:
         """What the saves of this start have cost, in words."""
-        return f"{counted(self.count, 'checkpoint')}, for which the training waited {self.stall_s:.2f} s"
+        return f"{counted(self.count, 'checkpoint')} saved; training waited {self.stall_s:.1f} s for them"
 
     def restore(self, state: TrainState) -> bool:
         """Load the newest valid checkpoint into `state`; False if there is none. Collective.

@@ -42,8 +42,8 @@ class AugmentOptions:
 class MixOptions(AugmentOptions):
     """Augmentation of images, in training alone"""
 
-    mixup: float = option(0.0, "MixUp of each micro-batch, with shares from Beta(A, A); with --cutmix, one of the two"
-                          " at random; 0 = off", at_least=0, at_most=100)
+    mixup: float = option(0.0, "MixUp of each micro-batch, by weights drawn from Beta(A, A); with --cutmix, one of the"
+                          " two at random; 0 = off", at_least=0, at_most=100)
     cutmix: float = option(0.0, "CutMix of each micro-batch, with areas from Beta(A, A); with --mixup, one of the two"
                            " at random; 0 = off", at_least=0, at_most=100)
 

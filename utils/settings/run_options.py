@@ -92,7 +92,7 @@ class OptimOptions:
         " included", at_least=1)
     layer_decay: float = option(1.0, "layer-wise learning rate decay: each block's learning rate is this times that of"
                                 " the block after it; 1 = off", above=0, at_most=1, rare=True)
-    ema_decay: float = option(0.0, "also evaluate a moving average of the weights, which keeps this share at each step;"
+    ema_decay: float = option(0.0, "also evaluate a moving average of the weights, with this decay per step;"
                               " RUN/model is the better of the two; 0 = off", TOLERATED, at_least=0, below=1)
 
 

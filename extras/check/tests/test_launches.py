@@ -125,7 +125,7 @@ def test_untouched_data_have_at_most_candidates(pictures, checked):
     assert (set(found["findings"]) <= NEAR, result.returncode) == (True, 0), result.text
     found, result = checked("--check")
     assert (set(found["findings"]) <= NEAR, result.returncode) == (True, 0), result.text
-    assert found["samples"] == {"train": 1442, "val": 355} and "a training would say:" in result.out
+    assert found["samples"] == {"train": 1442, "val": 355} and "notes that a training would print:" in result.out
     assert len(result.out.splitlines()) <= 40, result.out
 
 

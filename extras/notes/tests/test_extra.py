@@ -167,7 +167,7 @@ def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
 
 
 @pytest.mark.parametrize("num, words, total, found", [
-    (30, [], 3, "3 optimizer steps in all: --global-batch-size 8 makes 12"),
+    (30, [], 3, "3 optimizer steps in all are few; with --global-batch-size 8 there are 12"),
     (30, ["--global-batch-size", "16"], 6, ""), (30, ["--max-steps", "2"], 2, ""), (530, [], 51, ""),
     (8, [], 3, "")])  # no smaller batch makes more
 def test_few_steps_are_noted_with_a_batch_that_makes_more(num, words, total, found):

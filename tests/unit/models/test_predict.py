@@ -246,13 +246,21 @@ def test_damaged_model_folder_is_refused_without_a_traceback(content, code, run,
 
 
 @pytest.mark.parametrize("content", [
-    json.dumps({name: value for name, value in DESCRIPTION.items() if name != "task"}), '["task"]', '"task"', "null",
+    '["task"]', '"task"', "null",
     "", '{"task":'])
 def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     (tmp_path / "config.json").write_text(content)
     assert ended([str(tmp_path), image]) == Exit.NO_INPUT
     assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json was not written by a run (")
+
+
+def test_a_folder_of_a_hub_is_no_model_of_a_run_and_the_message_says_what_to_do(run, tmp_path, capsys):
+    image = write_image(tmp_path / "image.png")
+    described = {name: value for name, value in DESCRIPTION.items() if name != "task"}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    assert ended([str(tmp_path), image]) == Exit.NO_INPUT
+    assert f"{tmp_path} is not a model of train.py: its config.json names no task; train one" in capsys.readouterr().err
 
 
 # the last two fail today
