@@ -16,6 +16,9 @@ same number of processes; exact: on any number). Measured figures: docs/.
 import sys
 from functools import partial
 from importlib import import_module
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent)] * sys.flags.safe_path  # which PYTHONSAFEPATH leaves out
 
 import extras
 from engine.begin import begin

@@ -49,7 +49,8 @@ IN = tuple(f"in {name}" for name in NAMES)
 SHOWN = 3  # figures of a record
 DIGESTS = {"data": "the data's fingerprint", "tokenizer": "the tokenizer", "encoder": "the encoder's config",
            "weights": "the file of initial weights"}
-DECISIVE = {"--eval-every", "--bad-samples", "--max-nonfinite"}  # operational, but what is best or trained on depends
+# operational, but what is best or trained on depends on them, or how sums are rounded
+DECISIVE = {"--eval-every", "--bad-samples", "--max-nonfinite", "--devices-per-process"}
 Sample = tuple[str, str]  # path or text, label
 Written = dict[Any, dict[str, Any]]  # what a run has written down, in its order: each with its "step"
 

@@ -78,6 +78,8 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
 
     # the text
     pipeline = f'    predict = transformers.pipeline("{tag}", FOLDER{PIPELINES.get(given["task"], "")})\n'
+    if len(described.get("text_columns") or ()) == 2:
+        pipeline += '    predict({{"text": "a text", "text_pair": "another text"}})\n'
     is_alone = library == "transformers" and given["task"] in PIPELINES
     origin = "from scratch" if is_new else f"fine-tuned from {model}"
     resolved = start.run.resolved.as_dict() | {"learning rate": start.run.resolved.lr, "epochs": config.run.epochs,

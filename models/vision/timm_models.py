@@ -4,6 +4,7 @@ timm is optional. It is imported here alone, and only for such a name or the nam
 """
 
 import difflib
+import logging
 import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -86,6 +87,7 @@ def timm_weights(model: str, image_size: int, world: World) -> dict[str, Tensor]
                         " --pretrained out to train from scratch")
 
     def load() -> dict[str, Tensor]:
+        logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would print each of its attempts
         try:
             return _create(model, description, image_size, pretrained=True).state_dict()
         except (OSError, ValueError, RuntimeError) as error:  # the hub's own errors are OSErrors

@@ -99,7 +99,7 @@ def found(config, tmp_path, monkeypatch, capsys):
 def test_a_list_of_more_than_a_fifth_of_the_labels_is_called_meaningless(handlers, found, doubted, too_many):
     said, path = found(rows(doubted))
     assert len(path.read_text().splitlines()) == 1 + doubted
-    assert ("learnt too little" in said, "no label is doubted" in said) == (too_many, False)
+    assert ("do not trust this list" in said, "no label is doubted" in said) == (too_many, False)
 
 
 def test_a_list_goes_when_no_label_is_doubted_any_more(handlers, found):
