@@ -244,9 +244,9 @@ run() {
   local code agent='' signalled='' attempt pause
   mkdir -m 700 "$folder" 2>/dev/null ||
     refuse "cannot make a folder in ${TMPDIR:-/tmp}: set TMPDIR to one that is there and that you may write to"
-  if [[ $nnodes != 1 ]]; then
-    (sleep 10 >/dev/null 2>&1; [[ -e $folder/exit-code.begun ]] || echo "launch.sh: machine ${node_rank:-?} waits for" \
-      "the others of $nnodes; the same command must run on each, with its --node-rank" >&2) &
+  if [[ $nnodes != 1 && ${node_rank:-0} == 0 ]]; then
+    (sleep 10 >/dev/null 2>&1; [[ -e $folder/exit-code.begun ]] || echo "launch.sh: no process has begun after 10 s:" \
+      "machine 0 waits for the others of $nnodes (the same command on each, with its --node-rank), or it is slow" >&2) &
   fi
   trap 'rm -rf "$folder"; kill $(jobs -p) 2>/dev/null || true' EXIT
   LOCKSTEP_LAUNCH_ID=$(</proc/sys/kernel/random/uuid)  # the same for all retries: --fresh acts once

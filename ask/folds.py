@@ -13,6 +13,7 @@ it; both are trained on the same folds. The same command continues.
 
 import argparse
 import csv
+import math
 import os
 import re
 import signal
@@ -100,7 +101,9 @@ OWN = dict.fromkeys(("run_dir", "fresh", "eval_only", "check"), "each run has a 
 CHOOSING = dict.fromkeys(("early_stop_patience", "ema_decay"),
                          "the fold that is reported would choose the model; with --inner another fold chooses it")
 FEWEST_RUNS = 5  # of an interval: one of two runs is 13 of their standard deviations wide on each side
-SHARE = r"(macro|weighted|micro)_(precision|recall|f1)|top1|top5|map|auroc"  # figures between 0 and 1
+NO_BOUNDS = -math.inf, math.inf
+BOUNDS = {r"(macro|weighted|micro)_(precision|recall|f1)|top1|top5|map|auroc": (0.0, 1.0),  # of figures, by their names
+          "loss|mae|rmse": (0.0, math.inf), "r2": (-math.inf, 1.0), "pearson|spearman": (-1.0, 1.0)}
 NEVER = 10**9  # steps: the only evaluation is the one at the end of the run, so none chooses the model
 
 
@@ -241,8 +244,9 @@ def estimates(found: Sequence[dict[str, float]], fold: Fold, are_differences: bo
         row = estimate([one[name] for one in found], share)
         if len(found) < FEWEST_RUNS:
             del row["low"], row["high"]
-        elif re.fullmatch(SHARE, name) and not are_differences:
-            row |= {"low": max(0.0, row["low"]), "high": min(1.0, row["high"])}
+        elif not are_differences:
+            least, most = next((ends for names, ends in BOUNDS.items() if re.fullmatch(names, name)), NO_BOUNDS)
+            row |= {"low": max(least, row["low"]), "high": min(most, row["high"])}
         rows.append({"figure": name, **row})
     return rows
 

@@ -19,8 +19,8 @@ PLACES = ("train.py", "launch.sh", "launch", "ask", "extras", "engine", "models"
 BESIDE = (
     "ask", "extras", "launch", "launch.sh",
     "models/predict.py", "models/prediction_files.py", "models/export.py", "models/exported.py",
-    "models/run_exported.py", "models/own.py", "models/trial.py", "models/text/own_classifier.py",
-    "models/vision/timm_models.py",
+    "models/exported_images.py", "models/run_exported.py", "models/own.py", "models/trial.py",
+    "models/text/own_classifier.py", "models/vision/timm_models.py",
     "data/tables", "data/images/table.py", "data/images/cache.py",
     *(f"utils/strategies/{name}.py" for name in ("fsdp", "dp", "dp_classic", "model_parallel")), "utils/cpu",
     *(f"utils/settings/{name}.py" for name in ("command_line", "help", "spelling", "habits", "option")))

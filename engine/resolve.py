@@ -43,7 +43,8 @@ def usual_threads(cores: int) -> int:
     torchrun sets it to 1 for several processes where nobody has set it, so that 1 is nobody's wish there.
     """
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    is_of_torchrun = given == "1" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("LOCAL_WORLD_SIZE") != "1"
+    is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and "LOCKSTEP_LAUNCH_ID" not in os.environ  # launch.sh sets it
+    is_of_torchrun = given == "1" and is_torchrun and os.environ.get("LOCAL_WORLD_SIZE") != "1"
     return min(cores, int(given)) if given.isdecimal() and int(given) and not is_of_torchrun else cores
 
 

@@ -13,7 +13,6 @@ import random
 import shlex
 import shutil
 import sys
-from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO
@@ -25,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
-from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim
 
 from data.tables.table import TABLES
+from models.exported_images import RUN, add_run, steps_of
 from models.losses import meaning_of
 from models.metrics.metric import MAX_SCORES
 from models.objectives import answer
@@ -41,10 +40,9 @@ from utils.output_files import TEXT
 from utils.rundir.chain import files_in
 from utils.rundir.run import command
 
-CPU, ABOUT, RUN, FILES = torch.device("cpu"), "export.json", "run.py", {"onnx": "model.onnx", "torch": "model.pt2"}
+CPU, ABOUT, FILES = torch.device("cpu"), "export.json", {"onnx": "model.onnx", "torch": "model.pt2"}
 BATCHES = (1, 2, 5, 24, 64)  # samples in each batch that is compared
 TOLERANCE = 1e-4  # of a probability, or of a number in standard deviations of its target
-RUN_TOLERANCE = 0.05  # the same by Pillow alone, whose resizing and decoding differ a little
 TIE = 1e-6  # where all of a sample's probabilities agree so closely, another prediction is one of two equal ones
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")  # the last one only where the tokenizer gives it
 Inputs = dict[str, Tensor]  # in the order of the network's arguments
@@ -157,8 +155,9 @@ def export(given: argparse.Namespace) -> None:
     output = Path(given.output or run / "export" / given.format)
     is_file = output.suffix == Path(FILES[given.format]).suffix  # then what belongs beside it is FILE.json
     beside = output.with_suffix(".json") if is_file else output / ABOUT
-    if output.exists() and not beside.exists():
-        raise UserError(f"--output {output}: it exists and is not an export; name another", Exit.CANNOT_CREATE)
+    if (output.exists() or (is_file and beside.exists())) and "model_sha256" not in read_json(beside):
+        raise UserError(f"--output {output}: {output if output.exists() else beside} exists and is not of an export;"
+                        " name another", Exit.CANNOT_CREATE)
 
     # what it is compared with
     rows = samples_of(run, given.data, description)
@@ -191,58 +190,28 @@ def export(given: argparse.Namespace) -> None:
                         Exit.CANNOT_CREATE) from None
     try:
         replace_folder(output if not is_file else output.with_name(f".tmp-{output.name}"), write)
-        if is_file:  # a folder of its own holds all, and these two are what a file is
-            whole = output.with_name(f".tmp-{output.name}")
-            os.replace(whole / ABOUT, beside)
-            os.replace(whole / FILES[given.format], output)
-            shutil.rmtree(whole)
+        if is_file:
+            take_file(output, FILES[given.format], beside)
     finally:
         with suppress(OSError):  # it is there, and not empty
             (run / "export").rmdir()
-    say(f"{output}, {beside}" if is_file else f"{output}: {', '.join(sorted(os.listdir(output)))}", sys.stdout)
+    texts = "; the tokenizer is that of RUN/model" if "max_tokens" in description else ""
+    say(f"{output}, {beside}{texts}" if is_file else f"{output}: {', '.join(sorted(os.listdir(output)))}", sys.stdout)
     if (output / RUN).exists():
         say(f"try it: {command('python')} {shlex.quote(str(output / RUN))} IMAGE", sys.stdout)
 
 
-def steps_of(description: Mapping[str, Any]) -> list[str]:
-    """How an image is prepared, in words; run.py does it."""
-    return ["take the first page or frame of the file, and turn it as its EXIF orientation says",
-            f"16 bits: 0 is black, {description['white_value']} and above white; scale to 8 bits",
-            "lay transparency over white; RGB, 8 bits",
-            f"resize the shorter side to {description['resize_size']} pixels, {description['interpolation']}, with"
-            " antialias (as Pillow's resize)",
-            f"cut out the centre of {description['image_size']} x {description['image_size']} pixels; black beyond",
-            "uint8, channels first; mean and std are inside of the model"]
-
-
-def add_run(folder: Path, about: Mapping[str, Any], prepare: Prepare, predict: Predict, known: Mapping[str, np.ndarray],
-            description: Mapping[str, Any]) -> dict[str, Any]:
-    """The golden sample, for export.json. Beside it run.py, if it predicts the same as the model of the run."""
-    import importlib.util
-
-    name = next(iter(known))
-    [pixels] = prepare([name])["images"].split(1)[:1]                                       # [1, 3 * I, H, W]
-    pictures = []
-    for image in pixels[0].split(3):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(file := BytesIO(), "PNG")
-        pictures.append(b64encode(file.getvalue()).decode())
-    found = {"golden": {"pixels": pictures, "values": predict([name])[0].tolist()}}
-
-    shutil.copy(Path(__file__).with_name("run_exported.py"), folder / RUN)
-    spec = importlib.util.spec_from_file_location("run", folder / RUN)
-    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
-    own, far = module.load(folder), 0.0
-    try:
-        for name, values in known.items():
-            [given] = own(np.ascontiguousarray(module.prepare(name, about | found)[None]))
-            far = max(far, float(np.max(np.abs(given - values) / description.get("target_std", 1.0))))
-        reason = f"its predictions are off by up to {far:.2g}" if far > RUN_TOLERANCE else ""
-    except Exception as error:  # Pillow does not read all that models.predict reads
-        reason = f"{name}: {first_line(error)}"
-    if reason:
-        (folder / RUN).unlink()
-        say(f"{RUN} is left out: {reason}", sys.stdout)
-    return found | ({} if reason else {"run_largest_difference": far})
+def take_file(output: Path, name: str, beside: Path) -> None:
+    """An export is a folder; OUTPUT and the file beside it are two of its files. Raises UserError (64) if it has more.
+    """
+    whole = output.with_name(f".tmp-{output.name}")
+    more = [path.name for path in whole.glob(f"{name}?*")]  # of ONNX, beyond 2 GB
+    if not more:
+        os.replace(whole / ABOUT, beside)
+        os.replace(whole / name, output)
+    shutil.rmtree(whole)
+    if more:
+        raise UserError(f"--output {output}: this model takes several files ({more[0]}); name a folder")
 
 
 def samples_of(run: Path, data: str | None, description: Mapping[str, Any]) -> list[dict[str, str]]:

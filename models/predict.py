@@ -21,6 +21,8 @@ the pooled output of a network for images or of a text encoder; of a map, the me
 """
 
 import argparse
+import os
+import shutil
 import signal
 import sys
 from contextlib import closing
@@ -107,7 +109,11 @@ def predict(given: argparse.Namespace) -> Exit:
         if parts is None:
             num_inputs, num_bad = write()
         else:
-            compute_parts(given, found, parts)
+            try:
+                compute_parts(given, found, parts)
+            finally:
+                if world.world_size == 1 and os.listdir(parts) == [".lock"]:  # nothing is done; nobody else writes
+                    shutil.rmtree(parts)
             world.everywhere(lambda: None, takes_long=True)  # Collective: all parts are there.
             num_inputs, num_bad = world.on_rank_zero(write, takes_long=True)  # Collective.
     if not num_bad or not world.is_main:  # torchrun ends all processes when one fails

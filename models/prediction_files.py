@@ -63,7 +63,6 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World, lock: 
     parts = Path(f"{given.output}.parts-{digest}")
 
     def prepare() -> None:
-        was_there = parts.exists()
         for found in parts.parent.glob(glob.escape(parts.name[:-len(digest)]) + "[0-9a-f]" * len(digest)):
             if found != parts and is_locked(found):
                 raise UserError(f"{given.output} is being written by another start, with another model, other inputs or"
@@ -71,8 +70,8 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World, lock: 
             if found != parts:
                 say(f"predict: beginning anew: {found} is of another model, other inputs or other arguments")
                 shutil.rmtree(found)
-        lock.acquire(parts, flag="--output")
-        if was_there:
+        lock.acquire(parts, say, "--output")
+        if os.listdir(parts) != [".lock"]:
             say(f"predict: continuing: what is in {parts} is done")
 
     world.on_rank_zero(prepare)  # Collective.
@@ -82,16 +81,11 @@ def folder_of_parts(given: argparse.Namespace, model: Path, world: World, lock: 
 def compute_parts(given: argparse.Namespace, found: Predictions, parts: Path) -> None:
     """Write this process's batches into the folder `parts`. Raises RankError (65) if the features cannot be seen."""
     seen = watch_features(found.model) if given.embeddings else []
-    try:
-        for number, batch in enumerate(found.batches):
-            if batch and given.embeddings:
-                np.save(parts / f"{number}.npy", _features(seen, batch).float().cpu())
-            if batch:
-                write_checked(parts / str(number), _piece(given.format, found.description, batch))
-    except Exception:
-        if os.listdir(parts) == [".lock"]:  # nothing is done
-            shutil.rmtree(parts)
-        raise
+    for number, batch in enumerate(found.batches):
+        if batch and given.embeddings:
+            np.save(parts / f"{number}.npy", _features(seen, batch).float().cpu())
+        if batch:
+            write_checked(parts / str(number), _piece(given.format, found.description, batch))
 
 
 def write_files(given: argparse.Namespace, found: Predictions, parts: Path | None) -> tuple[int, int]:

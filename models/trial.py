@@ -3,6 +3,7 @@
 Tests: tests/unit/models/test_own.py
 """
 
+import copy
 import hashlib
 import traceback
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.blocks import last_layers
+from models.blocks import last_layers, watch_features
 from utils.errors import UserError, first_line
 
 TRIED = 16  # random inputs
@@ -73,24 +74,32 @@ def try_model(name: str, model: nn.Module, inputs: tuple[Tensor, ...], num_outpu
 
 def notes_on_images(name: str, model: nn.Module, shape: Sequence[int]) -> list[str]:
     """What a network for images does that costs accuracy without an error. shape: [C, H, W] of an image."""
-    images, notes = torch.randn(TRIED, *shape, generator=torch.Generator().manual_seed(0)), []
-    mode = model.training
+    images = torch.randn(TRIED, *shape, generator=torch.Generator().manual_seed(0))
+    model = nn.Module.eval(copy.deepcopy(model))
+    seen = watch_features(model)  # a new head may be 0, and hide what is below it
+
+    def run(images: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = model(images)
+        return (seen.pop() if seen else outputs), outputs
+
     with torch.no_grad():
-        together = nn.Module.eval(model)(images)
-        alone = torch.cat([model(image[None]) for image in images])
-    model.train(mode)
-    if (together - alone).norm() > 1e-3 * alone.norm():
-        notes.append(f"--model {name}: what it predicts for an image depends on the images beside it, also in an"
-                     " evaluation, as BatchNorm does without running statistics; so figures depend on"
-                     " --eval-batch-size, and predictions on their --batch-size")
-    return notes + notes_on_outputs(name, alone)
+        together, outputs = run(images)
+        try:
+            alone = torch.cat([run(image[None])[0] for image in images])
+            depends = bool((together - alone).norm() > 1e-3 * alone.norm())
+        except Exception:  # whatever another's code raises: it cannot take one alone
+            depends = True
+    words = (f"--model {name}: what it predicts for an image depends on the images beside it, also in an evaluation, as"
+             " BatchNorm does without running statistics; so figures depend on --eval-batch-size, and predictions on"
+             " their --batch-size")
+    return [words] * depends + notes_on_outputs(name, outputs)
 
 
 def notes_on_outputs(name: str, outputs: Tensor) -> list[str]:
     """Whether a network ends in a softmax. outputs: [B, C], of B different samples."""
     is_of_softmax = outputs.shape[1] > 1 and bool((outputs >= 0).all() and (outputs.sum(dim=1) - 1).abs().max() < 1e-3)
-    return [f"--model {name} seems to end in a softmax: its outputs are probabilities, and they are taken for logits;"
-            " leave it out, since the loss applies it"] * is_of_softmax
+    return [f"--model {name} seems to end in a softmax: its outputs add up to 1 for each input, and they are taken for"
+            " logits, or for numbers of a regression; leave it out"] * is_of_softmax
 
 
 def require_head_last(name: str, model: nn.Module, inputs: tuple[Tensor, ...]) -> None:

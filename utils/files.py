@@ -10,11 +10,10 @@ import os
 import shutil
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from uuid import uuid4
 
 from utils.errors import Exit, UserError, say
@@ -123,21 +122,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def strict_json(text: str) -> Any:
-    """json.loads, which takes the last of two equal keys, and NaN. Raises ValueError for both."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
-            twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-            raise ValueError(f"the key {twice} stands twice in an object")
-        return found
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"JSON has no {name}; write null, or a number")
-
-    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
 
 
 def write_atomically(path: Path, content: str | bytes, is_private: bool = False) -> None:

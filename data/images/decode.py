@@ -155,8 +155,9 @@ def left_out(path: str) -> str:
     with suppress(Exception), Image.open(path, formats=FORMATS) as image:
         if image.format not in ("JPEG", "MPO") and getattr(image, "is_animated", False):
             return "several pages or frames: the first is used"
-        if _tag(image, BANDS, 0) > (len(image.getbands()) if _has_transparency(image) else 3):
-            return "more bands than colours: the first three are used"
+        is_undeclared = image.mode == "RGBA" and not _has_transparency(image)
+        if _tag(image, BANDS, 0) > len(image.getbands()) - is_undeclared:
+            return "more bands than colours: the others are not used"
     return ""
 
 

@@ -20,7 +20,7 @@ from data.splits import ValSplit, hold_out
 from utils.array_folder import Kept, digest_of, kept_arrays, open_arrays
 from utils.files import one_at_a_time, read_checked, sync, write_checked
 
-CACHE_VERSION = 4
+CACHE_VERSION = 5
 ARRAYS = ("names", "spans", "labels")
 
 

@@ -53,6 +53,7 @@ class _Scan:
         self.root, self._names, self._only = root, ClassNames(), only
         self.directories: dict[str, int] = {}  # visited: st_mtime_ns
         self.strays: list[str] = []  # files that are not images, or not in a class folder
+        self.runs: set[str] = set()  # folders that are runs, or hold one
         self.hidden: set[str] = set()  # folders and images that are not the user's, such as thumbnails
         self.notes: list[str] = []
 
@@ -149,16 +150,17 @@ class _Scan:
         for class_name in sorted(named):
             found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
             images_of[class_name] = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
-            if not images_of[class_name] and split == "train":
-                place = os.path.join(folder, class_name)
-                if has_run(os.path.join(self.root, place)):
-                    del images_of[class_name]
-                    self._forget(place)
-                    continue
+            place = os.path.join(folder, class_name)
+            if not images_of[class_name] and f"{place}/" in self.runs:
+                del images_of[class_name]
+                self.notes.append(f"{place}/ holds runs of this program, and is no class; a --run-dir outside of --data"
+                                  " is better")
+            elif not images_of[class_name] and split == "train":
                 has = [os.path.relpath(name, place) for name in self.strays if name.startswith(f"{place}/")]
+                more = f", but {some(has)}; convert them, or remove or fill the folder" if has else (
+                    "; remove it or fill it")
                 raise UserError(f"--data {self.root}: the class folder {place} holds no images"
-                                f" ({' '.join(EXTENSIONS)}), but {some(has)}; convert them, or remove or fill the"
-                                " folder", Exit.BAD_DATA)
+                                f" ({' '.join(EXTENSIONS)}){more}", Exit.BAD_DATA)
         if not any(images_of.values()) and (split != "test" or self._only == split):
             found = f", but only {some(files)}" if files else "" if named else ": it is empty"
             raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put them"
@@ -177,29 +179,20 @@ class _Scan:
         for name in folders:
             yield from self.walk(os.path.join(folder, name), (*parents, identity))
 
-    def _forget(self, folder: str) -> None:
-        """ROOT/folder holds a run, and files that change: it is no part of the data."""
-        self.strays = [name for name in self.strays if not name.startswith(f"{folder}/")]
-        path = os.path.join(self.root, folder)
-        self.directories = {name: time for name, time in self.directories.items()
-                            if name != path and not name.startswith(f"{path}/")}
-        self.notes.append(f"{folder}/ holds runs of this program, and is no class; a --run-dir outside of --data is"
-                          " better")
-
     def _list(self, path: str) -> tuple[list[str], list[str]]:
         """Names of the folders and of the files in `path`, sorted, without those that are not the user's."""
         self.directories[path] = os.stat(path).st_mtime_ns  # before listing, so that a later change outdates the index
         with os.scandir(path) as entries:
             every = sorted((entry.name, entry.is_dir()) for entry in entries)
+        if {(".lock", False), ("config.yaml", False)} <= {*every}:  # a run: it is no part of the data, and it changes
+            parts = os.path.relpath(path, self.root).split("/")
+            self.runs |= {f"{'/'.join(parts[:number])}/" for number in range(1, 1 + len(parts))}
+            del self.directories[path]
+            return [], []
         seen = [(name, is_folder) for name, is_folder in every if is_users(name)]
         self.hidden.update(os.path.relpath(os.path.join(path, name), self.root) for name, is_folder in every
                            if not is_users(name) and (is_folder or name.lower().endswith(EXTENSIONS)))
         return [name for name, is_folder in seen if is_folder], [name for name, is_folder in seen if not is_folder]
-
-
-def has_run(folder: str) -> bool:
-    """Whether a folder is a run directory, or has one in it, as runs/ has."""
-    return bool([*Path(folder).glob(".lock"), *Path(folder).glob("*/.lock")])
 
 
 def _task_for(files: Iterable[str]) -> str:

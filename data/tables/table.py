@@ -11,16 +11,17 @@ LF or CRLF. An error names file, line and rule.
 import codecs
 import csv
 import json
+import math
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels import SEPARATOR
 from utils.errors import Exit, UserError, some
-from utils.files import strict_json
 
 TABLES = (".csv", ".tsv", ".jsonl")  # endings; a file of another has a text on each line
 MAX_FIELD = 2**20  # characters; a longer field is most likely a quote that was never closed
@@ -217,11 +218,14 @@ def _separator_meant(path: Path) -> str:
 
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        value = strict_json(line)
+        pairs = json.loads(line, object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
         raise _wrong(path, number, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
+    if not isinstance(pairs, tuple):
         raise _wrong(path, number, 'must be an object, {"column": value, ...}')
+    if len(value := dict(pairs)) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise _wrong(path, number, f"the key {twice} stands there twice")
     return value
 
 
@@ -282,9 +286,11 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
 def _label(path: Path, number: int, column: str, value: Any) -> str:
     if isinstance(value, list) and all(isinstance(each, str) and SEPARATOR not in each for each in value):
         value = SEPARATOR.join(value)
-    if isinstance(value, list | dict):
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _wrong(path, number, f"{column} is {value}, which JSON does not have; write null, or a number")
+    if isinstance(value, list | tuple):
         raise _wrong(path, number, f"{column} must be a word, a number, or a list of words without {SEPARATOR}, not"
-                     f" {json.dumps(value)[:40]}")
+                     f" {json.dumps(dict(value) if isinstance(value, tuple) else value)[:40]}")
     return _text(path, number, column, value).strip() if isinstance(value, str | None) else json.dumps(value)
 
 

@@ -81,7 +81,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     if len(described.get("text_columns") or ()) == 2:
         pipeline += '    predict({{"text": "a text", "text_pair": "another text"}})\n'
     is_alone = library == "transformers" and given["task"] in PIPELINES
-    origin = "from scratch" if is_new else f"fine-tuned from {model}"
+    origin = "from scratch" if is_new else f"fine-tuned from {given.get('weights') or model}"
     resolved = start.run.resolved.as_dict() | {"learning rate": start.run.resolved.lr, "epochs": config.run.epochs,
                                                "global batch size": config.batch.global_batch_size,
                                                "seed": config.run.seed, "data (sha256)": start.run.resolved.data}

@@ -56,14 +56,15 @@ class Survey:
         train, val = (np.flatnonzero(is_val[self.seen[:len(self.looks)]] == side) for side in (False, True))
         leaks, copies = self._alike(val, train), np.concatenate([self._alike(train, train), self._alike(val, val)])
         near = np.concatenate([leaks, copies])                                              # [P, 3]
-        if len(near) > TOO_MANY * len(self.seen) and near[:, 2].mean() > CROWD:
-            yield "framing", near[:, :2]
-        else:
-            yield from (("near leak", leaks[:, :2]), ("near copy", copies[:, :2]))
+        crowd = near[near[:, 2] > CROWD]
+        has_framing = len(np.unique(crowd[:, 0])) > TOO_MANY * len(self.seen)
+        yield "framing", crowd[:, :2] if has_framing else crowd[:0, :2]
+        for kind, each in (("near leak", leaks), ("near copy", copies)):
+            yield kind, each[(each[:, 2] <= CROWD) | (not has_framing), :2]
 
     def _alike(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """[P, 3] indices: a sample, and the one before it that looks most like it, maybe mirrored, but has another key;
-        and how many before it look like it.
+        and how many look like it.
 
         rows, columns: ascending places in `looks`. The hashes are whole numbers, so their products are exact, and the
         answer does not depend on the number of threads.
@@ -75,9 +76,11 @@ class Survey:
         for part in np.array_split(rows, -(-len(rows) // AT_ONCE)) if len(rows) and len(columns) else ():
             alike = np.maximum(looks[part] @ looks[columns].T, mirrored[part] @ looks[columns].T)
             alike /= norms[part, None] * norms[columns]                                     # [AT_ONCE, columns]
-            alike[(keys[part, None] == keys[columns]) | (part[:, None] <= columns)] = 0
-            best, crowd = columns[alike.argmax(axis=1)], (alike >= ALIKE).sum(axis=1)
-            found.append(np.c_[self.seen[part], self.seen[best], crowd][crowd > 0])
+            alike[keys[part, None] == keys[columns]] = 0
+            crowd = (alike >= ALIKE).sum(axis=1)
+            alike[part[:, None] <= columns] = 0
+            best = columns[alike.argmax(axis=1)]
+            found.append(np.c_[self.seen[part], self.seen[best], crowd][alike.max(axis=1) >= ALIKE])
         return np.concatenate(found)
 
 

@@ -6,6 +6,7 @@ Tests: extras/check/tests/test_launches.py
 import textwrap
 import unicodedata
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -27,17 +28,19 @@ def survey_of(task: Task, world: World) -> Survey | None:
 
 def survey_texts(source: TextSource, classes: Sequence[str], train: TokenTable, val: TokenTable) -> Survey:
     """Look at whole texts. Raises UserError (65, 74) if the files cannot be read as before."""
-    every, texts, labels = [*texts_of(source, classes, source.splits)], [], []
+    by_split = {split: [*texts_of(source, classes, [split])] for split in source.splits}
+    rows_of = [(split, row) for split, found in by_split.items() for row in range(1, 1 + len(found))]
+    every, texts, labels, places = [*chain(*by_split.values())], [], [], []
     for table in (train, val):
         numbers, rows = np.unique(table.texts, return_index=True)  # a long text may be several samples
         num_train = len(texts) or len(rows)
         texts += map(every.__getitem__, numbers.tolist())
+        places += map(rows_of.__getitem__, numbers.tolist())
         labels.append(table.labels[rows])
     plain = ["\t".join(" ".join(part.split()) for part in unicodedata.normalize("NFKC", text).casefold().split("\t"))
              for text in texts]
     odd = {"one character": np.flatnonzero([len({*text} - {" ", "\t"}) <= 1 for text in plain])}
     exact, same = (np.array([key_of(text.encode()) for text in each]) for each in (texts, plain))
-    split_of = lambda index: "val" if index >= num_train else "train"  # noqa: E731
     return Survey(num_train, np.concatenate(labels), exact, same, np.arange(len(texts)), np.zeros((0, 1), np.int8), odd,
-                  {}, lambda index: f"{split_of(index)}: {textwrap.shorten(texts[index], 60)}",
-                  lambda index: f"{split_of(index)} row {1 + index - (num_train if index >= num_train else 0)}")
+                  {}, lambda index: f"{'val' if index >= num_train else 'train'}: {textwrap.shorten(texts[index], 60)}",
+                  lambda index: "row {1} of {0}, without those left out".format(*places[index]))

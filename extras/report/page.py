@@ -40,7 +40,7 @@ from utils.settings.config import CONFIGS, flag
 from utils.settings.habits import FORMERLY_KEPT
 
 MOST_BYTES = 10 * 2**20  # of samples.csv, up to 200,000 rows: above, the page has nothing that is by sample
-FEWEST, FEWEST_GROUPS = 50, 10  # samples of a calibration; groups of an interval
+FEWEST, FEWEST_GROUPS = 50, 20  # samples of a calibration; groups of an interval
 FEWEST_OF_CLASS = 30  # and twice as many as there are classes: below, the bootstrap of averages over them is biased
 AVERAGES = ("macro_", "weighted_")
 SORTS = 4  # the work of a sample and target beside that of a sample and class
@@ -99,8 +99,8 @@ def _about(run: Path) -> dict[str, Any]:
     of_best = evaluation or next((each for each in val if each["step"] == best.get("step")), {})
     of_best = {name: of_best.get(prefix + name, value) for name, value in of_best.items()}
     ends = by_sample.get("intervals", {}) | {
-        name: share_interval(of_best[name], of_best["evaluated"]) for name in PERCENTAGES
-        if name in of_best and not by_sample.get("num_groups")}
+        name: share_interval(of_best[name], by_sample.get("num_groups") or of_best["evaluated"]) for name in PERCENTAGES
+        if name in of_best and (not by_sample.get("num_groups") or of_best[name] in (0, 1))}
     figures = [name for name in last if name not in NO_FIGURES and not name.startswith(EMA)]
 
     # settings and the rest
@@ -150,7 +150,8 @@ def _by_sample(run: Path, config: Mapping[str, Any], evaluation: Mapping[str, An
     with path.open(newline="", **TEXT) as file:
         rows = [row for row in csv.DictReader(file) if row["loss"]]  # the others could not be read
     losses = np.array([float(row["loss"]) for row in rows])                                 # [N]
-    groups = np.unique([row["group"] for row in rows], return_inverse=True)[1] if rows and "group" in rows[0] else None
+    groups = np.unique([row["group"] for row in rows], return_inverse=True)[1] if (
+        rows and config.get("group_column") and "group" in rows[0]) else None
     num_groups = 0 if groups is None else int(groups.max()) + 1
     targets, is_image = list(evaluation.get("targets", ())), config["task"].startswith("image")
     found = _of_targets(rows, targets, losses, groups) if targets else _of_classes(

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from data.texts.tokenizer import train_tokenizer
-from models import export, exported, predict, run_exported
+from models import export, exported, exported_images, predict, run_exported
 from models.vision.classifier import image_set
 from tests.conftest import ROOT
 from tests.harness.encoders import write_encoder
@@ -163,7 +163,7 @@ def test_an_export_of_images_runs_by_the_file_beside_it(kind, format, runs, phot
     exports(runs[kind], "--format", format, "--output", tmp_path / "out")
     said, about = capsys.readouterr().out, json.loads((tmp_path / "out" / "export.json").read_text())
     assert f"python {tmp_path / 'out' / 'run.py'} IMAGE\n" in said and "try it: " in said
-    assert about["run_largest_difference"] < exported.RUN_TOLERANCE and len(about["preparation"]) == 6
+    assert about["run_largest_difference"] < exported_images.RUN_TOLERANCE and len(about["preparation"]) == 6
 
     def ran(*words):
         return subprocess.run([sys.executable, tmp_path / "out" / "run.py", *words], capture_output=True, text=True,
@@ -180,7 +180,7 @@ def test_an_export_of_images_runs_by_the_file_beside_it(kind, format, runs, phot
 
 
 def test_a_preparation_that_pillow_does_otherwise_is_left_out_in_words(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(exported, "RUN_TOLERANCE", -1)
+    monkeypatch.setattr(exported_images, "RUN_TOLERANCE", -1)
     exports(runs["images"], "--format", "onnx", "--output", tmp_path / "out")
     assert "run.py is left out: its predictions are off by up to" in capsys.readouterr().out
     assert not (tmp_path / "out" / "run.py").exists() and (tmp_path / "out" / "model.onnx").exists()
@@ -192,7 +192,7 @@ def test_an_output_with_the_ending_of_a_file_is_a_file(format, name, runs, tmp_p
         assert exports(runs["images"], "--format", format, "--output", tmp_path / name) == Exit.DONE
         assert sorted(path.name for path in tmp_path.iterdir()) == ["net.json", name]
     (tmp_path / "net.json").unlink()
-    with pytest.raises(UserError, match="it exists and is not an export"):
+    with pytest.raises(UserError, match=r"net.* exists and is not of an export"):
         exports(runs["images"], "--format", format, "--output", tmp_path / name)
 
 
@@ -346,7 +346,7 @@ def test_lack_of_memory_is_not_the_models_fault(place, error, runs, monkeypatch,
 
 def test_a_folder_that_is_no_export_stays_and_is_named(runs, capsys):
     code, message = refused(capsys, runs["images"], "--format", "torch", "--output", ROOT / "docs")
-    assert code == Exit.CANNOT_CREATE and "it exists and is not an export" in message
+    assert code == Exit.CANNOT_CREATE and "exists and is not of an export" in message
 
 
 def test_a_folder_that_cannot_be_made_is_73_with_the_flag(runs, capsys, tmp_path):

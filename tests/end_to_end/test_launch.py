@@ -18,7 +18,7 @@ from utils.errors import Exit
 from utils.hardware.cores import available_cores
 
 PLATFORM = ("NNODES", "NODE_RANK", "MASTER_", "NPROC", "PET_", "SLURM", "WORLD_SIZE", "RANK", "LOCAL_RANK",
-            "JOB_COMPLETION", "OMP", "GLOO", "LOCKSTEP", "IMAGE", "RUNS_CLAIM", "DATA_CLAIM")
+            "JOB_COMPLETION", "OMP", "GLOO", "LOCKSTEP")
 
 
 def launch(*words, inside=(), **environment):
@@ -345,3 +345,22 @@ def test_what_is_not_known_is_asked_for_and_never_guessed(words, environment, co
     assert (result.returncode, result.stdout) == (code, ""), result.stderr
     [line] = result.stderr.splitlines()
     assert line.startswith("launch.sh: ") and said in line
+
+
+def test_a_typing_error_under_torchrun_is_not_buried_in_its_table():
+    done = launch("--nproc-per-node", 2, "--modle", "x")
+    assert (done.returncode, "train.py: --modle: did you mean --model?\n" in done.stderr) == (Exit.USAGE, True)
+    assert "torchrun: not all processes ended well: rank " in done.stderr and "(exit code 64)" in done.stderr
+    assert "FAILED" not in done.stderr and "Traceback" not in done.stderr and len(done.stderr.splitlines()) < 8
+
+
+@pytest.mark.long
+def test_a_machine_that_waits_for_the_others_says_so(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    words = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    with subprocess.Popen([ROOT / "launch.sh", *words], stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+                          env=os.environ | {"LOCKSTEP_PYTHON": sys.executable}) as waiting:
+        line = next(line for line in waiting.stderr if "waits for" in line)
+        waiting.terminate()
+    assert line.startswith("launch.sh: no process has begun after 10 s: machine 0 waits for the others of 2 (the same")

@@ -40,8 +40,9 @@ def require_packages() -> None:
 def require_numbers(program: str = "train.py") -> None:
     """Exit with 64 if a variable that a launcher sets to a number is none."""
     for name in NUMBERS:
-        if not os.environ.get(name, "0").isdecimal():
-            leave(f"{program}: {name}={os.environ[name]} in the environment: must be a whole number; unset it, or set"
+        value, most = os.environ.get(name, "0"), 65535 if name == "MASTER_PORT" else 10**9
+        if not value.isdecimal() or int(value) > most:
+            leave(f"{program}: {name}={value} in the environment: must be a whole number up to {most}; unset it, or set"
                   " it as torchrun does", Exit.USAGE)
 
 
@@ -50,7 +51,7 @@ def words_about_tasks() -> str:
     found = [f"{name} started {os.environ[variable]} tasks, and each of them trains alone; to train together, start one"
              f" per machine: {name} ... ./launch.sh" for name, variable in TASKS.items()
              if os.environ.get(variable, "1").isdecimal() and int(os.environ.get(variable, 1)) > 1]
-    is_alone = "LOCAL_RANK" not in os.environ and "LOCKSTEP_LAUNCH_ID" not in os.environ
+    is_alone = not {"LOCAL_RANK", "LOCKSTEP_LAUNCH_ID"} & os.environ.keys() and os.environ.get("WORLD_SIZE", "1") == "1"
     return found[0] if found and is_alone else ""
 
 

@@ -14,7 +14,6 @@ if __name__ == "__main__":
     try:
         main.__wrapped__(None)  # without the decorator that prints them
     except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda item: item[1].timestamp)
-        words = ", ".join(f"rank {rank} (exit code {failure.exitcode})" for rank, failure in failures[:1])
-        print(f"torchrun: {words} ended first", file=sys.stderr)
+        words = ", ".join(f"rank {rank} (exit code {failure.exitcode})" for rank, failure in error.failures.items())
+        print(f"torchrun: not all processes ended well: {words}", file=sys.stderr)
         sys.exit(1)

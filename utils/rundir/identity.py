@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from utils.distributed.world import World
 
 ROOT = Path(__file__).parents[2]
+LOGS = {".log", ".out", ".err"}  # what a shell or a scheduler writes there, even before the first start
 BEFORE_AUTO = {"config.yaml", "command.txt", "env.txt", "starts.jsonl", "status.json", "tokenizer", "encoder"}
 
 
@@ -67,7 +68,8 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
     if not (path / "auto.json").exists():  # it never trained: a wrong setting may be corrected here
         # an empty log is one of a start that was killed while it cleaned up
         if strange := sorted(each.name for each in path.iterdir() if each.name not in BEFORE_AUTO
-                             and not each.name.startswith(".") and (each.is_dir() or each.stat().st_size)):
+                             and not each.name.startswith((".", "log", "slurm-")) and each.suffix not in LOGS
+                             and (each.is_dir() or each.stat().st_size)):
             raise UserError(f"{path} has {some(strange)} but no auto.json: it is no run directory, or a damaged one;"
                             " use a --run-dir that is new or empty", Exit.OTHER_RUN)
         return

@@ -168,12 +168,12 @@ def test_any_number_of_classes_and_samples_has_a_page(build, count, num_classes)
 
 @pytest.mark.parametrize("num_groups, words", [
     (25, "by whole groups (25), because the samples of a group are alike"),
-    (9, "No intervals: the 200 validation samples are of 9 groups, and an interval needs 10")])
+    (9, "No intervals: the 200 validation samples are of 9 groups, and an interval needs 20")])
 def test_samples_of_groups_have_intervals_of_their_groups(build, num_groups, words):
     """Each group is right, or wrong, as a whole."""
     rows = [row | {"label": "a", "prediction": "ab"[index % num_groups % 5 == 0], "group": f"p{index % num_groups}"}
             for index, row in enumerate(samples_of("ab", 200, np.random.default_rng(0)))]
-    html = page([build(rows=rows)])
+    html = page([build(rows=rows, group_column="p")])
     assert words in Page(html).text
     alone = page([build(rows=[{name: row[name] for name in row if name != "group"} for row in rows])])
     wide, narrow = ([*map(float, re.findall(r"[\d.]+", table_row(each, "top1")[1]))] for each in (html, alone))

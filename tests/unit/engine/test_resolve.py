@@ -235,9 +235,10 @@ def start_for(run, optim, batch, head_lr_factor=1.0):
     (None, {}, 4), ("2", {}, 2), ("9", {}, 4), ("0", {}, 4), ("", {}, 4), ("abc", {}, 4), ("2,4", {}, 2),
     ("1", {}, 1), ("1", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 4),
     ("1", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "1"}, 1),
+    ("1", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2", "LOCKSTEP_LAUNCH_ID": "y"}, 1),
     ("2", {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "2"}, 2)])
 def test_the_users_number_of_threads_counts_and_that_of_torchrun_does_not(monkeypatch, value, environment, threads):
-    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE"):
+    for name in ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "LOCKSTEP_LAUNCH_ID"):
         monkeypatch.delenv(name, raising=False)
     for name, text in (environment | ({} if value is None else {"OMP_NUM_THREADS": value})).items():
         monkeypatch.setenv(name, text)

@@ -230,7 +230,7 @@ def test_a_fourth_band_is_transparency_where_the_file_says_so(bands, tags, is_tr
     shown = EncodedImage(str(tmp_path / "a.tif")).pixels().numpy()
     np.testing.assert_allclose(shown, over_white if is_transparency else pixels[:, :, :3], atol=is_transparency)
     assert left_out(str(tmp_path / "a.tif")) == (
-        "" if is_transparency else "more bands than colours: the first three are used")
+        "" if is_transparency else "more bands than colours: the others are not used")
 
 
 @pytest.mark.parametrize("format, says", [("TIFF", True), ("GIF", True), ("WEBP", True), ("JPEG", False)])

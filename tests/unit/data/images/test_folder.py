@@ -326,18 +326,22 @@ def test_jpegs_by_another_name_are_read_and_other_pictures_are_counted(tmp_path,
     assert "(8 .heic, 8 .txt); pictures of such kinds are not read: convert them" in note
 
 
+@pytest.mark.parametrize("split", ["", "train/", "val/"])
 @pytest.mark.parametrize("place", ["runs/first/", "run/"])
-def test_a_run_directory_among_the_classes_is_no_class(tmp_path, index_of, place):
+def test_a_run_directory_among_the_classes_is_no_class(tmp_path, index_of, place, split):
     """One that is started in the folder of its data, say. It changes, and the index is still the kept one."""
-    root = write_images(tmp_path / "d", *(f"{name}/{i}.png" for name in "ab" for i in range(4)))
+    splits, place = ("train/", "val/") if split else ("",), split + place
+    root = write_images(tmp_path / "d", *(f"{each}{name}/{i}.png" for each in splits for name in "ab"
+                                          for i in range(4)))
     before = index_of(root)
     (root / place / "checkpoints").mkdir(parents=True)
-    for name in (".lock", "config.yaml"):
+    for name in (".lock", "config.yaml", "picture.png"):
         (root / place / name).touch()
     index = index_of(root)
     assert (index.classes, index.fingerprint) == (before.classes, before.fingerprint)
     [note] = set(index.notes) - set(before.notes)
-    assert note.startswith(f"{place.partition('/')[0]}/ holds runs of this program, and is no class")
+    top = split + place.removeprefix(split).partition("/")[0]
+    assert note.startswith(f"{top}/ holds runs of this program, and is no class")
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*.json")}
     (root / place / "metrics.jsonl").touch()
     assert index_of(root).notes == index.notes

@@ -18,7 +18,7 @@ Usage = namedtuple("Usage", "free")
 
 
 @pytest.mark.parametrize("name", preflight.NUMBERS)
-@pytest.mark.parametrize("value", ["abc", "", "1.5", "-1"])
+@pytest.mark.parametrize("value", ["abc", "", "1.5", "-1", "99999999999"])
 def test_a_variable_that_must_be_a_number_and_is_none_is_64(monkeypatch, capsys, name, value):
     for each in preflight.NUMBERS:
         monkeypatch.delenv(each, raising=False)

@@ -326,7 +326,10 @@ def test_torchrun_receives_signals_although_the_watchdog_blocked_them(tmp_path):
     for package in (folder.parent, folder):
         (package / "__init__.py").touch()
     in_place_of_torchrun = "import signal\nprint(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    (folder / "run.py").write_text(in_place_of_torchrun)
+    (folder / "run.py").write_text(f"{in_place_of_torchrun}\nimport sys\nsys.exit()")
+    errors = folder / "elastic" / "multiprocessing" / "errors.py"
+    errors.parent.mkdir(parents=True)
+    errors.write_text("ChildFailedError = OSError")
     program = ("import sys\nfrom utils.settings.command_line import parse_command_line\n"
                "from utils.distributed.watchdog import Watchdog\nWatchdog()\nparse_command_line(sys.argv[1:], {})")
     done = subprocess.run([sys.executable, "-c", program, "--nproc-per-node", "2"], capture_output=True, text=True,
