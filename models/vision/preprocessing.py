@@ -145,20 +145,24 @@ def size_for(index: ImageIndex) -> int:
 def white_for(index: ImageIndex) -> int:
     """What is white in all files with 16 bits, whatever their column: the smallest of WHITES that no value exceeds.
 
-    Up to DECODED samples are looked at. 65535 if none has 16 bits. JPEGs have 8, and are not opened.
+    Of some_files(). 65535 if none has 16 bits.
     """
     whites = []
-    for position in range(0, len(index), -(-len(index) // DECODED)):
+    for path in some_files(index):
         with suppress(UnreadableImage):  # the training says so when it reads it
-            whites += [EncodedImage(path).white or 0 for path in index.paths(position)  # 0: a file of 8 bits
-                       if not path.lower().endswith((".jpg", ".jpeg"))]
+            whites.append(EncodedImage(path).white or 0)  # 0: a file of 8 bits
     return max(whites, default=0) or WHITES[-1]
 
 
+def some_files(index: ImageIndex) -> list[str]:
+    """The files of up to DECODED samples, without JPEGs, which have 8 bits and one page, and are not opened."""
+    return [path for position in range(0, len(index), -(-len(index) // DECODED)) for path in index.paths(position)
+            if not path.lower().endswith((".jpg", ".jpeg", ".jpe", ".jfif"))]
+
+
 def notes_of_files(index: ImageIndex) -> list[str]:
-    """What is not used of files with several pages or frames, or more bands than colours. Opens up to DECODED samples.
-    """
-    paths = [path for at in range(0, len(index), -(-len(index) // DECODED)) for path in index.paths(at)]
+    """What is not used of files with several pages or frames, or more bands than colours. Opens some_files()."""
+    paths = some_files(index)
     lost = Counter(filter(None, map(left_out, paths)))
     return [f"{number} of {counted(len(paths), 'image file')} that were opened have {what}"
             for what, number in lost.items()]
