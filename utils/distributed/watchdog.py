@@ -13,6 +13,7 @@ No torch at module level.
 import faulthandler
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -28,6 +29,9 @@ from utils.errors import LAST_WORD, Exit, bounded, record_exit, say
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+# CPython 3.11 may hang in a fork (3 of 1,188 starts of data loading processes did)
+FORKS = "; Python 3.11 may hang as a data loading process begins: try 3.12" * (sys.version_info < (3, 12))
 
 
 class Watchdog:
@@ -99,7 +103,7 @@ class Watchdog:
 
     def _time_out(self) -> None:
         message = (f"rank {self._peers.rank} on {socket.gethostname()} made no progress for"
-                   f" {self._deadlines.limit_s:g} s: {self._state()} (see --step-timeout)")
+                   f" {self._deadlines.limit_s:g} s: {self._state()} (see --step-timeout{FORKS})")
         bounded(lambda: say(f"{self._program}: {message}\n{_stacks()}"))
         if states := self._peers.states():
             bounded(lambda: say(states))

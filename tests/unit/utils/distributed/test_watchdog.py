@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from utils.distributed.watchdog import FORKS
 from utils.errors import SIGNALS
 
 ROOT = Path(__file__).parents[4]
@@ -80,7 +81,7 @@ def start(tmp_path):
 def late(limit_s, state, rank=0):
     """The message of a process that made no progress."""
     return (f"rank {rank} on host made no progress for {limit_s} s: {state}"
-            " (see --step-timeout)")
+            f" (see --step-timeout{FORKS})")
 
 
 def line_of(process):
