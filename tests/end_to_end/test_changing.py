@@ -173,6 +173,6 @@ def test_without_the_text_tasks_images_train_and_help_names_no_other(train, chan
                           cwd=changed(title)[0], capture_output=True, text=True)
     words_alone = {"extras/card/extra.py", "models/exported.py",
                    "engine/warm_up.py", "models/own.py", "models/blocks.py", "models/activations.py",
-                   "data/images/scan.py", "utils/settings/spelling.py", "utils/settings/habits.py",
-                   "utils/rundir/starts.py", "utils/strategies/dp_classic.py"}
+                   "data/images/scan.py", "data/images/table.py", "utils/settings/spelling.py",
+                   "utils/settings/habits.py", "utils/rundir/starts.py", "utils/strategies/dp_classic.py"}
     assert set(left.stdout.split()) == words_alone
