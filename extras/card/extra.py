@@ -17,6 +17,7 @@ import yaml
 import utils
 from engine.start import Start
 from engine.training import Extra, Training
+from models.metrics.metric import share_interval
 from utils.errors import rounded
 from utils.files import read_json
 from utils.rundir.chain import CARD
@@ -69,6 +70,9 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     is_hubs = model in (start.run.resolved.as_dict().get("hub") or {}) or re.match(r"timm/.*\.", model)
     name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{model}-{given['data']}")
     figures = {name: value for name, value in values.items() if isinstance(value, float)}
+    num_val = values.get("evaluated", len(task.eval_set))
+    ends = {name: " ({} to {})".format(*map(rounded, share_interval(figures[name], num_val)))  # of 95 %
+            for name in ("top1", "top5") if name in figures and not config.data.group_column}  # whose samples are alike
     metrics = [{"type": METRICS.get(name, name), "name": name, "value": value} for name, value in figures.items()]
     metadata = {"library_name": library, "pipeline_tag": tag, "base_model": model if is_hubs and not is_new else None,
                 "metrics": [*dict.fromkeys(each["type"] for each in metrics)],
@@ -89,8 +93,8 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
         use=FINE_TUNE if given["task"] == "masked-lm" else PREDICT,
-        num_train=len(task.train_set), num_val=values.get("evaluated", len(task.eval_set)), origin=origin,
-        figures="\n".join(f"| {name} | {rounded(value)} |" for name, value in figures.items()),
+        num_train=len(task.train_set), num_val=num_val, origin=origin,
+        figures="\n".join(f"| {name} | {rounded(value)}{ends.get(name, '')} |" for name, value in figures.items()),
         pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",
         values="\n".join(f"| {name} | {resolved[name]} |" for name in VALUES),
         command=re.sub(r"\r\n?|\n", "\n    ", command)), encoding="utf-8", errors="backslashreplace")

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-LEVELS, NORMAL = (0.025, 0.975), 1.959964  # of a 95 % interval
+from models.metrics.metric import NORMAL
+
+LEVELS = (0.025, 0.975)  # of a 95 % interval
 FEWEST, MOST, MOST_DRAWS = 30, 1000, 10**7  # resamples; samples drawn in all: it takes a second, seldom a few
 FEWEST_OF_QUANTILES = 200  # resamples: below, there are so many samples that the figures are normal
 BINS, FEWEST_IN_BIN = 15, 5  # of the calibration; a bin with fewer samples is not drawn
@@ -42,13 +44,6 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
         return tuple(np.nanquantile(values, LEVELS).tolist())
     middle, reach = float(np.nanmean(values)), NORMAL * float(np.nanstd(values, ddof=1))
     return middle - reach, middle + reach
-
-
-def share_interval(share: float, count: int) -> tuple[float, float]:
-    """Wilson's, of a share of `count` samples: also where all or none belong to it, and a bootstrap draws no other."""
-    square = NORMAL**2 / count
-    middle, reach = share + square / 2, math.sqrt(square * (share * (1 - share) + square / 4))
-    return (middle - reach) / (1 + square), (middle + reach) / (1 + square)
 
 
 def calibration(probabilities: np.ndarray, is_right: np.ndarray) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from PIL import Image
 from data.images.decode import EncodedImage, UnreadableImage
 from data.labels import SEPARATOR
 from engine.records.log import EMA, NO_FIGURES, records
-from extras.report.certainty import calibration, intervals, num_resamples, share_interval
+from extras.report.certainty import calibration, intervals, num_resamples
 from extras.report.chart import chart
 from models.metrics.classes import class_values
 from models.metrics.labels import label_values
+from models.metrics.metric import share_interval
 from models.metrics.targets import TARGET_COLUMNS, figures_of
 from utils.errors import Exit, UserError, first_line, rounded
 from utils.files import read_json, write_atomically

@@ -90,6 +90,7 @@ class Totals:
         return values
 
 
+NORMAL = 1.959964  # standard deviations of a 95 % interval
 Losses = Callable[[Tensor, Tensor, bool], Tensor]  # logits [B, C], labels, is_training -> [B]
 
 
@@ -109,3 +110,10 @@ LOSS = Metric(_loss_sums, lambda sums: {"loss": ratio(sums[0], sums[1])}, is_cou
 def ratio(part: Tensor, whole: Tensor) -> float:
     """part / whole, or NaN if there is nothing."""
     return float(part) / float(whole) if float(whole) else float("nan")
+
+
+def share_interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's, of a share of `count` samples: also where all or none belong to it, and a bootstrap draws no other."""
+    square = NORMAL**2 / count
+    middle, reach = share + square / 2, math.sqrt(square * (share * (1 - share) + square / 4))
+    return (middle - reach) / (1 + square), (middle + reach) / (1 + square)

@@ -62,6 +62,16 @@ def pipeline_of(run):
     return names["predict"]
 
 
+def test_a_share_has_its_interval_and_the_values_that_made_it_are_named(runs):
+    text = (runs["images"] / "model" / "README.md").read_text()
+    [low, high] = re.search(r"\| top1 \| [\d.]+ \(([\d.]+) to ([\d.]+)\) \|", text).groups()
+    assert 0 <= float(low) < float(high) <= 1 and "its figures are optimistic" in text
+    resolved = json.loads((runs["images"] / "auto.json").read_text())
+    assert f"| learning rate | {resolved['lr']} |" in text and "| seed | 0 |" in text and resolved["data"] in text
+    pairs = (runs["pairs"] / "model" / "README.md").read_text()
+    assert 'predict({"text": "a text", "text_pair": "another text"})' in pairs
+
+
 @pytest.mark.rows(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hubs_metadata_has_the_figures_of_the_best_evaluation(kind, runs):

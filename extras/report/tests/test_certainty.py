@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from extras.report import certainty
-from extras.report.certainty import calibration, intervals, share_interval
+from extras.report.certainty import calibration, intervals
 from models.metrics.classes import class_values
+from models.metrics.metric import share_interval
 
 pytestmark = pytest.mark.unit
 
