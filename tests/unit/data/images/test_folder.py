@@ -169,7 +169,7 @@ def test_one_process_scans_while_another_waits_and_finds_the_index(tree, tmp_pat
     (file,) = (tmp_path / "cache").glob("*.json")
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").mkdir()
-    program = ("import os, sys\nfrom pathlib import Path\nfrom data.images.index import build_index\nfrom data.splits"
+    program = ("import os, sys\nfrom pathlib import Path\nfrom data.images.scan import build_index\nfrom data.splits"
                " import ValSplit\n"
                "os.scandir = lambda path: sys.exit('scanned too')\n"
                "print(len(build_index(sys.argv[1], ValSplit(0.1, 0), Path(sys.argv[2])).splits['train']))")
