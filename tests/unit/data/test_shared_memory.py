@@ -79,7 +79,7 @@ def test_four_processes_share_one_image_index(tmp_path):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number}").symlink_to(tmp_path / "pool")
     share, one = copies(tmp_path / "cache", tmp_path / "photos",
-                        "from data.images.scan import build_index\nfrom data.splits import ValSplit"
+                        "from data.images.scan import build_index\nfrom data.splits import ValSplit",
                         "tables()", "return list(build_index(root, ValSplit(0.1, 0), cache).splits.values())")
     assert one > 20e6 and 1 <= share < 1.3
 
