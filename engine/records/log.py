@@ -39,13 +39,13 @@ TIMING = ("samples_per_s", "tokens_per_s", "step_s", "slowest_step_s", "slowest_
 EMA = "ema_"  # before the name of a metric: of the average of the weights (--ema-decay)
 _POSITION = ("step", "epoch", "samples")  # of a record; the rest are figures
 NO_FIGURES = ("split", *_POSITION, "evaluated", "time")  # of a record of an evaluation
-# the tag of a figure in TensorBoard, if it is not metrics/NAME; None = it is shown by another record
+# The tag of a figure in TensorBoard, if it is not SPLIT/NAME; None = it is shown by another record. TensorBoard sorts
+# the groups by name, and opens on the first ones: loss and metrics.
 _NONE = dict.fromkeys(_POSITION)
 _TAGS = {
-    "train": {"step": None, "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm",
-              "epoch": "progress/epoch", "samples": "progress/samples", **{name: f"perf/{name}" for name in TIMING}},
-    "val": {**_NONE, "loss": "loss/val", f"{EMA}loss": "loss/val_of_average"},
-    "epoch": {**_NONE, "trained": "progress/trained", **{name: f"time/{name}" for name in SHARES}}}
+    "train": {"step": None, **{name: f"wall/{name}" for name in ("epoch", "samples", *TIMING)}},
+    "val": _NONE,
+    "epoch": {**_NONE, "trained": "wall/trained", **{name: f"wall_of_epoch/{name}" for name in SHARES}}}
 
 
 def json_line(split: str, record: Mapping[str, Any]) -> str:
@@ -193,7 +193,7 @@ class Log:
     def _chart(self, split: str, record: Mapping[str, Any]) -> None:
         """The figures of a record in TensorBoard."""
         for name, value in record.items():
-            tag = _TAGS[split].get(name, f"metrics/{name}")
+            tag = _TAGS[split].get(name, f"{split}/{name}")
             if tag is not None and not isinstance(value, Tensor):
                 self._writer.add_scalar(tag, math.nan if value is None else value, record["step"])
 
@@ -208,7 +208,7 @@ class Log:
                  for name, value in values.items()}  # a path may be in any encoding
         self._writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in plain.items()),
                               self._resume_step)
-        metrics = dict.fromkeys(("loss/val", f"metrics/{self._task.best}", "loss/train"), 0)  # their names alone count
+        metrics = dict.fromkeys(("val/loss", f"val/{self._task.best}", "train/loss"), 0)  # their names alone count
         experiment, session, _ = hparams(plain, metrics)
         self._writer.file_writer.add_summary(experiment)
         self._writer.file_writer.add_summary(session)

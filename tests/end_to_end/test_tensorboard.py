@@ -42,8 +42,8 @@ def ask(demo_run, launch):
 
 
 @pytest.mark.parametrize(("split", "name", "tag"), [
-    ("train", "loss", "loss/train"), ("train", "grad_norm", "optim/grad_norm"), ("train", "lr", "optim/lr"),
-    ("val", "loss", "loss/val"), ("val", "top1", "metrics/top1"),
+    ("train", "loss", "train/loss"), ("train", "grad_norm", "train/grad_norm"), ("train", "lr", "train/lr"),
+    ("val", "loss", "val/loss"), ("val", "top1", "val/top1"),
 ])
 def test_a_chart_shows_the_records_over_optimizer_steps(ask, demo_run, split, name, tag):
     points = json.loads(ask("scalars/scalars", run="tb", tag=tag))  # [wall time, step, value as float32]
@@ -57,7 +57,7 @@ def test_every_tag_is_grouped_by_concern_and_loss_and_metrics_come_first(ask):
     """TensorBoard sorts the groups by name."""
     [tags] = json.loads(ask("scalars/tags")).values()
     assert sorted({tag.partition("/")[0] for tag in tags}) == [
-        "loss", "metrics", "optim", "perf", "progress", "time"]
+        "train", "val", "wall", "wall_of_epoch"]
 
 
 def test_the_table_of_hparams_has_the_settings_as_resolved_and_the_metrics(ask, demo_run):
@@ -68,8 +68,8 @@ def test_the_table_of_hparams_has_the_settings_as_resolved_and_the_metrics(ask, 
     assert (hparams["lr"], hparams["precision"], hparams["optimizer"]) == (
         resolved["lr"], resolved["precision"], "adamw")
     values = {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
-    assert values["metrics/top1"] == pytest.approx(last["top1"])
-    assert set(values) == {"loss/val", "metrics/top1", "loss/train"}
+    assert values["val/top1"] == pytest.approx(last["top1"])
+    assert set(values) == {"val/loss", "val/top1", "train/loss"}
 
 
 def test_the_settings_are_a_text(ask, demo_run):

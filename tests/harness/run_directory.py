@@ -43,7 +43,7 @@ def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(run / "tb"), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]
-            if tag.startswith(("train/", "val/", "optim/", "progress/"))}
+            if tag.startswith(("train/", "val/")) or tag in ("wall/epoch", "wall/samples", "wall/trained")}
 
 
 def status(run: Path) -> dict[str, Any]:

@@ -107,8 +107,8 @@ def test_a_resumed_run_leaves_the_records_of_an_uninterrupted_one(tmp_path):
     run(open_here(tmp_path / "killed", resume_step=7, evaluated_step=5), 8, 12)
     whole, killed = ([{**line, "time": 0} for line in lines_of(tmp_path / name)] for name in ("whole", "killed"))
     assert killed == whole
-    points = [(event.step, event.value) for event in events_of(tmp_path / "killed").Scalars("loss/train")]
-    assert points == [(event.step, event.value) for event in events_of(tmp_path / "whole").Scalars("loss/train")]
+    points = [(event.step, event.value) for event in events_of(tmp_path / "killed").Scalars("train/loss")]
+    assert points == [(event.step, event.value) for event in events_of(tmp_path / "whole").Scalars("train/loss")]
 
 
 def test_flush_writes_the_records_to_the_disk(tmp_path, monkeypatch):
@@ -127,9 +127,9 @@ def test_every_chart_has_the_optimizer_step_on_its_x_axis(tmp_path):
     log.close()
     events = events_of(tmp_path)
     steps = {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
-    train = ("loss/train", "optim/grad_norm", "optim/lr", "perf/samples_per_s", "perf/data_wait", "perf/memory",
-             "progress/epoch", "progress/samples")
-    val = ("loss/val", "metrics/top1", "metrics/macro_f1")
+    train = ("train/loss", "train/grad_norm", "train/lr", "wall/samples_per_s", "wall/data_wait", "wall/memory",
+             "wall/epoch", "wall/samples")
+    val = ("val/loss", "val/top1", "val/macro_f1")
     assert steps == {**{tag: [10, 20] for tag in train}, **{tag: [20] for tag in val}}
 
 
@@ -141,7 +141,7 @@ def test_after_a_resume_tensorboard_shows_only_the_new_points(tmp_path):
     log = open_here(tmp_path, resume_step=15)
     log.train(train_record(20, loss=2.0))
     log.close()
-    assert [(event.step, event.value) for event in events_of(tmp_path).Scalars("loss/train")] == [(10, 1.0), (20, 2.0)]
+    assert [(event.step, event.value) for event in events_of(tmp_path).Scalars("train/loss")] == [(10, 1.0), (20, 2.0)]
 
 
 @pytest.mark.parametrize("resume_step, evaluated_step", [(0, 0), (7, 5), (10, 5), (10, 10)])
