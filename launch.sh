@@ -18,7 +18,7 @@
 #   --dry-run              print environment and command, start nothing
 #   --                     what follows belongs to train.py
 #
-# The third column is an environment variable with the same meaning. launch/ holds jobs for Slurm and Kubernetes, to copy.
+# The third column is an environment variable with the same meaning. launch/ has jobs for Slurm and Kubernetes to copy.
 # Exits with train.py's code (docs/run-directory.md), or with 143 if SIGTERM stopped the run and it saved.
 # Runs .venv/bin/python if it exists (LOCKSTEP_PYTHON: another).
 set -euo pipefail

@@ -91,13 +91,13 @@ def num_workers(given: int | str, world: World) -> int:
     ahead (three micro-batches of 256 images of 224 px, and as many to evaluate, take half of it).
     """
     shared = Path("/dev/shm")
-    if given != "auto" and (int(given) == 0 or os.access(shared, os.W_OK)):
-        return int(given)
-    if given != "auto":
+    if not os.access(shared, os.W_OK):
+        if given in ("auto", 0):
+            return 0
         raise RankError(f"--workers {given}: data loading processes need {shared}, and {socket.gethostname()} has none"
                         " that can be written to; mount it, or use --workers 0", Exit.IO)
-    if not os.access(shared, os.W_OK):
-        return 0
+    if given != "auto":
+        return int(given)
     spare, room = world.cores - 1, shutil.disk_usage(shared).total
     most = max(8, min(16, room // 2**29 // world.local_world_size))
     return max(0, min(1, spare)) if world.device.type == "cpu" else max(1, min(most, spare))

@@ -50,8 +50,9 @@ def add_run(folder: Path, about: Mapping[str, Any], prepare: Callable[[Sequence[
 
     shutil.copy(Path(__file__).with_name("run_exported.py"), folder / RUN)
     module = SimpleNamespace(**runpy.run_path(str(folder / RUN)))
-    own, far = module.load(folder), 0.0
+    far = 0.0
     try:
+        own = module.load(folder)
         for name, values in known.items():
             [given] = own(np.ascontiguousarray(module.prepare(name, about | found)[None]))
             far = max(far, float(np.max(np.abs(given - values) / description.get("target_std", 1.0))))

@@ -1,7 +1,7 @@
 """What a folder of images holds: one walk over the tree.
 
-    found = build_index("photos", ValSplit(fraction=0.1, seed=0), cache=Path("~/.cache/lockstep"))
-    found.splits["train"].path(0)
+    index = build_index("photos", ValSplit(fraction=0.1, seed=0), cache=Path("~/.cache/lockstep"))
+    index.splits["train"].path(0)
 
 A folder is ROOT/train/CLASS/**, ROOT/val/CLASS/**, or ROOT/CLASS/**. Classes and order are those of
 torchvision.datasets.ImageFolder.
@@ -74,18 +74,18 @@ class _Scan:
         # read every split
         folders = self._folders_of_splits()
         first = next(iter(folders))
-        found = {split: self._read_split(split, folder) for split, folder in folders.items()}
+        read = {split: self._read_split(split, folder) for split, folder in folders.items()}
 
         # classes are those of train, or of what alone is evaluated
-        classes = list(found[first])
+        classes = list(read[first])
         if len(classes) == 1 and not self._only:
             raise UserError(f"--data {self.root}: there is only one class, {classes[0]}; add another", Exit.BAD_DATA)
-        require_classes(np.array([*map(len, found[first].values())]), f"--data {self.root}: {_shown(folders[first])}",
+        require_classes(np.array([*map(len, read[first].values())]), f"--data {self.root}: {_shown(folders[first])}",
                         "put all images of a class into one folder")
 
         # labels
         label_of, splits = {name: label for label, name in enumerate(classes)}, {}
-        for split, images_of in found.items():
+        for split, images_of in read.items():
             if not any(images_of.values()):
                 self.notes.append(f"{folders[split]}/ has no images in class folders and is not used")
                 continue
@@ -119,10 +119,10 @@ class _Scan:
         """{split: its folder, relative to the root}. Raises UserError."""
         folders, _ = self._list(self.root)
         if "train" not in folders:
-            found = splits_in(folders).get("val") if self._only == "val" else self._only
-            if found in folders:
-                self.notes.append(f"there is no train/: the images of {found}/ are evaluated")
-                return {self._only: found}
+            alone = splits_in(folders).get("val") if self._only == "val" else self._only
+            if alone in folders:
+                self.notes.append(f"there is no train/: the images of {alone}/ are evaluated")
+                return {self._only: alone}
             if similar := [name for name in folders if name.lower() in SPLIT_NAMES]:
                 require_split(self._only or similar[0], similar, self.root)
                 raise UserError(f"--data {self.root}: has {some(similar)}, but no train/; name the training folder so",
@@ -131,10 +131,10 @@ class _Scan:
                 whole = ": all of their images are evaluated, and none is held out" if self._only else ""
                 self.notes.append(f"there is no train/, so the classes are the folders directly in --data{whole}")
             return {self._only or "train": ""}
-        found = splits_in(folders)
-        if (val := found.get("val", "val")) != "val":
+        folder_of = splits_in(folders)
+        if (val := folder_of.get("val", "val")) != "val":
             self.notes.append(f"there is no val/, so {val}/ is used for validation")
-        return found
+        return folder_of
 
     def _read_split(self, split: str, folder: str) -> dict[str, list[bytes]]:
         """{class: its images} of ROOT/folder. Only a test that is not evaluated may have no images."""
@@ -148,8 +148,8 @@ class _Scan:
         # images
         images_of = {}
         for class_name in sorted(named):
-            found = [each for name in named[class_name] for each in sorted(self.walk(os.path.join(folder, name), ()))]
-            images_of[class_name] = [os.fsencode(f"{place}/{name}") for place, images in found for name in images]
+            walked = [at for name in named[class_name] for at in sorted(self.walk(os.path.join(folder, name), ()))]
+            images_of[class_name] = [os.fsencode(f"{place}/{name}") for place, images in walked for name in images]
             place = os.path.join(folder, class_name)
             if not images_of[class_name] and f"{place}/" in self.runs:
                 del images_of[class_name]
@@ -162,9 +162,9 @@ class _Scan:
                 raise UserError(f"--data {self.root}: the class folder {place} holds no images"
                                 f" ({' '.join(EXTENSIONS)}){more}", Exit.BAD_DATA)
         if not any(images_of.values()) and (split != "test" or self._only == split):
-            found = f", but only {some(files)}" if files else "" if named else ": it is empty"
-            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{found}; put them"
-                            f" into {os.path.join(folder, 'CLASS')}/*{_task_for(files)}", Exit.BAD_DATA)
+            instead = f", but only {some(files)}" if files else "" if named else ": it is empty"
+            raise UserError(f"--data {self.root}: {_shown(folder)} holds no class folders with images{instead}; put"
+                            f" them into {os.path.join(folder, 'CLASS')}/*{_task_for(files)}", Exit.BAD_DATA)
         return images_of
 
     def walk(self, folder: str, parents: tuple) -> Iterator[tuple[str, list[str]]]:
@@ -184,8 +184,10 @@ class _Scan:
         self.directories[path] = os.stat(path).st_mtime_ns  # before listing, so that a later change outdates the index
         with os.scandir(path) as entries:
             every = sorted((entry.name, entry.is_dir()) for entry in entries)
-        if {(".lock", False), ("config.yaml", False)} <= {*every}:  # a run: it is no part of the data, and it changes
-            parts = os.path.relpath(path, self.root).split("/")
+        place = os.path.relpath(path, self.root)
+        is_run = {(".lock", False), ("config.yaml", False)} <= {*every}
+        if is_run and place != ".":  # it is no part of the data, and it changes
+            parts = place.split("/")
             self.runs |= {f"{'/'.join(parts[:number])}/" for number in range(1, 1 + len(parts))}
             del self.directories[path]
             return [], []

@@ -347,6 +347,13 @@ def test_what_is_not_known_is_asked_for_and_never_guessed(words, environment, co
     assert line.startswith("launch.sh: ") and said in line
 
 
+def test_a_temporary_folder_that_is_not_there_is_64_and_named():
+    """mkdir's own code, 1, would be taken for a failure of torchrun, and tried again."""
+    done = launch("--device", "cpu", "--retries", 3, TMPDIR="/none")
+    assert (done.returncode, done.stderr) == (Exit.USAGE, "launch.sh: cannot make a folder in /none: set TMPDIR to one"
+                                              " that is there and that you may write to\n")
+
+
 def test_a_typing_error_under_torchrun_is_not_buried_in_its_table():
     done = launch("--nproc-per-node", 2, "--modle", "x")
     assert (done.returncode, "train.py: --modle: did you mean --model?\n" in done.stderr) == (Exit.USAGE, True)

@@ -123,7 +123,7 @@ def test_after_a_kill_the_same_command_continues_on_any_number(asked, expected, 
     assert features == expected[0] and text.replace(b"done,", b"", 1) == expected[1] and b"done," in text
 
 
-def test_when_torchrun_is_killed_its_processes_end_and_the_same_command_continues(
+def test_processes_end_with_torchrun_and_the_same_command_continues(
         photos, start_torchrun, run_train, tmp_path):
     run, folder = write_image_run(tmp_path / "run", "small-cnn"), tmp_path / "out"
     folder.mkdir()

@@ -54,7 +54,7 @@ def test_intervals_of_macro_f1_cover_the_truth(monkeypatch):
 
 
 @pytest.mark.long
-def test_intervals_of_groups_cover_the_truth_and_those_of_their_samples_do_not(monkeypatch):
+def test_intervals_of_groups_cover_the_truth_where_those_of_samples_do_not(monkeypatch):
     """40 patients of 10 photos each: what one is like decides all of its photos."""
     monkeypatch.setattr(certainty, "MOST", 200)
     groups = np.repeat(np.arange(40), 10)
@@ -88,7 +88,7 @@ def test_a_share_of_all_has_an_interval_below_it():
 
 
 @pytest.mark.parametrize("count", [50, 1000])
-def test_predictions_with_right_probabilities_have_the_error_that_is_shown_beside_it(count):
+def test_right_probabilities_have_the_error_that_is_shown_beside_it(count):
     rng, found = np.random.default_rng(3), []
     for _ in range(40):
         chances = rng.uniform(0.5, 1, count)

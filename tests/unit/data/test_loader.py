@@ -209,7 +209,7 @@ def test_more_than_8_workers_need_shared_memory(monkeypatch, gib, processes, exp
     assert num_workers("auto", replace(world_of(processes, CUDA), cores=64, local_world_size=processes)) == expected
 
 
-def test_without_shared_memory_there_are_no_workers_and_those_asked_for_are_refused(monkeypatch):
+def test_without_shared_memory_workers_are_none_or_refused(monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: str(path) != "/dev/shm")
     assert [num_workers(given, replace(world_of(8, CPU), cores=4)) for given in ("auto", 0)] == [0, 0]
     with pytest.raises(RankError, match=r"--workers 2: data loading processes need /dev/shm, .*--workers 0") as refused:

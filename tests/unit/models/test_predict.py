@@ -255,7 +255,7 @@ def test_model_folder_that_names_no_task_is_66_and_says_which_file(content, run,
     assert capsys.readouterr().err.startswith(f"predict: {tmp_path}/config.json was not written by a run (")
 
 
-def test_a_folder_of_a_hub_is_no_model_of_a_run_and_the_message_says_what_to_do(run, tmp_path, capsys):
+def test_a_folder_of_a_hub_is_no_model_of_a_run_and_is_told_so(run, tmp_path, capsys):
     image = write_image(tmp_path / "image.png")
     described = {name: value for name, value in DESCRIPTION.items() if name != "task"}
     (tmp_path / "config.json").write_text(json.dumps(described))

@@ -248,6 +248,11 @@ def test_where_0_is_white_a_file_of_16_bits_is_inverted_as_one_of_8_bits():
     assert torch.equal(*both) and torch.equal(both[0][:, :, :1], 255 - torch.from_numpy(grey))
 
 
+def test_a_pointer_of_git_lfs_is_called_that():
+    with pytest.raises(UnreadableImage, match="a pointer of git-lfs, not the image; run git lfs pull"):
+        EncodedImage(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n")
+
+
 def test_16_bits_with_transparency_are_refused_where_white_is_less():
     """Pillow reads their upper bytes alone, which would be darker than the other files."""
     data = tiff(BANDS[:, :, :4].astype(np.uint16) * 4, extra=2)

@@ -17,7 +17,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder as TorchvisionFolder
 
 from data.images.folder import ImageFolder
-from data.images.scan import build_index
+from data.images.scan import build_index, images_in
 from data.splits import ValSplit
 from tests.conftest import ROOT
 from tests.unit.data.images.test_decode import BAD
@@ -346,6 +346,14 @@ def test_a_run_directory_among_the_classes_is_no_class(tmp_path, index_of, place
     (root / place / "metrics.jsonl").touch()
     assert index_of(root).notes == index.notes
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").glob("*.json")} == kept
+
+
+def test_data_in_a_run_directory_are_data(tmp_path, index_of):
+    """An earlier version let a run be written beside train/."""
+    root = write_images(tmp_path / "d", *(f"train/{name}/{i}.png" for name in "ab" for i in range(4)))
+    for name in (".lock", "config.yaml"):
+        (root / name).touch()
+    assert index_of(root).classes == ("a", "b") and len(images_in(str(root))) == 8
 
 
 @pytest.mark.parametrize("is_empty", [True, False])

@@ -151,6 +151,8 @@ def test_groups_that_train_and_val_share_are_noted(table):
                              " / (the table was written on Windows)"),
     ("img/1.PNG,a", CLASSES, "there is no file {root}/img/1.PNG; '1.PNG' and '1.png' differ only in case, spaces or"
                           " how a number or a character is written"),
+    ("so long a text,a", CLASSES, "there is no file {root}/so long a text; if the column holds texts, give --task"
+                                  " text-classification"),
     ("img,a", CLASSES, "there is no file {root}/img: it is a folder"),
     (",a", CLASSES, "image is empty"), ("img/7.png,", CLASSES, "label is empty"),
     ("img/7.png,tall", NUMBERS, "label is tall, which is not a finite number")])

@@ -1,16 +1,24 @@
 """utils/distributed/preflight.py: what would fail later is said at the start, in one line with a way out."""
 
 import socket
+import struct
 import subprocess
 import sys
 from collections import namedtuple
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from utils.distributed import preflight
-from utils.distributed.preflight import require_numbers, require_own_name, require_packages, words_about_tasks
+from utils.distributed.preflight import (
+    require_loopback,
+    require_numbers,
+    require_own_name,
+    require_packages,
+    words_about_tasks,
+)
 from utils.errors import Exit, UserError
 
 ROOT = Path(__file__).parents[4]
@@ -42,6 +50,14 @@ def test_tasks_of_which_each_would_train_alone_are_counted(monkeypatch, environm
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert words_about_tasks().startswith(says) and bool(words_about_tasks()) == bool(says)
+
+
+@pytest.mark.parametrize("flags, is_down", [(0x49, False), (0x8, True)])
+def test_a_loopback_that_is_down_is_64_with_the_command(monkeypatch, flags, is_down):
+    """It is down in a new network namespace, as sandboxes have it."""
+    monkeypatch.setattr(preflight.fcntl, "ioctl", lambda file, request, name: struct.pack("16sH", b"lo", flags))
+    with pytest.raises(UserError, match="ip link set lo up") if is_down else nullcontext():
+        require_loopback()
 
 
 # --- packages

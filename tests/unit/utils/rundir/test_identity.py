@@ -165,6 +165,13 @@ def test_a_folder_of_other_things_is_78_and_keeps_what_it_has(world, name):
     assert file.read_text() == '{"epoch": 1}\n' and {path.name for path in Path("run").iterdir()} == {top, ".lock"}
 
 
+@pytest.mark.parametrize("name", ["train.log", "slurm-7.out", "log.txt", "config.yaml", ".nfs01"])
+def test_what_a_shell_or_an_earlier_start_wrote_bars_no_first_start(world, name):
+    Path("run").mkdir()
+    Path("run", name).write_text("lr: 0.1\n")
+    assert start(world, "--run-dir=run") == []
+
+
 def test_a_start_that_was_killed_while_it_cleaned_up_may_start_again(world):
     Path("run").mkdir()
     Path("run/metrics.jsonl").touch()

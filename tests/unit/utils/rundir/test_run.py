@@ -379,7 +379,7 @@ def test_a_folder_is_on_the_disk_before_it_takes_the_place_of_the_old_one(world,
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
-def test_who_may_read_a_run_directory_is_what_the_umask_says_also_after_fresh(world, umask):
+def test_the_umask_says_who_may_read_a_run_also_after_fresh(world, umask):
     """A colleague, or a container with TensorBoard. The environment is its owner's alone."""
     before = os.umask(umask)
     try:

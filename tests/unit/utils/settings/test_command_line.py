@@ -343,6 +343,12 @@ def test_the_demos_settings_are_settings_of_its_task(task):
     assert {name: values[name] for name in demo.SETTINGS[task]} == demo.SETTINGS[task]
 
 
+def test_a_safe_path_of_python_hides_no_module_of_the_program(tmp_path):
+    done = subprocess.run([sys.executable, ROOT / "train.py", "--version"], capture_output=True, text=True,
+                          cwd=tmp_path, env=os.environ | {"PYTHONSAFEPATH": "1"})
+    assert (done.returncode, done.stdout.split()[:1]) == (0, ["lockstep"]), done.stderr
+
+
 # --- speed
 
 
