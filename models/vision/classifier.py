@@ -34,6 +34,7 @@ from models.trial import OWN, build_tried, notes_on_images, require_head_last
 from models.vision.preprocessing import description_of, read_description
 from models.vision.timm_models import build_timm, is_timm, timm_version
 from models.vision.weights import initial_weights_of, read_weights, with_channels, with_more_channels
+from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, some
 from utils.hardware.cores import available_cores
@@ -269,7 +270,8 @@ def classify_images(
         return images, [sample.bad for sample in samples]
 
     loader = DataLoader(image_set(description, paths), batch_sampler=wanted, num_workers=workers, collate_fn=collate,
-                        multiprocessing_context="fork" if workers else None)
+                        multiprocessing_context="fork" if workers else None,
+                        worker_init_fn=partial(end_worker_with, os.getpid()))
 
     # forward
     mean, std = (description[name] * description.get("num_images", 1) for name in ("mean", "std"))

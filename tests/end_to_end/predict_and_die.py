@@ -18,7 +18,7 @@ IS_LAST = int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 1))
 
 def write_and_die(path, value):
     write_checked(path, value)
-    if IS_LAST:  # the others go on until torchrun ends them
+    if IS_LAST and LEFT:  # the others go on until torchrun ends them, and all where torchrun is the victim
         LEFT.pop()
         if not LEFT:
             os.kill(os.getppid() if os.environ.get("VICTIM") == "torchrun" else os.getpid(), signal.SIGKILL)

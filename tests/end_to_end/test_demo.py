@@ -16,6 +16,7 @@ TRAIN, VAL = 1442, 355  # images
 
 def test_a_run_says_what_it_is_compared_with_and_what_to_do_next(demo_run):
     run, result = demo_run
+    assert result.out.count(": trained on ") == 1 and "epoch 2: trained on 1442 of 1442 samples" in result.out
     for part in ("always the most frequent class 10.", f"the run         {run}",
                  f"tensorboard --logdir {run}", f"python -m models.predict {run}", "train.py --data DIR"):
         assert result.out.count(part) == 1, result.text
