@@ -157,7 +157,7 @@ def checkpoint_before(record: Record, step: int, world: World) -> Path | None:
 
     def find() -> str | None:
         names = (name_of(link["step"], link["start"], link["awaits_evaluation"]) for link in folder.links()
-                 if link["step"] <= step and link == record.links.get(link["step"]))
+                 if 0 < link["step"] <= step and link == record.links.get(link["step"]))
         return next((name for name in names if find_damage(folder.path / name) is None), None)
 
     name = world.on_rank_zero(find, takes_long=True)  # Collective.

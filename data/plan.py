@@ -59,30 +59,16 @@ class BatchPlan:
             largest = self.global_batch_size if whole > 1 else self.num_samples - smallest
         return smallest // self.num_micro_batches, -(-largest // self.num_micro_batches)
 
-    def check(self, world_size: int, needs_two: bool) -> None:
-        """Raise UserError (64) if a rank would have no work, or a micro-batch fewer samples than BatchNorm needs.
-
-        needs_two: the model has BatchNorm.
-        """
-        # work for every rank
+    def require_two(self) -> None:
+        """Raise UserError (64) if a micro-batch has fewer samples than BatchNorm needs."""
         batch, count, smallest = self.global_batch_size, self.num_micro_batches, self.sizes[0]
-        if world_size > count:
-            sizes = self.sizes_for(world_size, needs_two)
-            raise UserError(
-                f"--global-batch-size {batch} makes {counted(count, 'micro-batch')} of up to"
-                f" {counted(self.sizes[1], 'sample')}: work for {counted(count, 'process')}, and there are"
-                f" {world_size};"
-                f" use {f'--micro-batch-size {sizes[-1]}, ' if sizes else ''}"
-                "a larger --global-batch-size, or fewer processes")
-
-        # samples for BatchNorm
-        if needs_two and smallest < 2:
-            sizes = self.sizes_for(world_size, needs_two)
+        if smallest < 2:
+            sizes = self.sizes_for(1, needs_two=True)
             raise UserError(
                 f"--global-batch-size {batch} in {counted(count, 'micro-batch')} leaves {counted(smallest, 'sample')}"
                 f" in one of them ({counted(self.num_samples, 'training sample')}), and BatchNorm needs two;"
                 f" use {f'--micro-batch-size {sizes[0]}, ' if sizes else ''}"
-                "another --global-batch-size, or fewer processes")
+                "another --global-batch-size")
 
     def sizes_for(self, world_size: int, needs_two: bool) -> list[int]:
         """The micro-batch sizes that give every rank work and (needs_two) every micro-batch two samples, ascending."""

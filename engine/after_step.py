@@ -50,7 +50,7 @@ def evaluate_and_save(t: Training) -> None:
         of_average = {EMA + name: value for name, value in averaged.items() if isinstance(value, float)}
         record = t.state.progress.position(t.feed.plan.num_samples) | values | of_average
         t.extras.recorded(t, t.log.evaluation(record))
-        if t.state.progress.sample_offset == 0:
+        if t.state.progress.step and t.state.progress.sample_offset == 0:
             note_coverage(t, values["evaluated"])  # Collective.
         best = update_best(t, values, averaged)  # Collective.
     save(t, best)  # Collective.

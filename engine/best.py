@@ -8,6 +8,7 @@ from engine.records.log import EMA, records
 from engine.start import Start
 from engine.training import Training
 from utils.errors import Exit, UserError
+from utils.numerics.optimizers import warmup_steps
 from utils.settings.spelling import suggestion
 
 
@@ -60,7 +61,10 @@ def _decide(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -> tu
     gain, without_gain = progress.gain, progress.without_gain
     if t.config.run.early_stop_patience:
         is_gain = before is None or _is_better(found["value"], before, is_high)
-        gain, without_gain = (found["value"], 0) if is_gain else (before, (without_gain or 0) + 1)
+        # a fitted head may lose until the warm-up is over
+        spared = warmup_steps(t.config.optim, t.total_steps) if t.run.resolved.head_init == "features" else 0
+        count = (without_gain or 0) + (progress.step > spared)
+        gain, without_gain = (found["value"], 0) if is_gain else (before, count)
     is_best = not best or _is_better(found["value"], best["value"], is_high)
     return found if is_best else best, gain, without_gain
 

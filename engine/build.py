@@ -19,6 +19,8 @@ from engine.attempts import try_training
 from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed, end_if_samples_changed
+from engine.head import begin_with_features
+from engine.length import resolve_length
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog
 from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
@@ -72,7 +74,7 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
         for text in task.notes:
             note(text)
         run.require_same_data(task.fingerprint, world)  # Collective.
-        yield Start(config, world, run, task, precision, watchdog)
+        yield Start(resolve_length(config, task, run), world, run, task, precision, watchdog)
 
 
 @contextmanager
@@ -101,6 +103,7 @@ def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints
     strategy = state.strategy
     plan = _plan_that_fits(start, state, is_new)  # Collective.
     eval_batch = resolve_eval_batch(start, strategy, plan)
+    begin_with_features(start, state, eval_batch, is_new)  # Collective.
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
     note_start(config, run, world, state.progress.step)  # Collective.
@@ -176,7 +179,7 @@ def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions
              f"{', compiled' if config.device.compile else ''};"
              f" {counted(total_steps, 'step')} of {counted(plan.num_micro_batches, 'micro-batch')}, learning rate"
              f" {_rates(optim.lr, run.resolved.head_lr_factor)};"
-             f" {f'resumed at step {done.step}' if done.step else 'a new run'}")
+             f" {f'resumed at step {done.step}' if done.step or records['bytes'] else 'a new run'}")
     log.show_settings(start)
     return log
 

@@ -7,6 +7,7 @@ import torch
 
 from data.loader import BadSamples, build_loader, num_workers
 from data.sampler import EvaluationSampler
+from engine.head import resolve_head
 from engine.records.evaluation_files import require_writable, write_output
 from engine.records.log import json_line
 from engine.resolve import EVAL_BATCH, with_possible_precision
@@ -78,6 +79,7 @@ def build_strategy(start: Start, initial_weights: bool, trains: bool) -> tuple[S
         if words := freeze(model, config.optim.freeze):
             start.run.note(words)
         checkpoint_activations(model, config.device)
+        resolve_head(start, model)
     is_here = not kind.is_split or world.device.type == "cpu"  # else the strategy brings it to the devices, first
     if is_here:
         start = with_possible_precision(start, model, trains, initial_weights)  # Collective.

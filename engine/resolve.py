@@ -34,6 +34,7 @@ AUTO_LIMIT, DEVICE_LIMIT = 64, 256  # samples in a micro-batch of `--micro-batch
 INVARIANT_SHARES = 8  # the same where the number of processes must not matter: an eighth of the global batch, ...
 INVARIANT_LEAST = {True: 16, False: 4}  # ... but at least as many samples, with and without BatchNorm ...
 INVARIANT_LIMIT = 32  # ... and at most as many
+FROZEN_LR = {"adamw": 1e-3}  # --lr auto with --freeze backbone: nothing below the head can be spoilt
 EVAL_BATCH = 64  # samples in a batch of --eval-only where no run has resolved it
 
 
@@ -150,8 +151,10 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
     has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in strategy.module.modules())
 
-    most = max(1, batch // (world.world_size * (1 + has_batch_norm)))  # BatchNorm needs two samples
-    lanes = world.world_size * min(strategy.lanes, most)
+    # lanes with work; BatchNorm needs two samples in every batch
+    most = max(1, BatchPlan(num_samples, batch, 1).sizes[0] // 2) if has_batch_norm else batch
+    busy = min(world.world_size, most)
+    lanes = busy * min(strategy.lanes, most // busy)
 
     def derive() -> int:
         if strategy.is_invariant:
@@ -175,7 +178,8 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
 
     # check
     plan = BatchPlan(num_samples, config.global_batch_size, count)
-    plan.check(min(world.world_size, count) if strategy.is_invariant else world.world_size, has_batch_norm)
+    if has_batch_norm:
+        plan.require_two()
     if world.world_size == 1 and strategy.lanes > count:
         run.note(f"a global batch has {counted(count, 'micro-batch')}, and there are {strategy.lanes} devices, so some"
                  " compute nothing; a smaller --micro-batch-size in a new run gives each work")
@@ -222,19 +226,21 @@ def resolve_optim(start: Start) -> OptimOptions:
     """The settings of the optimizer with the learning rates of this run, kept from the first start on.
 
     auto: the task's, which grows with the global batch: linearly for SGD (Goyal et al., 2017), with its square root for
-    Adam and AdamW (Malladi et al., 2022). The head's factor is the task's, but 1 with SGD or a given rate.
+    Adam and AdamW (Malladi et al., 2022). The head's factor is the task's where a new one begins at random, but 1 with
+    SGD or a given rate.
     """
     config, optim = start.config, start.config.optim
     is_sgd = optim.optimizer == "sgd"
 
     def derive() -> float:
-        batch = min(config.batch.global_batch_size, len(start.task.train_set))
-        growth = batch / type(config)().batch.global_batch_size
-        lr = start.task.base_lr["sgd" if is_sgd else "adamw"] * (growth if is_sgd else math.sqrt(growth))
+        growth = min(config.batch.global_batch_size, len(start.task.train_set)) / config.usual["global_batch_size"]
+        rates = start.task.base_lr | (FROZEN_LR if optim.freeze == "backbone" and start.task.has_weights else {})
+        lr = rates["sgd" if is_sgd else "adamw"] * (growth if is_sgd else math.sqrt(growth))
         return float(f"{lr:.3g}")
 
     def derive_factor() -> float:
-        return start.task.head_lr_factor if optim.lr == "auto" and not is_sgd else 1.0
+        is_random = start.task.has_new_head and start.run.resolved.head_init == "random"
+        return start.task.head_lr_factor if is_random and optim.lr == "auto" and not is_sgd else 1.0
 
     start.run.resolve("head_lr_factor", "auto", derive_factor)
     return replace(optim, lr=start.run.resolve("lr", optim.lr, derive))

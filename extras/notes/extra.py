@@ -157,9 +157,10 @@ def imbalance(counts: Sequence[int], classes: Sequence[str], chosen: Mapping[str
 
 
 def few_steps(start: Start, total_steps: int) -> str:
-    """A note if the run has few optimizer steps by its --global-batch-size, which nobody chose; "" if not."""
-    batch, run, num_samples = start.config.batch, start.config.run, len(start.task.train_set)
-    is_chosen = batch.global_batch_size != type(start.config)().batch.global_batch_size
+    """A note if a run from scratch has few optimizer steps by its --global-batch-size, the usual one; "" if not."""
+    run, num_samples = start.config.run, len(start.task.train_set)
+    batch, usual = start.config.batch.global_batch_size, start.config.usual["global_batch_size"]
+    is_chosen = start.task.has_weights or batch != usual
     most = run.epochs * -(-num_samples // SMALL_BATCH)
     if total_steps >= FEW_STEPS or is_chosen or run.max_steps or most <= total_steps:
         return ""

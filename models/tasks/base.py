@@ -30,15 +30,17 @@ class Task(ABC):
     """
 
     train_set: SampleSet
+    unaugmented: SampleSet  # train_set as an evaluation sees it; of a task with an objective
     eval_set: SampleSet  # always of epoch 0
     objective: Objective | None = None  # what is predicted, with its metrics and normalizer; None without labels
     metrics: tuple[Metric, ...]
     best: str  # the metric that decides which model is best: among the names of `metrics`
     unit: str  # what a sample is called ("img")
     origin: str  # where the initial weights come from, in words: "from scratch"
+    has_weights: bool  # whether the initial weights are pretrained
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
-    # of the head's learning rate by --lr if that is auto (with SGD: 1), once the model is built
-    head_lr_factor: float = 1.0
+    has_new_head: bool = False  # once the model is built: there are weights, and the head is not of them
+    head_lr_factor: float = 1.0  # of the learning rate of a new head that begins at random, by --lr auto (with SGD: 1)
     lengths: Lengths | None = None  # of train_set's samples, once the model is built; None if all are alike
     classes: tuple[str, ...]  # names of the outputs: classes in label order, labels, or targets
     fingerprint: str  # of the data set; a run continues only on the same one
@@ -91,8 +93,11 @@ class Task(ABC):
         """(index in eval_set, path or text) of each sample, in the order of the data; where a metric is per sample."""
         return ()
 
-    def groups(self) -> list[str] | None:
-        """The group of each sample of eval_set (--group-column), read again; None without groups. Raises UserError."""
+    def groups(self, of_train: bool = False) -> list[str] | None:
+        """The group of each sample of eval_set (--group-column), read again; None without groups. Raises UserError.
+
+        of_train: of train_set.
+        """
         return None
 
     def listing(self) -> Iterable[tuple[str, str]]:

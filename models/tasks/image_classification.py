@@ -81,7 +81,8 @@ class ImageTask(Task):
         prepared, notes = resolve_preprocessing(config.images, config.model, train, run, world)  # Collective.
         self.notes, self.prepared = (*index.notes, *notes), prepared
         self.origin, self.base_lr = "from scratch", SCRATCH_LR
-        if config.model.pretrained or config.model.weights is not None:
+        self.has_weights = config.model.pretrained or config.model.weights is not None
+        if self.has_weights:
             weights = config.model.weights or config.model.model
             self.origin, self.base_lr = f"with the weights of {weights}", PRETRAINED_LR
 
@@ -104,6 +105,7 @@ class ImageTask(Task):
             splits = (config.run.split,) if config.run.eval_only else ("train", "val")
             read = open_cache(index, spec, splits, world, run.note).read  # Collective.
         self.train_set = ImageFolder(train, train_transform, config.run.seed, read)
+        self.unaugmented = ImageFolder(train, eval_transform, config.run.seed, read)
         self.eval_set = ImageFolder(evaluated, eval_transform, config.run.seed, read)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
@@ -125,7 +127,7 @@ class ImageTask(Task):
 
     def build_model(self, initial_weights: bool) -> nn.Module:
         """The classifier that --model names. Collective. Raises UserError (64)."""
-        model, self._architecture, notes = build_model(
+        model, self._architecture, self.has_new_head, notes = build_model(
             self._config.model, self.classes, self.prepared.image_size, initial_weights, self._world,
             own_head=self._config.run.eval_only, num_images=self._num_images)
         for text in notes:
@@ -167,16 +169,16 @@ class ImageTask(Task):
         """Paths."""
         return ((index, self.eval_set.name(index)) for index in range(len(self.eval_set)))
 
-    def groups(self) -> list[str] | None:
+    def groups(self, of_train: bool = False) -> list[str] | None:
         """Of the rows of the table."""
         if not self._config.data.group_column:
             return None
         source, files = _table_of(self._config, self._root), TableFiles()
-        split = self._config.run.split
+        samples, split = (self.train_set, "train") if of_train else (self.eval_set, self._config.run.split)
         split = split if split in source.splits else "train"  # it is held out of train
         group_of = {",".join(map(os.path.normpath, files.paths)): row.group
                     for row in source.samples(split, self.classes, files.problem)}
-        return [group_of.get(self.eval_set.name(index), "") for index in range(len(self.eval_set))]
+        return [group_of.get(samples.name(index), "") for index in range(len(samples))]
 
     def listing(self) -> Iterator[tuple[str, str]]:
         """Paths relative to the data; those that are held out come last."""

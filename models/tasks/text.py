@@ -34,7 +34,7 @@ SCRATCH_WIDTH = 128  # of an encoder: Adam's rate of a wider one from scratch fa
 class TextTask(Task):
     """See models/tasks/base.py. Building it tokenizes the data once per node. Collective."""
 
-    unit, new_head_lr_factor = "txt", 1.0
+    unit = "txt"
     head: ClassVar[type]  # transformers' AutoModelFor...: an encoder with the head of the task
     scratch_lr: ClassVar[Mapping[str, float]]  # base_lr of SCRATCH_WIDTH from scratch ...
     pretrained_lr: ClassVar[Mapping[str, float]] = {"adamw": 5e-5, "sgd": 0.03}  # ... and not
@@ -42,7 +42,8 @@ class TextTask(Task):
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig | MaskedLMConfig, run: Run, world: World,
                  label_columns: tuple[str, ...], label_kind: str, split_long: bool):
         self._config, self._run, self._world = config, run, world
-        self.origin = f"with the weights of {config.model.model}" if config.model.pretrained else "from scratch"
+        self.has_weights = config.model.pretrained
+        self.origin = f"with the weights of {config.model.model}" if self.has_weights else "from scratch"
 
         # what is read
         cache, val = cache_path(), ValSplit(config.data.val_fraction, config.run.seed)
@@ -100,8 +101,7 @@ class TextTask(Task):
 
     def _report(self, text: str, is_head_new: bool) -> None:
         self._run.note(text)
-        if is_head_new:
-            self.head_lr_factor = self.new_head_lr_factor
+        self.has_new_head |= is_head_new
 
     def encoder_inputs(self, samples: Sequence[TextSample]) -> dict[str, Tensor]:
         """As wide as the longest sample or a little wider; see data.texts.text_set.padded."""

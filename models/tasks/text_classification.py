@@ -7,6 +7,7 @@ Tests: tests/unit/models/tasks/test_text.py
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -40,12 +41,13 @@ class LabelledTextTask(TextTask):
     """--task text-classification and text-regression: see models/tasks/base.py. Collective."""
 
     head = AutoModelForSequenceClassification
-    new_head_lr_factor = 10.0  # it starts from noise; the pretrained weights below it bear small steps only
+    head_lr_factor = 10.0  # it starts from noise; the pretrained weights below it bear small steps only
     scratch_lr: ClassVar = {"adamw": 1e-3, "sgd": 0.05}
 
     def __init__(self, config: TextClassificationConfig | TextRegressionConfig, run: Run, world: World):
         super().__init__(config, run, world, label_columns_of(config.labels), kind_of(config.labels), split_long=False)
-        self.train_set, self.eval_set = TextSet(self.train_table), TextSet(self.eval_table)
+        self.train_set = self.unaugmented = TextSet(self.train_table)
+        self.eval_set = TextSet(self.eval_table)
         model = None
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
@@ -89,9 +91,14 @@ class LabelledTextTask(TextTask):
         order = self.eval_table.texts.argsort()
         return [(int(index), "\t".join(self._rows[index].texts)) for index in order]
 
-    def groups(self) -> list[str] | None:
-        """Those of the rows, read again and then kept."""
-        return [row.group for row in self._rows] if self.source.columns.group else None
+    def groups(self, of_train: bool = False) -> list[str] | None:
+        """Those of the rows, read again."""
+        if not self.source.columns.group:
+            return None
+        if not of_train:
+            return [row.group for row in self._rows]
+        rows = sample_rows(replace(self.source, split="train"), self.classes, self.train_table.texts)
+        return [rows[number].group for number in self.train_table.texts.tolist()]
 
     @cached_property
     def _rows(self) -> list[Row]:

@@ -154,8 +154,10 @@ def widen_input(model: nn.Module, num_images: int) -> None:
 def build_model(
     config: ModelOptions, classes: tuple[str, ...], image_size: int, initial_weights: bool, world: World,
     own_head: bool = False, num_images: int = 1
-) -> tuple[nn.Module, str, list[str]]:
-    """The model that `config` names for `classes`, channels_last on the CPU; its architecture; notes. Collective.
+) -> tuple[nn.Module, str, bool, list[str]]:
+    """The model that `config` names for `classes`, channels_last on the CPU. Collective.
+
+    Returns its architecture, too; whether its head is new, on weights that were loaded; and notes for the user.
 
     classes: names of its outputs. initial_weights: load those that `config` names; False where a checkpoint will
     replace them. own_head: the head is theirs, too. num_images: of a sample. Raises UserError: 64 for an unknown name
@@ -169,7 +171,7 @@ def build_model(
         world.require_same(world.everywhere(timm_version), "timm's version")  # Collective.
     model = world.everywhere(lambda: build_classifier(  # Collective.
         architecture, len(classes), image_size, num_images, config.dropout, config.drop_path))
-    weights, notes = None, []
+    weights, notes, new_head = None, [], []
     if architecture in IMAGE_MODELS and initial_weights and not own_head:
         images = torch.zeros(2, 3 * num_images, image_size, image_size)
         world.everywhere(lambda: require_head_last(architecture, model, (images,)))  # Collective.
@@ -207,7 +209,7 @@ def build_model(
             notes.append(f"the head is kept: its {len(classes)} outputs without names are taken for {some(names)}")
         elif outputs != sorted(outputs):
             notes.append("the head is kept: it has the same classes in another order, and its outputs are reordered")
-    return model.to(memory_format=torch.channels_last), architecture, notes
+    return model.to(memory_format=torch.channels_last), architecture, bool(new_head), notes
 
 
 def save_model_folder(weights: dict[str, Tensor], description: dict[str, Any], folder: Path) -> None:

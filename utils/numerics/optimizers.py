@@ -79,12 +79,17 @@ def require_skippable(optimizer: torch.optim.Optimizer) -> None:
             " use torch's SGD, Adam or AdamW with fused=True")
 
 
+def warmup_steps(config: OptimOptions, total_steps: int) -> int:
+    """How many steps --warmup-steps is."""
+    return round(0.05 * total_steps) if config.warmup_steps == "auto" else config.warmup_steps
+
+
 def build_schedule(config: OptimOptions, total_steps: int) -> Callable[[int], float]:
     """The learning rate of optimizer step 0, 1, ...: linear warm-up to lr, then down to 0, in steps, or constant.
 
     The thirds of `step` are counted from the start of the run: the warm-up does not move them (Goyal et al., 2017).
     """
-    warmup = round(0.05 * total_steps) if config.warmup_steps == "auto" else config.warmup_steps
+    warmup = warmup_steps(config, total_steps)
 
     def learning_rate(step: int) -> float:
         if step < warmup:

@@ -66,13 +66,13 @@ class Checkpoints:
         every = max(LEAST_STEPS_KEPT, -(-total_steps // SHARES_KEPT)) if every == "auto" else every
         self._folder.keep_every, self._num_landmarks = every, total_steps // every if every else 0
         step, start = state.progress.step, self._run.start
-        weights, values = (state.weights(), state.state_dict()) if step == 0 else ({}, {})
+        weights, values = (state.weights(), state.state_dict()) if state.progress == Progress() else ({}, {})
 
         def go_on() -> None:
-            newest = next((link for link in self._folder.links()[:1] if link["step"] == step > 0), None)
+            newest = next((link for link in self._folder.links()[:1] if link["step"] == step), None)
             self.records = newest["metrics"] if newest else NO_RECORDS
             self._chain.resume(newest, step)
-            if step == 0:  # there is no checkpoint: a link of the initial weights
+            if state.progress == Progress() and newest is None:  # a link of the initial weights
                 trainer = {"progress": _saved(Progress()), "best": {}}
                 self._note(self._link_of(Snapshot(weights, values, {}, trainer, Beside(NO_RECORDS), start, False)))
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 LOGS = {".log", ".out", ".err"}  # what a shell or a scheduler writes there, even before the first start
+FORMER_VALUES = {"head_init": "random"}  # of settings that are newer than a run
 BEFORE_AUTO = {"config.yaml", "command.txt", "env.txt", "starts.jsonl", "status.json", "tokenizer", "encoder"}
 
 
@@ -51,12 +52,13 @@ def kept_settings(config: Config) -> dict[str, Any]:
 def run_path(config: Config) -> Path:
     """--run-dir, or runs/TASK-MODEL-DATA-HASH.
 
-    The hash leaves out settings at their defaults, so that a new setting renames no run.
+    The hash leaves out settings at their defaults, and at those that became `auto`, so that a new setting or default
+    renames no run.
     """
     if config.run.run_dir:
         return Path(config.run.run_dir)
     values, defaults = identity(config), identity(type(config)())
-    chosen = {name: value for name, value in values.items() if value != defaults[name]}
+    chosen = {name: value for name, value in values.items() if value not in (defaults[name], config.usual.get(name))}
     digest = hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
     names = [re.sub(r"[^A-Za-z0-9._-]", "-", os.path.basename(str(values[name]))) for name in ("task", "model", "data")]
     return Path("runs") / "-".join([*names, digest])
@@ -94,9 +96,15 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
 
 
 def fixed_values(config: Config, path: Path) -> dict[str, Any]:
-    """What the settings that are fixed at the first start became in the run in `path`."""
-    kept = read_json(path / "auto.json")
-    return {name: kept[name] for name, known in facts(config).items() if known.fixed and name in kept}
+    """What the settings that are fixed at the first start became in the run in `path`; {} before that start.
+
+    Where auto.json of an older run does not say it, the setting was not `auto`: config.yaml has it, or FORMER_VALUES.
+    """
+    if not (kept := read_json(path / "auto.json")):
+        return {}
+    found = FORMER_VALUES | _read_settings(path / "config.yaml") | kept
+    return {name: found[name] for name, known in facts(config).items() if known.fixed and found.get(name) != "auto"
+            and name in found}
 
 
 def weights_digest(config: Config) -> str | None:

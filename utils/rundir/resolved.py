@@ -18,7 +18,10 @@ class Resolved:
     undecayed_tables: bool = True  # as in every run since 0.10: see models.blocks.undecayed
     micro_batches: int = UNSET  # in a global batch
     eval_batch_size: int = UNSET
+    epochs: int = UNSET
+    global_batch_size: int = UNSET
     lr: float = UNSET
+    head_init: str = UNSET  # features or random
     head_lr_factor: float = UNSET
 
     # what must not change

@@ -31,7 +31,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, explain
 from utils.files import json_lines, read_json, replace_folder, wait_to_see, write_atomically
 from utils.hardware.vendor import ENVIRONMENT
-from utils.rundir.identity import code_digest, compare, kept_settings, run_path
+from utils.rundir.identity import code_digest, compare, fixed_values, kept_settings, run_path
 from utils.rundir.lock import RunLock
 from utils.rundir.resolved import UNSET, Resolved
 from utils.rundir.restart import acts_fresh, launch_id, slurm_starts
@@ -119,8 +119,10 @@ class Run:
             "pid": os.getpid(), "host": socket.gethostname(), "time": datetime.now(UTC).isoformat(timespec="seconds")})
 
     def end(self, state: str, code: int, message: str) -> None:
-        """The status of a start that fails or is stopped; but one that took no step leaves no new run directory."""
-        is_new = self.progress is None or self.progress.step == 0
+        """The status of a start that fails or is stopped; but one that evaluated nothing and took no step leaves no new
+        run directory.
+        """
+        is_new = self._state is None or (self.progress.step == 0 and not self._state.best)
         if is_new and self._lock is not None and self._lock.discard(self.note):
             self.writes = False
         else:
@@ -174,7 +176,7 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
         starts = [last.get("start", 0), *(line["start"] for line in json_lines(path / "starts.jsonl"))]
         facts = _facts(world, launches, 1 + max(starts))
         _note_changes(config, kept, last, facts, note)
-        return {"code": facts["code"], **kept}, facts
+        return {"code": facts["code"], **fixed_values(config, path), **kept}, facts
 
     try:
         kept, facts = world.on_rank_zero(prepare)  # Collective.
@@ -213,7 +215,7 @@ def _read(config: Config, path: Path, world: World, note: Callable[[str], None])
         raise UserError(f"{path} holds no checkpoint: train first; or evaluate weights as they are, with --model and"
                         " --pretrained and without --run-dir", Exit.NO_INPUT)
     compare(config, path, note)
-    kept, facts, last = read_json(path / "auto.json"), _facts(world), {}
+    kept, facts, last = fixed_values(config, path) | read_json(path / "auto.json"), _facts(world), {}
     with suppress(UserError, OSError):  # an evaluation does not need it
         last = read_json(path / "status.json")
     if last.get("code", facts["code"]) != facts["code"]:

@@ -5,7 +5,7 @@ run_options.py: those of every run; image_options.py, text_options.py: those of 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args
 
 from utils.settings import image_options as image_page
 from utils.settings import run_options as page
@@ -14,6 +14,14 @@ from utils.settings.option import Facts
 
 EXTRA_PAGES: list[Any] = []  # pages of settings besides: the entry point hands them in before it parses
 Page = TypeVar("Page")
+
+
+class Few(NamedTuple):
+    """What few samples with pretrained weights get by --epochs auto and --global-batch-size auto."""
+
+    steps: int  # optimizer steps ...
+    epochs: int  # ... within so many epochs
+    batch: int  # at least so many samples in a step; BatchNorm needs some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +36,10 @@ class CommonConfig:
     record: page.RecordOptions = page.RecordOptions()
     faults: page.FaultOptions = page.FaultOptions()
     extras: tuple[Any, ...] = field(default_factory=lambda: tuple(EXTRA_PAGES))
+
+    # --epochs and --global-batch-size of large data, by which --lr auto is measured; before 0.15 the defaults of all
+    usual: ClassVar[Mapping[str, int]] = {"epochs": 30, "global_batch_size": 64}
+    few: ClassVar[Few | None] = Few(steps=300, epochs=30, batch=16)
 
     def extra(self, kind: type[Page]) -> Page:
         """The page of settings of this class; at its defaults if the entry point handed in none."""
@@ -66,17 +78,18 @@ class ImageRegressionConfig(CommonConfig):
 class TextConfig(CommonConfig):
     """What every task with texts has."""
 
-    batch: page.BatchOptions = page.BatchOptions(global_batch_size=32)
     optim: page.OptimOptions = page.OptimOptions(schedule="linear", weight_decay=0.01, max_grad_norm=1.0)
     text: text_page.TextOptions = text_page.TextOptions()
     model: text_page.TextModelOptions = text_page.TextModelOptions()
+    usual: ClassVar[Mapping[str, int]] = {"epochs": 3, "global_batch_size": 32}
+    few: ClassVar[Few | None] = Few(steps=300, epochs=20, batch=8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextClassificationConfig(TextConfig):
     """--task text-classification"""
 
-    run: page.RunOptions = page.RunOptions(task="text-classification", epochs=3)
+    run: page.RunOptions = page.RunOptions(task="text-classification")
     labels: page.LabelOptions = page.LabelOptions()
     loss: page.ClassLossOptions = page.ClassLossOptions()
 
@@ -85,7 +98,7 @@ class TextClassificationConfig(TextConfig):
 class TextRegressionConfig(TextConfig):
     """--task text-regression"""
 
-    run: page.RunOptions = page.RunOptions(task="text-regression", epochs=3)
+    run: page.RunOptions = page.RunOptions(task="text-regression")
     labels: page.TargetOptions = page.TargetOptions()
     loss: page.TargetLossOptions = page.TargetLossOptions()
 
@@ -94,10 +107,11 @@ class TextRegressionConfig(TextConfig):
 class MaskedLMConfig(TextConfig):
     """--task masked-lm"""
 
-    run: page.RunOptions = page.RunOptions(task="masked-lm", epochs=3)
-    batch: page.BatchOptions = page.BatchOptions(global_batch_size=64)
+    run: page.RunOptions = page.RunOptions(task="masked-lm")
     optim: page.OptimOptions = replace(TextConfig().optim, betas=(0.9, 0.98))
     loss: page.LossOptions = page.LossOptions()
+    usual: ClassVar[Mapping[str, int]] = {"epochs": 3, "global_batch_size": 64}
+    few: ClassVar[Few | None] = None  # not measured
 
 
 Config = (ImageClassificationConfig | ImageRegressionConfig | TextClassificationConfig | TextRegressionConfig

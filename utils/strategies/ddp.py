@@ -26,7 +26,7 @@ class DDP(Replicated):
         """Wrap the model. Collective: DDP sends rank 0's parameters to all ranks."""
         if self.world.world_size == 1:
             return
-        self.needs_every_grad = not self.config.find_unused_parameters
+        self.needs_every_grad, self.least_forwards = not self.config.find_unused_parameters, 1
         self.model = DistributedDataParallel(  # without device_ids: accumulate brings each micro-batch to its device
             self.module, gradient_as_bucket_view=True, find_unused_parameters=self.config.find_unused_parameters,
             **{_SYNC_BUFFERS: False})  # see buffers.py

@@ -11,7 +11,7 @@ Tests: tests/distributed/test_fsdp.py
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils._pytree import tree_map_only
 
 from utils.distributed.world import World
-from utils.strategies.base import AnyMicroBatch, Block, BlocksOf, MicroBatches
+from utils.strategies.base import Block, BlocksOf
 from utils.strategies.replicated import Replicated
 
 
@@ -35,7 +35,7 @@ class FSDP(Replicated):
         """Shard rank 0's parameters. Collective."""
         module, world = self.module, self.world
         self.is_sharded = self.needs_every_grad = world.world_size > 1
-        self._most = 1  # micro-batches of a rank in one step
+        self.least_forwards = int(self.is_sharded)
         if self.is_sharded:
             for param in module.parameters():
                 world.broadcast(param.detach())
@@ -45,15 +45,8 @@ class FSDP(Replicated):
 
     def setup(self, num_micro_batches: int) -> None:
         """The model is sharded already; only the number of forwards is new."""
-        self._most = -(-num_micro_batches // self.world.world_size)
-
-    def with_stand_in(self, micro_batches: MicroBatches[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
-        """The micro-batches, then a stand-in where another rank has one more."""
-        for micro_batch in micro_batches:
-            yield micro_batch
-        # shares differ by one at most; in the warm-up all ranks have one: all have a stand-in, or none
-        if self.is_sharded and len(micro_batches) == self._most - 1:
-            yield micro_batch.stand_in()
+        if self.is_sharded:
+            self.least_forwards = -(-num_micro_batches // self.world.world_size)  # as many as any rank has
 
     def whole(self, tensor: Tensor) -> Tensor:
         """The parts of all ranks together. Collective."""

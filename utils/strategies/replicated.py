@@ -19,6 +19,7 @@ from utils.strategies.checksum import checksum
 class Replicated(Strategy):
     """All of a Strategy except setup and the sum over ranks, which a subclass adds in grad_sync and finish."""
 
+    least_forwards = 0  # of a rank in a step: it goes forward with stand-ins where it has fewer micro-batches
     is_watched = False  # what is computed now is a rank's first micro-batch in an audited step: see add_entered
 
     @cached_property
@@ -40,9 +41,16 @@ class Replicated(Strategy):
     def require_all_grads(self) -> None:
         """Nothing to do if every rank uses every parameter in each step."""
 
-    def with_stand_in(self, micro_batches: MicroBatches[AnyMicroBatch]) -> Iterable[AnyMicroBatch]:
-        """The micro-batches: ranks need not have equally many."""
-        return micro_batches
+    def with_stand_in(self, micro_batches: MicroBatches[AnyMicroBatch]) -> Iterator[AnyMicroBatch]:
+        """The micro-batches, then a stand-in where this rank has fewer than least_forwards: of its last one.
+
+        Shares differ by one at most; the warm-up has given every rank one.
+        """
+        for micro_batch in micro_batches:
+            self._last = micro_batch
+            yield micro_batch
+        if len(micro_batches) < self.least_forwards:
+            yield self._last.stand_in()
 
     def accumulate(self, micro_batches: MicroBatches[AnyMicroBatch],
                    scale: Tensor) -> Iterator[tuple[nn.Module, AnyMicroBatch]]:
@@ -52,7 +60,7 @@ class Replicated(Strategy):
         self.is_own_finite = torch.ones_like(self.is_corrupted)
         for number, micro_batch in enumerate(self.with_stand_in(micro_batches), 1):
             self.is_watched = self.is_audited and number == 1
-            with self.grad_sync(number == len(micro_batches), scale):
+            with self.grad_sync(number >= len(micro_batches), scale):
                 yield self.model, micro_batch.to(self.world.device)
             if micro_batch.index == 0:
                 self._buffers.keep()

@@ -157,7 +157,7 @@ def start_of(world):
     """A start of a run whose classes are imbalanced."""
     objective = object.__new__(Classes)
     objective.class_counts = objective.eval_counts = np.array([1, 100])
-    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"), train_set=range(101))
+    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"), train_set=range(101), has_weights=True)
     return SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
 
 
@@ -171,17 +171,20 @@ def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
     (30, ["--global-batch-size", "16"], 6, ""), (30, ["--max-steps", "2"], 2, ""), (530, [], 51, ""),
     (8, [], 3, "")])  # no smaller batch makes more
 def test_few_steps_are_noted_with_a_batch_that_makes_more(num, words, total, found):
-    config = parse_command_line(["--task", "text-classification", "--data", "x", "--epochs", "3", *words], {})
+    config = parse_command_line(["--task", "text-classification", "--data", "x", "--epochs", "3",
+                                 "--global-batch-size", "32", *words], {})
     plan = BatchPlan(num, config.batch.global_batch_size, 1)
     assert min(3 * plan.steps_per_epoch, config.run.max_steps or total) == total
-    assert few_steps(SimpleNamespace(config=config, task=SimpleNamespace(train_set=range(num))), total) == found
+    for has_weights in (False, True):  # with weights --global-batch-size auto suits few samples
+        task = SimpleNamespace(train_set=range(num), has_weights=has_weights)
+        assert few_steps(SimpleNamespace(config=config, task=task), total) == found * (not has_weights)
 
 
 @pytest.mark.parametrize("num_eval, is_said", [(10**4, False), (10**4 + 1, True)])
 def test_a_best_metric_that_is_too_large_is_named_with_what_replaces_it(world, num_eval, is_said):
     objective = object.__new__(Labels)
     objective.names, objective.best = tuple(map(str, range(1000))), "micro_f1"
-    task = SimpleNamespace(objective=objective, train_set=range(10**4), eval_set=range(num_eval))
+    task = SimpleNamespace(objective=objective, train_set=range(10**4), eval_set=range(num_eval), has_weights=True)
     _, found = notes_of(SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world), 100, True, [])
     assert [("1000 labels" in text, "--best auto is micro_f1" in text) for text in found] == [(True, True)] * is_said
 

@@ -16,7 +16,7 @@ from torch.utils.data import DistributedSampler
 
 from data.plan import BatchPlan, cut
 from data.sampler import WINDOW, ElasticDistributedSampler, EvaluationSampler, Lengths, bucketed, epoch_order
-from utils.errors import Exit, UserError
+from utils.errors import UserError
 
 
 @st.composite
@@ -361,63 +361,34 @@ def test_samples_without_lengths_have_no_tokens():
 # --- refusals
 
 
-def refusal(plan, world_size, needs_two):
+def refusal(plan):
     try:
-        plan.check(world_size, needs_two)
+        plan.require_two()
     except UserError as error:
         return str(error)
     return None
 
 
-def working_sizes(plan, world_size, needs_two):
+def working_sizes(plan):
     """Every --micro-batch-size with which the same batches would not be refused."""
     sizes = range(1, plan.global_batch_size + 1)
-    return [size for size in sizes
-            if refusal(cut(plan.num_samples, plan.global_batch_size, size), world_size, needs_two) is None]
+    return [size for size in sizes if refusal(cut(plan.num_samples, plan.global_batch_size, size)) is None]
 
 
-@given(plans(), st.integers(1, 80), st.booleans())
-def test_more_processes_than_micro_batches_are_refused(plan, more, needs_two):
-    """The message names a size that works."""
-    world_size = plan.num_micro_batches + more
-    with pytest.raises(UserError) as refused:
-        plan.check(world_size, needs_two)
-    suggested = re.search(r"--micro-batch-size (\d+)", str(refused.value))
-    if suggested:
-        assert cut(plan.num_samples, plan.global_batch_size, int(suggested[1])).check(world_size, needs_two) is None
-    else:
-        assert working_sizes(plan, world_size, needs_two) == []
-
-
-def test_no_size_is_suggested_where_there_are_fewer_samples_than_processes():
-    with pytest.raises(UserError, match="use a larger --global-batch-size, or fewer processes"):
-        cut(5, 128, 1).check(6, needs_two=False)
-
-
-def test_the_refusal_of_too_many_processes_names_the_numbers():
-    with pytest.raises(UserError,
-                       match=r"--global-batch-size 128 makes 4 micro-batches of up to 32 samples: work for 4 processes,"
-                       r" and there are 6; use --micro-batch-size 25") as refused:
-        cut(1437, 128, 32).check(6, needs_two=False)
-    assert refused.value.code == Exit.USAGE
-
-
-@given(plans_and_world_sizes())
-def test_batch_norm_with_fewer_than_two_samples_is_refused(plan_and_world_size):
+@given(plans())
+def test_batch_norm_with_fewer_than_two_samples_is_refused(plan):
     """The message names the smallest size that works."""
-    plan, world_size = plan_and_world_size
-
-    message = refusal(plan, world_size, needs_two=True)
+    message = refusal(plan)
     if message is None:
         assert min(step_sizes(plan)) // plan.num_micro_batches >= 2
     else:
-        working = working_sizes(plan, world_size, needs_two=True)
+        working = working_sizes(plan)
         suggested = re.search(r"--micro-batch-size (\d+)", message)
         assert (int(suggested[1]) if suggested else None) == (working[0] if working else None)
 
 
 def test_batch_norm_does_not_trouble_a_plan_with_two_samples_everywhere():
-    assert cut(100, 10, 2).check(5, needs_two=True) is None
+    assert cut(100, 10, 2).require_two() is None
 
 
 # --- evaluation

@@ -14,6 +14,7 @@ from engine.due import Due, has_stopped_early, is_finished, what_is_due
 from models.metrics.classes import classification_metrics
 from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder, save, train_step  # noqa: F401
 from utils.numerics.averages import Averages
+from utils.rundir.resolved import Resolved
 from utils.rundir.state import Progress
 from utils.settings.run_options import RecordOptions, RunOptions
 
@@ -26,7 +27,7 @@ def training(task=HIGH, patience=2, progress=Progress(), total_steps=100):  # no
     return SimpleNamespace(
         config=SimpleNamespace(run=run, record=RecordOptions(eval_every=10)), task=task, total_steps=total_steps,
         last_step=total_steps, flags=SimpleNamespace(stop=False, error=False, save=False),
-        checkpoints=SimpleNamespace(is_due=lambda step: False),
+        checkpoints=SimpleNamespace(is_due=lambda step: False), run=SimpleNamespace(resolved=Resolved()),
         state=SimpleNamespace(progress=progress, best={}),
         world=SimpleNamespace(on_rank_zero=lambda work: work()))
 

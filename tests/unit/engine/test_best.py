@@ -13,6 +13,7 @@ from models.metrics.classes import classification_metrics
 from models.metrics.labels import multi_label_metrics
 from models.metrics.targets import regression_metrics
 from utils.errors import Exit, UserError
+from utils.rundir.resolved import Resolved
 from utils.rundir.state import Progress
 from utils.settings.run_options import RunOptions
 
@@ -26,7 +27,7 @@ def training_of(name, folder, best=None, step=8, patience=0):
         config=SimpleNamespace(record=SimpleNamespace(best=name), run=RunOptions(early_stop_patience=patience)),
         task=SimpleNamespace(best="top1", metrics=classification_metrics(3, np.arange(3), None, "auto")),
         state=SimpleNamespace(best=best or {}, progress=Progress(step=step)),
-        run=SimpleNamespace(path=folder), world=SimpleNamespace(on_rank_zero=lambda work: work()))
+        run=SimpleNamespace(path=folder, resolved=Resolved()), world=SimpleNamespace(on_rank_zero=lambda work: work()))
 
 
 @pytest.mark.parametrize("name, metric, is_high", [

@@ -20,6 +20,7 @@ from engine.resolve import (
 )
 from utils.distributed.world import World
 from utils.errors import Exit, UserError
+from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig
 from utils.settings.image_options import MixOptions
@@ -29,7 +30,7 @@ NO_BATCH_NORM, BATCH_NORM = nn.Linear(1, 1), nn.Sequential(nn.Conv2d(1, 1, 1), n
 
 
 def resolved(run, world_size, num_samples=1000, model=NO_BATCH_NORM, is_invariant=False, fit=None, **options):
-    return resolve_plan(start_of(run, BatchOptions(**options), num_samples, world_size),
+    return resolve_plan(start_of(run, BatchOptions(**{"global_batch_size": 64} | options), num_samples, world_size),
                         strategy_of(model, is_invariant), fit)
 
 
@@ -64,6 +65,7 @@ def test_auto_is_the_least_multiple_of_the_processes_in_the_limit(tmp_path, num_
 def test_auto_keeps_micro_batches_within_the_limit_for_any_numbers(tmp_path_factory, num_samples, batch, world_size):
     plan = resolved(run_in(tmp_path_factory.getbasetemp(), []), world_size, num_samples, global_batch_size=batch)
     count, n = plan.num_micro_batches, min(batch, num_samples)
+    world_size = min(world_size, n)  # the other ranks are idle
     fewer = count - world_size  # the next smaller multiple would not do
     assert (count % world_size, plan.sizes[1] <= AUTO_LIMIT) == (0, True)
     assert fewer == 0 or -(-n // fewer) > AUTO_LIMIT
@@ -134,10 +136,19 @@ def test_idle_ranks_where_no_size_helps_are_told_of_a_larger_batch(tmp_path):
     assert "a larger --global-batch-size" in notes[0]
 
 
-def test_a_given_cut_is_refused_for_more_processes(tmp_path):
-    with pytest.raises(UserError, match="work for 4 processes, and there are 6") as refused:
-        resolved(run_in(tmp_path, []), 6, global_batch_size=128, micro_batch_size=32)
-    assert refused.value.code == Exit.USAGE
+@pytest.mark.parametrize("model", [NO_BATCH_NORM, BATCH_NORM])
+def test_ranks_beyond_a_given_cut_are_idle(tmp_path, model):
+    run = run_in(tmp_path, notes := [])
+    plan = resolved(run, 6, model=model, global_batch_size=128, micro_batch_size=32)
+    assert (plan.num_micro_batches, run.resolved.micro_batches) == (4, 4)
+    assert "rank 4, 5 only takes part in the sums; --micro-batch-size 25 in a new run" in notes[0]
+
+
+@pytest.mark.parametrize("world_size", range(1, 40))
+@pytest.mark.parametrize("num_samples, batch", [(40, 16), (97, 16), (15, 16), (33, 64)])
+def test_auto_leaves_ranks_idle_rather_than_batch_norm_without_two_samples(tmp_path, world_size, num_samples, batch):
+    plan = resolved(run_in(tmp_path, []), world_size, num_samples, BATCH_NORM, global_batch_size=batch)
+    assert plan.sizes[0] >= 2
 
 
 def test_a_given_cut_takes_the_place_of_the_kept_one_with_a_note(tmp_path):
@@ -224,10 +235,19 @@ def test_a_head_learns_faster_if_the_task_says_so_and_lr_is_auto(tmp_path, optio
     assert run.resolved.head_lr_factor == expected
 
 
-def start_for(run, optim, batch, head_lr_factor=1.0):
+def test_a_fitted_head_and_one_that_is_kept_learn_at_the_rate_of_the_rest(tmp_path):
+    for has_new_head, head_init in ((True, "features"), (False, "random")):
+        run = run_in(tmp_path, [], {"head_init": head_init})
+        resolve_optim(start_for(run, OptimOptions(), 64, 10, has_new_head))
+        assert run.resolved.head_lr_factor == 1
+
+
+def start_for(run, optim, batch, head_lr_factor=1.0, has_new_head=True):
     config = ImageClassificationConfig(optim=optim, batch=BatchOptions(global_batch_size=batch))
-    task = SimpleNamespace(
-        train_set=range(1000), base_lr={"adamw": 1e-3, "sgd": 0.05}, head_lr_factor=head_lr_factor)
+    if run.resolved.head_init is UNSET:
+        run.keep(head_init="random")
+    task = SimpleNamespace(train_set=range(1000), base_lr={"adamw": 1e-3, "sgd": 0.05}, head_lr_factor=head_lr_factor,
+                           has_new_head=has_new_head, has_weights=has_new_head)
     return SimpleNamespace(config=config, run=run, task=task)
 
 

@@ -48,7 +48,10 @@ def built(world, classes=CLASSES, **options):
 
 
 def built_with_notes(world, classes=CLASSES, own_head=False, **options):
-    return build_model(ModelOptions(**options), classes, 224, True, world, own_head)
+    model, architecture, has_new_head, notes = build_model(
+        ModelOptions(**options), classes, 224, True, world, own_head)
+    assert has_new_head == any("new weights in the head" in note for note in notes)
+    return model, architecture, notes
 
 
 @pytest.fixture

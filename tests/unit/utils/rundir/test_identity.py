@@ -222,7 +222,7 @@ def test_a_task_may_have_neither_model_nor_pretrained():
 
     world = Told()
     require_same_program(Bare(), world)
-    assert json.loads(world.values["the settings"])["global_batch_size"] == 64
+    assert json.loads(world.values["the settings"])["global_batch_size"] == "auto"
 
 
 @pytest.mark.parametrize("name, value, what", [

@@ -231,11 +231,11 @@ def test_a_stop_by_another_rank_is_a_stopped_status(world):
     assert (status()["state"], status()["exit_code"]) == ("stopped", 75)
 
 
-def fail(world, *words, steps=0):
-    """A start that fails after so many steps."""
+def fail(world, *words, steps=0, evaluated=False):
+    """A start that fails after so many steps; evaluated: the beginning."""
     with pytest.raises(UserError), open_run(config_of(*words), world, print) as run:
         run.replace_folder("tokenizer", lambda folder: (folder / "words").write_text("a b c"))
-        run.follow(SimpleNamespace(progress=Progress(step=steps)))
+        run.follow(SimpleNamespace(progress=Progress(step=steps), best={"step": 0} if evaluated else {}))
         run.keep_resolved()
         raise UserError("no such model")
 
@@ -264,6 +264,11 @@ def test_a_start_that_fails_before_a_step_leaves_a_run_in_its_place(world):
     after = {name: Path(name).read_bytes() for name in names_below("run") if Path(name).name != ".lock"}
     fail(world, "--run-dir=run")
     assert (after, names_below(".")[:1], status()["state"]) == (before, ["run"], "failed")
+
+
+def test_a_run_whose_beginning_is_evaluated_stays(world):
+    fail(world, "--run-dir=run", evaluated=True)
+    assert status()["state"] == "failed"
 
 
 def test_a_start_that_fails_before_a_step_leaves_what_others_put_there(world):

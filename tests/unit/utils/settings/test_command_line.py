@@ -239,8 +239,8 @@ def test_help_lists_the_settings_of_its_task_and_no_others(task, capsys):
 @pytest.mark.parametrize("words, expected", [
     ([], {"image-size": "32", "epochs": "8", "lr": "auto", "mean": "0.287 0.287 0.287"}),
     (["--task=masked-lm"], {"model": "bert-tiny", "lr": "0.002", "max-length": "64"}),
-    ([FOLDER], {"image-size": "auto", "epochs": "30", "lr": "auto"}),
-    ([FOLDER, "--lr=0.3", "--config"], {"lr": "0.7", "epochs": "30"})])
+    ([FOLDER], {"image-size": "auto", "epochs": "auto", "lr": "auto"}),
+    ([FOLDER, "--lr=0.3", "--config"], {"lr": "0.7", "epochs": "auto"})])
 def test_help_shows_the_defaults_that_this_command_would_use(words, expected, capsys, yaml_file, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     words = [*words[:-1], yaml_file("lr: 0.7")] if words[-1:] == ["--config"] else words

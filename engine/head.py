@@ -1,0 +1,161 @@
+"""The head of a new run: fitted to what the pretrained weights give, before the first step (models/linear_head.py).
+
+Fine-tuning begins where a linear model on frozen features ends, and the run's best model is never worse on val. The
+features are those of the training samples as an evaluation sees them; each is computed by one rank, and rank 0 fits.
+
+Tests: tests/contracts/test_fitted_head.py
+"""
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from data.loader import BadSamples, build_loader, num_workers
+from data.sampler import EvaluationSampler
+from engine.records.log import figure
+from engine.start import Start
+from models.blocks import keep_statistics, last_layers
+from models.linear_head import FOLDS, fit_head, is_too_much, share_right
+from utils.errors import UserError, counted
+from utils.rundir.resolved import UNSET
+from utils.rundir.state import TrainState
+from utils.strategies.base import Strategy
+
+LARGEST = 1000.0  # norm of a head; those of good features have 1 to 20, and one of 70,000 destroyed what is below it
+
+
+def resolve_head(start: Start, model: nn.Module) -> None:
+    """--head-init as the run keeps it: features, or random. Below a fitted head BatchNorm keeps its statistics.
+
+    Before a strategy wraps the model. Raises UserError (64).
+    """
+    given, run = start.config.optim.head_init, start.run
+    if run.resolved.head_init is UNSET and (reason := _reason_against(start, model)):
+        if given == "features":
+            raise UserError(f"--head-init features: {reason}; leave it out")
+        if start.task.has_new_head and given == "auto":
+            run.note(f"the head starts at random: {reason}")
+        run.keep(head_init="random")
+    if run.resolve("head_init", given, lambda: "features") == "features":
+        keep_statistics(model)
+
+
+def _reason_against(start: Start, model: nn.Module) -> str:
+    """Why no head is fitted, in words; "" where one is."""
+    task, layer = start.task, _head_of(model)[1]
+    if not task.has_new_head:
+        return "there is no new head on pretrained weights"
+    if task.objective is None:
+        return "this task has no labels"
+    if layer is None:
+        return f"--model {start.config.model.model} does not end in one linear layer"
+    if is_too_much(len(task.train_set), layer.in_features, layer.out_features):
+        return (f"{len(task.train_set)} samples x {layer.in_features} features x {layer.out_features} outputs are too"
+                " many for a fit")
+    return ""
+
+
+def _head_of(model: nn.Module) -> tuple[str, nn.Linear | None]:
+    """The last layer, by its name; None if it is not one linear layer with a bias."""
+    names = last_layers(model)
+    layer = model.get_submodule(names[0])
+    is_linear = len(names) == 1 and isinstance(layer, nn.Linear) and layer.bias is not None
+    return names[0], layer if is_linear else None
+
+
+def begin_with_features(start: Start, state: TrainState, eval_batch: int, is_new: bool) -> None:
+    """In a new run with --head-init features: fit the head, load it on every rank, let step 0 be evaluated. Collective.
+
+    Raises UserError (65) on every rank for a sample that cannot be read.
+    """
+    if not is_new or start.run.resolved.head_init != "features":
+        return
+
+    # features; a fit on rank 0
+    world, strategy, began = start.world, state.strategy, time.monotonic()
+    frozen = _features(start, strategy, eval_batch)  # Collective.
+    weights = strategy.model_state()  # Collective.
+    start.watchdog.enter("fitting the head", start.config.faults.section_timeout)
+    reached = world.on_rank_zero(  # Collective.
+        lambda: _fit(start, frozen, _head_of(strategy.module)[0], weights), takes_long=True)
+    if reached is None:
+        start.run.note("the head starts at random: its features hardly differ between samples, or are not finite")
+        return
+
+    # the same head on every rank
+    strategy.load_model_state(world.broadcast_nest(weights, strategy.is_split))  # Collective.
+    state.averages.load({})
+    state.progress = replace(state.progress, evaluated_step=-1)
+    start.run.note(f"frozen features, linear head: {reached}{counted(len(frozen.features), 'sample')},"
+                   f" {time.monotonic() - began:.0f} s; the training begins with it, and evaluates it as step 0")
+
+
+class Frozen(NamedTuple):
+    """What the last layer sees of the samples that can be read."""
+
+    features: Tensor  # [N, D] float32
+    labels: Tensor  # as in Batch
+    indices: Tensor  # [N] int64, of the samples in train_set
+
+
+@torch.no_grad()
+def _features(start: Start, strategy: Strategy, eval_batch: int) -> Frozen:
+    """A pass over train_set in the batches of an evaluation. Collective. Raises UserError (65)."""
+    # how samples are read
+    config, world, task = start.config, start.world, start.task
+    model, samples, layer = strategy.module.eval(), task.unaugmented, _head_of(strategy.module)[1]
+    bad_samples = BadSamples(config.data.bad_samples, start.run.path / "bad_samples.txt")
+    sampler = EvaluationSampler(len(samples), eval_batch, world.rank, world.world_size)
+    workers, limit_s = num_workers(config.data.workers, world), config.faults.section_timeout
+    loader = build_loader(samples, task.collate, sampler, workers, world)
+
+    # one rank has the row of a sample, and the others hold zeros
+    features, is_read, labels = torch.zeros(len(samples), layer.in_features), torch.zeros(len(samples)), None
+    seen: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    for batch in start.watchdog.watch(loader, "features", limit_s, limit_s, loader.dataset.reading):
+        batch = bad_samples.check(batch)
+        with start.precision.autocast():
+            task.forward(model, batch.to(world.device))
+        if labels is None:
+            labels = torch.zeros(len(samples), *batch.labels.shape[1:], dtype=batch.labels.dtype)
+        if batch.indices:  # consecutive ones; a surplus batch has none
+            place = slice(batch.indices[0], batch.indices[-1] + 1)
+            is_usual = seen[-1].shape == features[place].shape  # not of each token, say
+            features[place] = seen[-1].float().cpu() if is_usual else torch.nan
+            labels[place], is_read[place] = batch.labels, batch.sample_weight
+        seen.clear()
+    hook.remove()
+    if any(world.gather(bad_samples.has_stopped())):  # Collective.
+        bad_samples.stop(world)  # Collective; raises UserError (65) on every rank.
+    features, labels, is_read = map(world.all_reduce_sum, (features, labels, is_read))  # Collective.
+    indices = is_read.nonzero()[:, 0]
+    return Frozen(features[indices], labels[indices], indices)
+
+
+def _fit(start: Start, frozen: Frozen, name: str, weights: dict[str, Tensor]) -> str | None:
+    """Put the head into `weights`, for the layer `name`. Returns what it reaches on held-out samples, in words.
+
+    None if there is nothing to fit, or the gradients of its features would be huge. Rank 0.
+    """
+    task, (features, labels, indices) = start.task, frozen
+    if not (len(features) and features.isfinite().all()):
+        return None
+    groups = task.groups(of_train=True)
+    head = fit_head(features, labels, len(task.classes), partial(task.objective.losses, is_training=True),
+                    None if groups is None else np.array(groups)[indices.numpy()])
+    if head.weight.norm() > LARGEST:
+        return None
+    weights |= {f"{name}.{param}": value.to(weights[f"{name}.{param}"])
+                for param, value in (("weight", head.weight), ("bias", head.bias))}
+    if head.held_out is None:
+        return ""
+    losses = task.objective.losses(head.held_out, labels, is_training=False)
+    value = share_right(head.held_out, labels) if task.best == "top1" else float(losses.mean())
+    metric = "top1" if task.best == "top1" else "loss"
+    return f"{metric} {figure(task, metric, value)} by {FOLDS} folds, "
