@@ -63,7 +63,7 @@ def _decide(t: Training, values: dict[str, Any], averaged: dict[str, Any]) -> tu
         is_gain = before is None or _is_better(found["value"], before, is_high)
         # a fitted head may lose until the warm-up is over
         spared = warmup_steps(t.config.optim, t.total_steps) if t.run.resolved.head_init == "features" else 0
-        count = (without_gain or 0) + (progress.step > spared)
+        count = (without_gain or 0) + (progress.step >= spared)
         gain, without_gain = (found["value"], 0) if is_gain else (before, count)
     is_best = not best or _is_better(found["value"], best["value"], is_high)
     return found if is_best else best, gain, without_gain

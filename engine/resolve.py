@@ -16,6 +16,7 @@ from torch import nn
 from data.plan import BatchPlan
 from engine.attempts import try_evaluation, try_training
 from engine.start import Start
+from models.blocks import has_batch_norm
 from utils.cpu.kernels import replace_kernels
 from utils.distributed.world import World
 from utils.errors import UserError, counted, first_line, is_out_of_memory, some
@@ -149,16 +150,16 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     """
     config, run, world, num_samples = start.config.batch, start.run, start.world, len(start.task.train_set)
     batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
-    has_batch_norm = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in strategy.module.modules())
+    needs_two = has_batch_norm(strategy.module)
 
     # lanes with work; BatchNorm needs two samples in every batch
-    most = max(1, BatchPlan(num_samples, batch, 1).sizes[0] // 2) if has_batch_norm else batch
+    most = max(1, BatchPlan(num_samples, batch, 1).sizes[0] // 2) if needs_two else batch
     busy = min(world.world_size, most)
     lanes = busy * min(strategy.lanes, most // busy)
 
     def derive() -> int:
         if strategy.is_invariant:
-            size = max(INVARIANT_LEAST[has_batch_norm], -(-batch // INVARIANT_SHARES))
+            size = max(INVARIANT_LEAST[needs_two], -(-batch // INVARIANT_SHARES))
             return -(-batch // min(INVARIANT_LIMIT, size))
         return lanes * -(-batch // ((fit or auto_limit(start, strategy)) * lanes))
 
@@ -178,13 +179,13 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
 
     # check
     plan = BatchPlan(num_samples, config.global_batch_size, count)
-    if has_batch_norm:
+    if needs_two:
         plan.require_two()
     if world.world_size == 1 and strategy.lanes > count:
         run.note(f"a global batch has {counted(count, 'micro-batch')}, and there are {strategy.lanes} devices, so some"
                  " compute nothing; a smaller --micro-batch-size in a new run gives each work")
     if world.world_size > count:
-        sizes = plan.sizes_for(world.world_size, has_batch_norm)
+        sizes = plan.sizes_for(world.world_size, needs_two)
         idle = some(str(rank) for rank in range(count, world.world_size))
         remedy = f"--micro-batch-size {sizes[-1]}" if sizes else "a larger --global-batch-size"
         run.note(f"a global batch has {counted(count, 'micro-batch')}, and there are {world.world_size} processes:"

@@ -105,9 +105,17 @@ def keep_statistics(model: nn.Module) -> None:
     others: EfficientNet-Lite0 on 200 photos of CIFAR-10 then ends at 54.2 % instead of 63.2 %. Before a strategy wraps
     the model.
     """
-    for part in model.modules():
-        if isinstance(part, nn.modules.batchnorm._NormBase):
-            _stay_in_evaluation(part)
+    for part in _batch_norms(model):
+        _stay_in_evaluation(part)
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether a batch's statistics decide what the model gives in training."""
+    return any(True for _ in _batch_norms(model))
+
+
+def _batch_norms(model: nn.Module) -> Iterator[nn.Module]:
+    return (part for part in model.modules() if isinstance(part, nn.modules.batchnorm._NormBase))
 
 
 def _stay_in_evaluation(part: nn.Module) -> None:

@@ -6,6 +6,7 @@ functions of the records, not of the position.)
 """
 
 import math
+import shlex
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,20 +15,24 @@ from typing import Any
 import numpy as np
 
 from data.loader import num_workers
-from engine.records.log import each_record
+from engine.records.log import each_record, figure
 from engine.records.waiting import WAIT, waiting
 from engine.start import Start
 from engine.training import Extra, Training
-from models.metrics.metric import MAX_SCORES
+from models.metrics.metric import MAX_SCORES, share_interval
 from models.objectives import Classes, Labels
 from utils.errors import counted, rounded
-from utils.settings.config import settings
+from utils.rundir.identity import identity
+from utils.rundir.run import command
+from utils.settings.command_line import as_words
+from utils.settings.config import Config, settings, types
 
 SETTLED = 100  # optimizer steps until BatchNorm's statistics follow the weights; before, an evaluation says little
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
 NUM_TIMINGS = 5  # train records whose timings are looked at together; WAIT is the mean share of them
 SLOW = 1.25  # times the median rank's own time for a step, mean of these
 FEW_STEPS, SMALL_BATCH = 50, 8  # optimizer steps in all: below, a --global-batch-size that makes more
+FEW = 2000  # samples of train or val: below, one run on them is not sure
 LOSS_ROSE = 1.05  # times the lowest validation loss
 TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations before
 
@@ -47,6 +52,25 @@ class EXTRA(Extra):
     def recorded(self, record: Mapping[str, Any]) -> Iterable[str]:
         """What a new one says."""
         return self._notes.add(record) if self._notes and record["split"] != "epoch" else ()
+
+
+    def finished(self, t: Training) -> Mapping[str, str]:
+        """How sure the best figure is, where there are few samples, and the command that asks more of them."""
+        best, num_val, found = t.state.best, len(t.task.eval_set), {}
+        if best["metric"] == "top1" and num_val < FEW and not t.config.data.group_column:  # whose samples are alike
+            ends = (figure(t.task, "top1", end) for end in share_interval(best["value"], num_val))
+            found["how sure"] = f"{' to '.join(ends)} (95 %, by {counted(num_val, 'validation sample')})"
+        if t.task.objective and len(t.task.train_set) < FEW:
+            found["other samples"] = again(t.config)
+        return found
+
+
+def again(config: Config) -> str:
+    """The command that repeats a run with other seeds, on other samples of its training set, for a shell."""
+    values, usual, kinds = identity(config), identity(type(config)()), types(config)
+    words = [word for name, value in values.items() if (value != usual[name] and name != "seed") or name == "task"
+             for word in as_words(name, value, kinds[name])]
+    return f"{command('python')} -m ask.folds --folds 5 --seeds 3 -- {shlex.join(words)}"
 
 
 @dataclass

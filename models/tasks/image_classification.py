@@ -28,6 +28,7 @@ from data.labels import CLASSES, NUMBERS, label_at
 from data.splits import ValSplit, require_split
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
+from models.blocks import has_batch_norm
 from models.objectives import build_objective, kind_of, label_columns_of
 from models.output import Output, Predictions, widened
 from models.own import IMAGE_MODELS
@@ -47,6 +48,8 @@ from utils.settings.run_options import LabelOptions
 
 # chosen by measurement: docs/models.md
 SCRATCH_LR, PRETRAINED_LR = {"adamw": 1e-3, "sgd": 0.02}, {"adamw": 3e-4, "sgd": 0.015}
+# ViT, Swin, ConvNeXt: not measured, but between what BEiT and DeiT III fine-tune with, for a batch of 64
+WITHOUT_BATCH_NORM_LR = PRETRAINED_LR | {"adamw": 5e-5}
 
 
 class ImageTask(Task):
@@ -133,6 +136,8 @@ class ImageTask(Task):
         for text in notes:
             self._note(text)
         self._transforms_input = getattr(model, "transform_input", False)
+        if self.has_weights and not has_batch_norm(model):
+            self.base_lr = WITHOUT_BATCH_NORM_LR
         return model
 
     def forward(self, model: nn.Module, batch: Batch) -> Output:

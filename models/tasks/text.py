@@ -1,5 +1,6 @@
 """What the two text tasks share: a tokenizer, token ids made once per node, an encoder in the Hugging Face format."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,9 @@ from utils.rundir.run import Run
 from utils.settings.config import MaskedLMConfig, TextClassificationConfig, TextRegressionConfig
 
 SCRATCH_WIDTH = 128  # of an encoder: Adam's rate of a wider one from scratch falls as its width grows (docs/models.md)
+# Pretrained ones of these widths, or of less and of more, have pretrained_lr and 0.4 times that; between them it falls
+# with the logarithm of the width. Measured at 384; at 1024 BERT-large's rate (Mosbach et al., 2021).
+WIDTHS, SHARE_OF_WIDEST = (384, 1024), 0.4
 
 
 class TextTask(Task):
@@ -57,8 +61,11 @@ class TextTask(Task):
         # encoder's config and tokenizer
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
         width = getattr(config_of(config.model.model, self._encoder), "hidden_size", None) or 768
-        self.base_lr = self.pretrained_lr if config.model.pretrained else self.scratch_lr | {
-            "adamw": self.scratch_lr["adamw"] * min(1, SCRATCH_WIDTH / width)}
+        rates, share = self.scratch_lr, min(1, SCRATCH_WIDTH / width)
+        if self.has_weights:
+            place = math.log(width / WIDTHS[0]) / math.log(WIDTHS[1] / WIDTHS[0])
+            rates, share = self.pretrained_lr, SHARE_OF_WIDEST ** min(1, max(0, place))
+        self.base_lr = rates | {"adamw": rates["adamw"] * share}
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
             config, self._encoder, lambda: read_texts(source), run, world)
         self.source = source = replace(source, tokenizer=digest)

@@ -123,12 +123,17 @@ def test_a_class_that_only_val_has_is_refused_once_on_two_processes(own_photos, 
                    "'Tint2' and 'tint2' differ only in case")
 
 
-def test_more_processes_than_micro_batches_are_refused_with_the_numbers(photos, run_dir, run_torchrun):
-    result = run_torchrun(3, *SMALL, "--data", photos, "--run-dir", run_dir, "--micro-batch-size", "12")
-    assert_refused(result, Exit.USAGE,
-                   "--global-batch-size 24 makes 2 micro-batches of up to 12 samples: work for 2 processes",
-                   "there are 3", "--micro-batch-size 11")
-    assert not (run_dir / "checkpoints").exists()
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "exact"])
+def test_ranks_beyond_the_micro_batches_are_idle_and_change_nothing(photos, run_dir, run_torchrun, strategy):
+    """Three processes for two micro-batches compute what two do."""
+    words = [*SMALL, "--data", photos, "--micro-batch-size", "12", "--strategy", strategy, "--threads", "1"]
+    for processes in (2, 3):
+        result = run_torchrun(processes, *words, "--run-dir", run_dir / str(processes))
+        assert result.returncode == 0, result.text
+        idle = "a global batch has 2 micro-batches, and there are 3 processes: rank 2 only takes part in the sums"
+        assert (idle in result.text) == (processes == 3), result.text
+    two, three = (json.loads((run_dir / str(processes) / "summary.json").read_text()) for processes in (2, 3))
+    assert abs(two["loss"] - three["loss"]) < 1e-3 * two["loss"]
 
 
 def image_of(root: Path, split: str, index: int) -> Path:

@@ -66,7 +66,7 @@ def test_evaluations_differ_in_their_time_alone(outputs):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1260)
-def test_five_processes_are_refused_with_a_way_out(outputs):
+def test_of_five_processes_one_is_idle_with_a_way_out(outputs):
     [printed] = [lines for commands, lines in outputs.items() if "runs/five" in commands]
     assert any("--micro-batch-size" in line for line in printed)
 

@@ -1,16 +1,18 @@
 """extra.py: each note when it applies, once, and not when it does not; the same after a resume."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from data.plan import BatchPlan
-from extras.notes.extra import Notes, few_steps, imbalance, notes_of
+from extras.notes.extra import EXTRA, Notes, few_steps, imbalance, notes_of
 from models.losses import class_weights
+from models.metrics.classes import classification_metrics
 from models.objectives import Classes, Labels
 from utils.settings.command_line import parse_command_line
-from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings
+from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings, with_values
 from utils.settings.run_options import ClassLossOptions
 
 pytestmark = pytest.mark.unit
@@ -178,6 +180,27 @@ def test_few_steps_are_noted_with_a_batch_that_makes_more(num, words, total, fou
     for has_weights in (False, True):  # with weights --global-batch-size auto suits few samples
         task = SimpleNamespace(train_set=range(num), has_weights=has_weights)
         assert few_steps(SimpleNamespace(config=config, task=task), total) == found * (not has_weights)
+
+
+@pytest.mark.parametrize("metric, num_train, num_val, group, found", [
+    ("top1", 40, 153, None, ["how sure", "other samples"]), ("top1", 2000, 153, None, ["how sure"]),
+    ("top1", 2000, 2000, None, []), ("macro_f1", 40, 153, None, ["other samples"]),
+    ("top1", 40, 153, "patient", ["other samples"])])
+def test_a_run_on_few_samples_says_how_sure_it_is(metric, num_train, num_val, group, found):
+    """Groups are left to the report, which draws whole ones."""
+    config = parse_command_line(["--data", "photos", "--model", "resnet50", "--pretrained", "--seed", "3"], {})
+    config = with_values(config, {"group_column": group})
+    task = SimpleNamespace(train_set=range(num_train), eval_set=range(num_val), objective=object(),
+                           metrics=classification_metrics(2, np.arange(2), None, "auto"))
+    t = SimpleNamespace(config=config, task=task, state=SimpleNamespace(best={"metric": metric, "value": 0.5}))
+    said = EXTRA().finished(t)
+    assert [*said] == found
+    if "how sure" in said:
+        assert said["how sure"] == "42.17 % to 57.83 % (95 %, by 153 validation samples)"
+    if "other samples" in said:
+        assert said["other samples"].endswith(
+            f"-m ask.folds --folds 5 --seeds 3 -- --task image-classification --data {Path('photos').absolute()}"
+            f"{' --group-column patient' * bool(group)} --model resnet50 --pretrained")
 
 
 @pytest.mark.parametrize("num_eval, is_said", [(10**4, False), (10**4 + 1, True)])

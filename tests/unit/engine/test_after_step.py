@@ -1,6 +1,7 @@
 """Which model is best, and when a run stops early; a checkpoint keeps both."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +17,7 @@ from tests.unit.utils.rundir.conftest import build_state, checkpoints_of, folder
 from utils.numerics.averages import Averages
 from utils.rundir.resolved import Resolved
 from utils.rundir.state import Progress
-from utils.settings.run_options import RecordOptions, RunOptions
+from utils.settings.run_options import OptimOptions, RecordOptions, RunOptions
 
 METRICS = classification_metrics(3, np.arange(3), None, "auto")
 HIGH, LOW = (SimpleNamespace(best=name, metrics=METRICS) for name in ("top1", "loss"))
@@ -49,6 +50,20 @@ def evaluations_until_stop(values, **options):
     ([0.3, 0.2, 0.1, 0.0], {"patience": 0}, None)])
 def test_a_run_stops_after_so_many_evaluations_without_a_gain(values, options, stop):
     assert evaluations_until_stop(values, **options) == stop
+
+
+@pytest.mark.parametrize("head_init, stop", [("features", 8), ("random", 4)])
+def test_patience_with_a_fitted_head_counts_from_the_end_of_the_warm_up(head_init, stop):
+    """5 % of 100 steps; the head was evaluated at step 0, and each step loses."""
+    t = training(patience=2, progress=Progress(evaluated_step=-1))
+    t.config.optim = OptimOptions()
+    t.run.resolved = Resolved(head_init=head_init)
+    for step in range(0, 20, 2):
+        t.state.progress = replace(t.state.progress, step=step)
+        update_best(t, {t.task.best: 0.5 - step / 100}, {})
+        if has_stopped_early(t):
+            break
+    assert step == stop
 
 
 def test_a_save_by_the_clock_is_made_where_each_step_ends_an_epoch(monkeypatch):
