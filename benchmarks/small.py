@@ -195,8 +195,8 @@ def frozen(cell: Cell, folder: Path) -> float:
         size = cell.words.partition("--image-size ")[2]
         model = ["--model", minilm_folder()] if cell.kind is TEXT else [
             "--model", "timm/tf_efficientnet_lite0", "--weights", LITE0, *(["--image-size", size] if size else [])]
-        subprocess.run([sys.executable, "-m", "models.predict", *model, source, "--embeddings", name, "--text-column",
-                        ",".join(cell.columns)], cwd=ROOT, check=True)
+        subprocess.run([sys.executable, "-m", "models.predict", *model, source, "--text-column", ",".join(cell.columns),
+                        "--embeddings", name, "--output", f"{name}.csv"], cwd=ROOT, check=True, capture_output=True)
         features[split] = np.load(name)
         labels[split] = texts_of(folder, split, cell.columns)[1] if cell.kind is TEXT else [
             path.parent.name for path in sorted(source.rglob("*")) if path.is_file()]

@@ -16,6 +16,9 @@ Several processes share the inputs out, and FILE has the same bytes on any numbe
 with one thread. What is done is kept beside FILE, in FILE.parts-*, so the same command continues after a kill. (Several
 nodes must share that folder.) Standard input and standard output take one process, which begins anew.
 
+--model NAME or FOLDER instead of RUN: no run is needed, and rows have the input alone; weights as they are give the
+features of --embeddings. Of a text encoder that is the mean of its last layer over the tokens.
+
 --embeddings: float32 [rows of FILE, D], the features of each row: what goes into the last layer of the model. That is
 the pooled output of a network for images or of a text encoder; of a map, the mean over its positions.
 """
@@ -40,13 +43,18 @@ def _count(text: str) -> int:
 
 # torch is imported inside the function that needs it, so that --help and wrong arguments are answered at once.
 PARSER = Parser("models.predict", __doc__)
-PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder")
-PARSER.add_argument("inputs", metavar="INPUT", nargs="+",
+PARSER.add_argument("run", metavar="RUN", help="a run directory of train.py, or its model folder; not with --model")
+PARSER.add_argument("inputs", metavar="INPUT", nargs="*",
                     help="images: files, folders, .csv, .tsv, .jsonl; texts: .csv, .tsv, .jsonl, .txt or -")
 PARSER.add_argument("--format", choices=("csv", "jsonl"), help="default: by the ending of FILE, else csv")
 PARSER.add_argument("--output", metavar="FILE",
                     help="write to FILE, which appears when it is complete (default: standard output)")
 PARSER.add_argument("--embeddings", metavar="FILE.npy", help="write the features of each row to FILE.npy, too")
+PARSER.add_argument("--model", metavar="NAME|FOLDER", help="instead of RUN: weights as they are, for --embeddings: a"
+                    " text encoder's folder or name, a name of torchvision, timm/NAME, or a name with --weights")
+PARSER.add_argument("--weights", metavar="FILE", help="with --model NAME of images: .pth or .safetensors")
+PARSER.add_argument("--image-size", metavar="N", type=_count, help="with --model: default: that of the weights")
+PARSER.add_argument("--text-column", metavar="A[,B]", default="text", help="with --model, of tables (default: text)")
 PARSER.add_argument("--batch-size", metavar="N", type=_count, default=64, help="inputs at once (default: 64)")
 PARSER.add_argument("--device", default="auto", help="cpu, cuda, ...; default: the accelerator where there is one")
 WAYS_OUT = {"out_of_memory": "use a smaller --batch-size", "killed": "run it again, with a smaller --batch-size"}
@@ -59,6 +67,12 @@ def main(arguments: list[str]) -> int:
     if the model or an input is missing, 73 if the output cannot be written.
     """
     given = PARSER.parse_args(arguments)
+    if not (given.inputs or given.model):
+        PARSER.error("the following arguments are required: INPUT")
+    if given.model and not given.embeddings:
+        PARSER.error("--model gives features alone: add --embeddings FILE.npy and --output FILE")
+    if given.weights and not given.model:
+        PARSER.error("--weights is for --model NAME")
     given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
     try:
         return predict(given)
@@ -84,7 +98,11 @@ def predict(given: argparse.Namespace) -> Exit:
     end_with_torchrun()
     set_tf32(False)
     torch.set_num_threads(1)  # the last bits of what several threads compute depend on how many there are
-    folder, task = find_model(Path(given.run))
+    if given.model:
+        given.inputs.insert(0, given.run)
+        folder, task = Path(), ""
+    else:
+        folder, task = find_model(Path(given.run))
     with World.from_env(given.device) as world, closing(RunLock()) as lock:  # Collective.
         has_parts = given.output is not None and "-" not in given.inputs
         if not has_parts and (given.embeddings or world.world_size > 1):
@@ -95,11 +113,16 @@ def predict(given: argparse.Namespace) -> Exit:
             is_mine = number % world.world_size == world.rank
             return parts is None or (is_mine and not (parts / str(number)).exists())
 
-        found = world.everywhere(lambda: load_task(task).predict(  # Collective.
-            folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
+        if given.model:
+            from models.features import open_features
+
+            found = open_features(given, world, is_wanted)  # Collective.
+        else:
+            found = world.everywhere(lambda: load_task(task).predict(  # Collective.
+                folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
         world.on_rank_zero(partial(require_outputs, given))  # Collective.
         if has_parts:  # once the inputs are known to be there: other parts are removed
-            parts = folder_of_parts(given, folder, world, lock)  # Collective.
+            parts = folder_of_parts(given, None if given.model else folder, world, lock)  # Collective.
         is_hidden = not world.is_main or (given.output is None and sys.stdout.isatty())
         found = found._replace(batches=tqdm(  # None: hidden where there is no terminal
             found.batches, "predict", found.num_batches, unit="batch", disable=is_hidden or None))

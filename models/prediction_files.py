@@ -50,15 +50,16 @@ def require_outputs(given: argparse.Namespace) -> None:
             taken.add(os.path.realpath(name))
 
 
-def folder_of_parts(given: argparse.Namespace, model: Path, world: World, lock: RunLock) -> Path:
+def folder_of_parts(given: argparse.Namespace, model: Path | None, world: World, lock: RunLock) -> Path:
     """FILE.parts-DIGEST, which rank 0 locks; those that other commands left are removed. Collective.
 
-    given: the arguments of models.predict. model: its folder. Raises UserError: 65 if nodes differ, 78 if another
-    command writes FILE.
+    given: the arguments of models.predict. model: its folder; None: `given` says which weights. Raises UserError: 65 if
+    nodes differ, 78 if another command writes FILE.
     """
     files = _files(given.inputs)
     stats = [(stat.st_size, stat.st_mtime_ns) for stat in map(os.stat, filter(os.path.exists, files))]  # A,B is no file
-    digest = digest_of(vars(given), files, stats, files_in(model), code_digest(), torch.__version__, world.device.type)
+    digest = digest_of(vars(given), files, stats, model and files_in(model),
+                       code_digest(), torch.__version__, world.device.type)
     world.require_same(digest, "the model and the inputs")  # Collective.
     parts = Path(f"{given.output}.parts-{digest}")
 

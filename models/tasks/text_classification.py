@@ -121,31 +121,41 @@ class LabelledTextTask(TextTask):
         A pair is A<tab>B.
         """
         # inputs
-        paths = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs]
         described = json.loads((folder / "config.json").read_text())
         if missing := {"text_columns", "max_tokens"} - set(described):
             raise UserError(f"{folder} is of no text run: config.json lacks {some(sorted(missing))}", Exit.NO_INPUT)
-        columns = Columns(tuple(described["text_columns"]), ())
-        for path in paths:
-            require_columns(path, columns.texts, "give a table with the columns of training")
+        rows, num_rows = rows_of(inputs, tuple(described["text_columns"]))
 
         # model
         (model, config), tokenizer = load_classifier(folder), load_tokenizer(str(folder))
         side = find_padding_side(model, tokenizer, described["max_tokens"])
         described["classes"] = [config.id2label[index] for index in range(config.num_labels)]
-        def rows() -> Iterator[tuple[Path, Row]]:
-            return ((path, row) for path in paths for row in read_rows(path, columns, keep_blank=True))
-
-        num_batches = None if "-" in inputs else -(-sum(1 for _ in rows()) // batch_size)
+        num_batches = None if num_rows is None else -(-num_rows // batch_size)
         outputs = partial(outputs_for_texts, model.to(device), tokenizer, described["max_tokens"], side)
-        batches = _predictions(lambda texts: values_of(described, outputs(texts)), rows(), batch_size, is_wanted)
+        batches = predictions_of(lambda texts: values_of(described, outputs(texts)), rows, batch_size, is_wanted)
         return Predictions(described, batches, model, num_batches)
 
 
-def _predictions(
+def rows_of(inputs: Sequence[str], columns: tuple[str, ...]) -> tuple[Iterator[tuple[Path, Row]], int | None]:
+    """The rows of tables and text files, each with its file; and how many there are, None with standard input.
+
+    columns: of the texts. Raises UserError (65, 66).
+    """
+    paths, wanted = [Path("/dev/stdin") if name == "-" else table_at(name) for name in inputs], Columns(columns, ())
+    for path in paths:
+        require_columns(path, wanted.texts, "give a table with the columns of training")
+
+    def rows() -> Iterator[tuple[Path, Row]]:
+        return ((path, row) for path in paths for row in read_rows(path, wanted, keep_blank=True))
+
+    return rows(), None if "-" in inputs else sum(1 for _ in rows())
+
+
+def predictions_of(
     predict: Callable[[Sequence[Sequence[str]]], np.ndarray], rows: Iterator[tuple[Path, Row]], batch_size: int,
     is_wanted: Callable[[int], bool]
 ) -> Iterator[list[Prediction]]:
+    """Batches of predictions for rows; an empty text has none. predict: B texts to [B, C]."""
     for number, batch in enumerate(iter(lambda: list(islice(rows, batch_size)), [])):
         if not is_wanted(number):
             yield []

@@ -110,12 +110,12 @@ def build_encoder(
         _fit_head(model, new, outputs, spec)
     if classes and getattr(model.config, "pad_token_id", None) is None:  # decoders look for the token before it
         model.config.pad_token_id = spec.tokenizer.pad_token_id
-    if spec.max_length > (limit := _max_tokens(model)):
+    if spec.max_length > (limit := max_tokens(model)):
         raise UserError(f"--max-length {spec.max_length}: --model {config.model} takes at most {limit} tokens")
     return model, model.config
 
 
-def _max_tokens(model: nn.Module) -> float:
+def max_tokens(model: nn.Module) -> float:
     """The longest input: by the table of positions, else by the config. Some models keep its first rows for padding."""
     tables = [module for name, module in model.named_modules()
               if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)]
