@@ -18,7 +18,7 @@ PLACES = ("train.py", "launch.sh", "launch", "ask", "extras", "engine", "models"
 # the command line, which reads pages of settings and knows no training.
 BESIDE = (
     "ask", "extras", "launch", "launch.sh",
-    "models/predict.py", "models/prediction_files.py", "models/export.py", "models/exported.py",
+    "models/features.py", "models/predict.py", "models/prediction_files.py", "models/export.py", "models/exported.py",
     "models/exported_images.py", "models/run_exported.py", "models/own.py", "models/trial.py",
     "models/text/own_classifier.py", "models/vision/timm_models.py",
     "data/tables", "data/images/table.py", "data/images/cache.py",

@@ -6,6 +6,7 @@ features are those of the training samples as an evaluation sees them; each is c
 Tests: tests/contracts/test_fitted_head.py
 """
 
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from data.sampler import EvaluationSampler
 from engine.records.log import figure
 from engine.start import Start
 from models.blocks import keep_statistics, last_layers
-from models.linear_head import FOLDS, fit_head, is_too_much, share_right
+from models.linear_head import FOLDS, fit_head, is_too_much, mean_over_tokens, share_right
 from utils.errors import UserError, counted
 from utils.rundir.resolved import UNSET
 from utils.rundir.state import TrainState
@@ -81,24 +82,28 @@ def begin_with_features(start: Start, state: TrainState, eval_batch: int, is_new
     frozen = _features(start, strategy, eval_batch)  # Collective.
     weights = strategy.model_state()  # Collective.
     start.watchdog.enter("fitting the head", start.config.faults.section_timeout)
-    reached = world.on_rank_zero(  # Collective.
+    words, yardstick = world.on_rank_zero(  # Collective.
         lambda: _fit(start, frozen, _head_of(strategy.module)[0], weights), takes_long=True)
-    if reached is None:
+    if yardstick is not None:
+        start.run.keep(yardstick=yardstick)
+    if words is None:
         start.run.note("the head starts at random: its features hardly differ between samples, or are not finite")
         return
 
     # the same head on every rank
+    start.watchdog.enter("starting", math.inf)
     strategy.load_model_state(world.broadcast_nest(weights, strategy.is_split))  # Collective.
     state.averages.load({})
     state.progress = replace(state.progress, evaluated_step=-1)
-    start.run.note(f"frozen features, linear head: {reached}{counted(len(frozen.features), 'sample')},"
+    start.run.note(f"frozen features, linear head: {words}{counted(len(frozen.features), 'sample')},"
                    f" {time.monotonic() - began:.0f} s; the training begins with it, and evaluates it as step 0")
 
 
 class Frozen(NamedTuple):
-    """What the last layer sees of the samples that can be read."""
+    """What the model knows of the samples that can be read."""
 
-    features: Tensor  # [N, D] float32
+    features: Tensor  # [N, D] float32: what the last layer sees
+    means: Tensor  # [N, H] float32: of an encoder's last layer over the tokens; H = 0 without an encoder
     labels: Tensor  # as in Batch
     indices: Tensor  # [N] int64, of the samples in train_set
 
@@ -116,8 +121,12 @@ def _features(start: Start, strategy: Strategy, eval_batch: int) -> Frozen:
 
     # one rank has the row of a sample, and the others hold zeros
     features, is_read, labels = torch.zeros(len(samples), layer.in_features), torch.zeros(len(samples)), None
-    seen: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
+    encoder = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)  # of transformers
+    means = torch.zeros(len(samples), getattr(getattr(encoder, "config", None), "hidden_size", 0))
+    seen: dict[str, Tensor] = {}
+    hooks = [layer.register_forward_pre_hook(lambda layer, inputs: seen.update(features=inputs[0]))]
+    if means.shape[1]:
+        hooks.append(encoder.register_forward_hook(lambda encoder, inputs, outputs: seen.update(hidden=outputs[0])))
     for batch in start.watchdog.watch(loader, "features", limit_s, limit_s, loader.dataset.reading):
         batch = bad_samples.check(batch)
         with start.precision.autocast():
@@ -126,36 +135,45 @@ def _features(start: Start, strategy: Strategy, eval_batch: int) -> Frozen:
             labels = torch.zeros(len(samples), *batch.labels.shape[1:], dtype=batch.labels.dtype)
         if batch.indices:  # consecutive ones; a surplus batch has none
             place = slice(batch.indices[0], batch.indices[-1] + 1)
-            is_usual = seen[-1].shape == features[place].shape  # not of each token, say
-            features[place] = seen[-1].float().cpu() if is_usual else torch.nan
+            is_usual = seen["features"].shape == features[place].shape  # not of each token, say
+            features[place] = seen["features"].float().cpu() if is_usual else torch.nan
             labels[place], is_read[place] = batch.labels, batch.sample_weight
-        seen.clear()
-    hook.remove()
+            if "hidden" in seen:
+                means[place] = mean_over_tokens(seen["hidden"].float().cpu(), batch.inputs)
+    for hook in hooks:
+        hook.remove()
     if any(world.gather(bad_samples.has_stopped())):  # Collective.
         bad_samples.stop(world)  # Collective; raises UserError (65) on every rank.
-    features, labels, is_read = map(world.all_reduce_sum, (features, labels, is_read))  # Collective.
+    features, means, labels, is_read = map(world.all_reduce_sum, (features, means, labels, is_read))  # Collective.
     indices = is_read.nonzero()[:, 0]
-    return Frozen(features[indices], labels[indices], indices)
+    return Frozen(features[indices], means[indices], labels[indices], indices)
 
 
-def _fit(start: Start, frozen: Frozen, name: str, weights: dict[str, Tensor]) -> str | None:
-    """Put the head into `weights`, for the layer `name`. Returns what it reaches on held-out samples, in words.
+def _fit(start: Start, frozen: Frozen, name: str, weights: dict[str, Tensor]) -> tuple[str | None, float | None]:
+    """Put the head into `weights`, for the layer `name`. Rank 0.
 
-    None if there is nothing to fit, or the gradients of its features would be huge. Rank 0.
+    Returns what it reaches on held-out samples, in words, or None if there is nothing to fit, or the gradients of its
+    features would be huge; and top1 of a head on the means over tokens, which plain transformers could not load.
     """
-    task, (features, labels, indices) = start.task, frozen
+    task, (features, means, labels, indices) = start.task, frozen
     if not (len(features) and features.isfinite().all()):
-        return None
+        return None, None
     groups = task.groups(of_train=True)
-    head = fit_head(features, labels, len(task.classes), partial(task.objective.losses, is_training=True),
-                    None if groups is None else np.array(groups)[indices.numpy()])
+    fit = partial(fit_head, labels=labels, num_outputs=len(task.classes),
+                  losses=partial(task.objective.losses, is_training=True),
+                  groups=None if groups is None else np.array(groups)[indices.numpy()])
+    head = fit(features)
     if head.weight.norm() > LARGEST:
-        return None
+        return None, None
     weights |= {f"{name}.{param}": value.to(weights[f"{name}.{param}"])
                 for param, value in (("weight", head.weight), ("bias", head.bias))}
     if head.held_out is None:
-        return ""
-    losses = task.objective.losses(head.held_out, labels, is_training=False)
-    value = share_right(head.held_out, labels) if task.best == "top1" else float(losses.mean())
-    metric = "top1" if task.best == "top1" else "loss"
-    return f"{metric} {figure(task, metric, value)} by {FOLDS} folds, "
+        return "", None
+    if task.best != "top1":
+        loss = float(task.objective.losses(head.held_out, labels, is_training=False).mean())
+        return f"loss {figure(task, 'loss', loss)} by {FOLDS} folds, ", None
+    words = f"top1 {figure(task, 'top1', share_right(head.held_out, labels))} by {FOLDS} folds, "
+    if not means.shape[1]:
+        return words, None
+    yardstick = share_right(fit(means).held_out, labels)
+    return f"{words}{figure(task, 'top1', yardstick)} on the mean over tokens, ", yardstick

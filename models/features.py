@@ -19,6 +19,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
+from models.linear_head import mean_over_tokens
 from models.output import Prediction, Predictions
 from models.vision.timm_models import is_timm
 from utils.distributed.world import World, is_folder
@@ -30,10 +31,8 @@ from utils.settings.image_options import ModelOptions
 NAMELESS = {"classes": [], "target_mean": [], "target_std": []}  # a description: rows have no prediction
 MAX_TOKENS = 512  # of a text, or what the encoder takes, if that is less
 
-IsWanted = Callable[[int], bool]
 
-
-def open_features(given: argparse.Namespace, world: World, is_wanted: IsWanted) -> Predictions:
+def open_features(given: argparse.Namespace, world: World, is_wanted: Callable[[int], bool]) -> Predictions:
     """The inputs, whose features the last layer of the model will see. Collective.
 
     given: the arguments of models.predict. is_wanted: as in Task.predict. Raises UserError (64, 65, 66).
@@ -44,7 +43,7 @@ def open_features(given: argparse.Namespace, world: World, is_wanted: IsWanted) 
     return (_of_images if are_images else _of_texts)(given, world, is_wanted)  # Collective.
 
 
-def _of_images(given: argparse.Namespace, world: World, is_wanted: IsWanted) -> Predictions:
+def _of_images(given: argparse.Namespace, world: World, is_wanted: Callable[[int], bool]) -> Predictions:
     from data.images.decode import WHITES
     from data.images.folder import list_images
     from models.vision.classifier import build_model, classify_images
@@ -54,9 +53,8 @@ def _of_images(given: argparse.Namespace, world: World, is_wanted: IsWanted) -> 
     known = world.everywhere(partial(preprocessing_of_weights, options, True)) or {  # Collective.
         "image_size": 224, "resize_size": 256, **IMAGENET}
     known |= {"white_value": WHITES[-1]}
-    if given.image_size:
-        known["resize_size"] = round(given.image_size * known["resize_size"] / known["image_size"])
-        known["image_size"] = given.image_size
+    if size := given.image_size:
+        known |= {"resize_size": round(size * known["resize_size"] / known["image_size"]), "image_size": size}
     prepared = asdict(Preprocessing(**{key: known[key] for key in Preprocessing.__dataclass_fields__}))
     model, *_ = build_model(options, ("",), prepared["image_size"], True, world)  # Collective.
     if given.weights:
@@ -66,7 +64,7 @@ def _of_images(given: argparse.Namespace, world: World, is_wanted: IsWanted) -> 
     return Predictions(NAMELESS, _nameless(batches), model, -(-len(paths) // given.batch_size))
 
 
-def _of_texts(given: argparse.Namespace, world: World, is_wanted: IsWanted) -> Predictions:
+def _of_texts(given: argparse.Namespace, world: World, is_wanted: Callable[[int], bool]) -> Predictions:
     from data.texts.tokenizer import load_tokenizer
     from models.tasks.text_classification import predictions_of, rows_of
     from models.text.bert import BUILT
@@ -77,8 +75,8 @@ def _of_texts(given: argparse.Namespace, world: World, is_wanted: IsWanted) -> P
     if given.model in BUILT:
         raise UserError(f"--model {given.model} is built from scratch and has no weights; name a model folder, or a"
                         " transformers name")
-    run = Run(Path(), {}, {"start": 1, "cores_per_process": 1}, say, lock=None)
-    folder = find_folder(given.model, run, world)  # Collective.
+    alone = Run(Path(), {}, {"start": 1, "cores_per_process": 1}, say, lock=None)  # it keeps nothing
+    folder = find_folder(given.model, alone, world)  # Collective.
     given.weights_sha256 = world.everywhere(  # Collective.
         lambda: [file_sha256(file) for file in sorted(Path(folder).glob("model*.safetensors"))], takes_long=True)
     encoder, longest = world.everywhere(partial(_load_encoder, folder), takes_long=True)  # Collective.
@@ -124,8 +122,7 @@ class MeanPooled(nn.Module):
     def forward(self, **inputs: Tensor) -> SimpleNamespace:
         """inputs: as models.text.padding.encode_texts gives them."""
         hidden = self.encoder(**inputs).last_hidden_state                                       # [B, T, D]
-        mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))[:, :, None]   # [B, T, 1]
-        return SimpleNamespace(logits=self.last((hidden * mask).sum(dim=1) / mask.sum(dim=1)))
+        return SimpleNamespace(logits=self.last(mean_over_tokens(hidden, inputs)))
 
 
 def _nameless(batches: Iterable[list[Prediction]]) -> Iterator[list[Prediction]]:

@@ -5,7 +5,7 @@ thread, so that equal features give equal bits. Source of the idea: Kumar et al.
 Legend: N samples, D features, R = min(N, D), C outputs.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -57,6 +57,12 @@ def fit_head(features: Tensor, labels: Tensor, num_outputs: int, losses: Losses,
         fitted = _fit(turned, labels, losses, penalty, torch.zeros(num_outputs, turned.shape[1] + 1).double())
         weight = fitted[:, :-1] @ turn / scale                              # [C, D]
         return LinearHead(weight, fitted[:, -1] - weight @ mean, held_out)
+
+
+def mean_over_tokens(hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """[B, D] of [B, T, D], an encoder's last layer, without padding. inputs: of the encoder."""
+    mask = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"]))[:, :, None].to(hidden.device)
+    return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
 
 
 def share_right(outputs: Tensor, labels: Tensor) -> float:

@@ -31,7 +31,6 @@ SETTLED = 100  # optimizer steps until BatchNorm's statistics follow the weights
 RATIO = 10  # of the largest class to the smallest: above, the classes are called imbalanced
 NUM_TIMINGS = 5  # train records whose timings are looked at together; WAIT is the mean share of them
 SLOW = 1.25  # times the median rank's own time for a step, mean of these
-FEW_STEPS, SMALL_BATCH = 50, 8  # optimizer steps in all: below, a --global-batch-size that makes more
 FEW = 2000  # samples of train or val: below, one run on them is not sure
 LOSS_ROSE = 1.05  # times the lowest validation loss
 TRAIN_FELL, WINDOW = 0.8, 3  # times the training loss this many evaluations before
@@ -60,6 +59,12 @@ class EXTRA(Extra):
         if best["metric"] == "top1" and num_val < FEW and not t.config.data.group_column:  # whose samples are alike
             ends = (figure(t.task, "top1", end) for end in share_interval(best["value"], num_val))
             found["how sure"] = f"{' to '.join(ends)} (95 %, by {counted(num_val, 'validation sample')})"
+        yardstick = t.run.resolved.as_dict().get("yardstick", 0)  # top1
+        if best["metric"] == "top1" and best["value"] < yardstick:
+            found["better"] = (
+                f"a linear model on frozen features had {figure(t.task, 'top1', yardstick)} by folds; these features:"
+                f" {command('python')} -m models.predict --model {shlex.quote(t.config.model.model)} FILE --embeddings"
+                " FILE.npy --output FILE.csv")
         if t.task.objective and len(t.task.train_set) < FEW:
             found["other samples"] = again(t.config)
         return found
@@ -180,25 +185,13 @@ def imbalance(counts: Sequence[int], classes: Sequence[str], chosen: Mapping[str
             f" RUN/eval/classes.json{way_out}")
 
 
-def few_steps(start: Start, total_steps: int) -> str:
-    """A note if a run from scratch has few optimizer steps by its --global-batch-size, the usual one; "" if not."""
-    run, num_samples = start.config.run, len(start.task.train_set)
-    batch, usual = start.config.batch.global_batch_size, start.config.usual["global_batch_size"]
-    is_chosen = start.task.has_weights or batch != usual
-    most = run.epochs * -(-num_samples // SMALL_BATCH)
-    if total_steps >= FEW_STEPS or is_chosen or run.max_steps or most <= total_steps:
-        return ""
-    return (f"{counted(total_steps, 'optimizer step')} in all are few; with --global-batch-size {SMALL_BATCH} there are"
-            f" {most}")
-
-
 def notes_of(
     start: Start, total_steps: int, is_even: bool, records: Iterable[Mapping[str, Any]]
 ) -> tuple[Notes, list[str]]:
     """The notes of a run that has these records, and what to say at its start."""
     # the data
     task, world, chosen = start.task, start.world, settings(start.config)
-    objective, majority, first = task.objective, None, [few_steps(start, total_steps)]
+    objective, majority, first = task.objective, None, []
     if isinstance(objective, Classes):
         counts = objective.class_counts
         majority = float(objective.eval_counts[counts.argmax()] / objective.eval_counts.sum())

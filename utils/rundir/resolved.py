@@ -22,6 +22,7 @@ class Resolved:
     global_batch_size: int = UNSET
     lr: float = UNSET
     head_init: str = UNSET  # features or random
+    yardstick: float = UNSET  # texts: top1 by folds of a linear model on frozen means over tokens
     head_lr_factor: float = UNSET
 
     # what must not change

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data.plan import BatchPlan
-from extras.notes.extra import EXTRA, Notes, few_steps, imbalance, notes_of
+from extras.notes.extra import EXTRA, Notes, imbalance, notes_of
 from models.losses import class_weights
 from models.metrics.classes import classification_metrics
 from models.objectives import Classes, Labels
+from utils.rundir.resolved import Resolved
 from utils.settings.command_line import parse_command_line
 from utils.settings.config import ImageClassificationConfig, TextClassificationConfig, settings, with_values
 from utils.settings.run_options import ClassLossOptions
@@ -168,20 +168,6 @@ def test_the_data_are_spoken_of_at_the_start_of_a_run_alone(world, records):
     assert len(notes_of(start_of(world), 100, True, records)[1]) == (not records)
 
 
-@pytest.mark.parametrize("num, words, total, found", [
-    (30, [], 3, "3 optimizer steps in all are few; with --global-batch-size 8 there are 12"),
-    (30, ["--global-batch-size", "16"], 6, ""), (30, ["--max-steps", "2"], 2, ""), (530, [], 51, ""),
-    (8, [], 3, "")])  # no smaller batch makes more
-def test_few_steps_are_noted_with_a_batch_that_makes_more(num, words, total, found):
-    config = parse_command_line(["--task", "text-classification", "--data", "x", "--epochs", "3",
-                                 "--global-batch-size", "32", *words], {})
-    plan = BatchPlan(num, config.batch.global_batch_size, 1)
-    assert min(3 * plan.steps_per_epoch, config.run.max_steps or total) == total
-    for has_weights in (False, True):  # with weights --global-batch-size auto suits few samples
-        task = SimpleNamespace(train_set=range(num), has_weights=has_weights)
-        assert few_steps(SimpleNamespace(config=config, task=task), total) == found * (not has_weights)
-
-
 @pytest.mark.parametrize("metric, num_train, num_val, group, found", [
     ("top1", 40, 153, None, ["how sure", "other samples"]), ("top1", 2000, 153, None, ["how sure"]),
     ("top1", 2000, 2000, None, []), ("macro_f1", 40, 153, None, ["other samples"]),
@@ -192,7 +178,8 @@ def test_a_run_on_few_samples_says_how_sure_it_is(metric, num_train, num_val, gr
     config = with_values(config, {"group_column": group})
     task = SimpleNamespace(train_set=range(num_train), eval_set=range(num_val), objective=object(),
                            metrics=classification_metrics(2, np.arange(2), None, "auto"))
-    t = SimpleNamespace(config=config, task=task, state=SimpleNamespace(best={"metric": metric, "value": 0.5}))
+    t = SimpleNamespace(config=config, task=task, state=SimpleNamespace(best={"metric": metric, "value": 0.5}),
+                        run=SimpleNamespace(resolved=Resolved(yardstick=0.5)))
     said = EXTRA().finished(t)
     assert [*said] == found
     if "how sure" in said:
@@ -201,6 +188,17 @@ def test_a_run_on_few_samples_says_how_sure_it_is(metric, num_train, num_val, gr
         assert said["other samples"].endswith(
             f"-m ask.folds --folds 5 --seeds 3 -- --task image-classification --data {Path('photos').absolute()}"
             f"{' --group-column patient' * bool(group)} --model resnet50 --pretrained")
+
+
+def test_a_run_that_ends_below_its_yardstick_says_what_does_better(world):
+    config = parse_command_line(["--task", "text-classification", "--data", "x", "--model", "FOLDER A"], {})
+    task = SimpleNamespace(train_set=range(5000), eval_set=range(5000), objective=object(),
+                           metrics=classification_metrics(2, np.arange(2), None, "auto"))
+    t = SimpleNamespace(config=config, task=task, state=SimpleNamespace(best={"metric": "top1", "value": 0.5}),
+                        run=SimpleNamespace(resolved=Resolved(yardstick=0.51)))
+    [better] = EXTRA().finished(t).values()
+    assert better.startswith("a linear model on frozen features had 51.00 % by folds;")
+    assert "-m models.predict --model 'FOLDER A' FILE --embeddings" in better
 
 
 @pytest.mark.parametrize("num_eval, is_said", [(10**4, False), (10**4 + 1, True)])
