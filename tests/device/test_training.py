@@ -98,6 +98,26 @@ def test_numbers_and_several_labels_have_the_cpus_weights_and_add_no_wait(runs, 
     assert waits_by_cause(runs.report(run, 0)["waits"]) == WAITS
 
 
+@pytest.mark.long
+@pytest.mark.needs("simulation")
+@pytest.mark.parametrize("strategy, processes", [("ddp", 1), ("exact", 1)])
+def test_a_fitted_head_has_the_cpus_weights_and_adds_no_wait_to_a_step(
+        runs, figure, monkeypatch, strategy, processes):
+    """Of several labels, on the weights of a run for one class. Besides, step 0 is evaluated."""
+    base = runs.on_cpu(1, "text-classification", "ddp", "fp32") / "model"
+    fitted = "fitted-labels"
+    monkeypatch.setitem(OBJECTIVES, fitted, [
+        "--task", "text-classification", "--model", base, "--max-length", "32", "--text-column", "text",
+        "--label-column", "labels", "--multi-label"])
+    monkeypatch.setitem(runs._data, fitted, runs._data["text-labels"])
+    run, on_cpu = (make(processes, fitted, strategy, "fp32") for make in (runs.on_device, runs.on_cpu))
+    figure(weights_sha256(run)[:16])
+    assert [record["step"] for record in records(run) if record["split"] == "val"] == [0, 3, 6, 9]
+    assert outcome(run) == outcome(on_cpu)
+    evaluated = WAITS[METRICS] // EVALUATIONS * (EVALUATIONS + 1)
+    assert waits_by_cause(runs.report(run, 0)["waits"]) == WAITS | {METRICS: evaluated}
+
+
 def waits_by_cause(waits):
     """How often the host waited in steps and evaluations, not in saves: for events, by what asked; for all else."""
     found = Counter()
