@@ -20,7 +20,6 @@ from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed, end_if_samples_changed
 from engine.head import begin_with_features
-from engine.length import resolve_length
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog
 from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
@@ -74,7 +73,7 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
         for text in task.notes:
             note(text)
         run.require_same_data(task.fingerprint, world)  # Collective.
-        yield Start(resolve_length(config, task, run), world, run, task, precision, watchdog)
+        yield Start(config, world, run, task, precision, watchdog)
 
 
 @contextmanager
@@ -108,7 +107,7 @@ def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
     note_start(config, run, world, state.progress.step)  # Collective.
     run.keep_resolved()
-    total_steps = min(config.run.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
+    total_steps = min(run.resolved.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     checkpoints.follow(state, total_steps)  # Collective.
     if config.device.compile:
         compile_model(strategy.module)

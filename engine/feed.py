@@ -29,7 +29,7 @@ class Feed:
         self.sampler: ElasticDistributedSampler = loader.sampler
         self.plan: BatchPlan = loader.sampler.plan
         self._task, self._bad_samples, self._watchdog = start.task, bad_samples, start.watchdog
-        epochs = start.config.run.epochs - progress.epoch  # the current one included
+        epochs = start.run.resolved.epochs - progress.epoch  # the current one included
         self.sampler.set_position(progress.epoch, progress.sample_offset, epochs)
 
         # limits; torch.compile compiles anew for a batch of a width that it has not met, which may be at any step

@@ -121,7 +121,7 @@ def _features(start: Start, strategy: Strategy, eval_batch: int) -> Frozen:
 
     # one rank has the row of a sample, and the others hold zeros
     features, is_read, labels = torch.zeros(len(samples), layer.in_features), torch.zeros(len(samples)), None
-    encoder = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)  # of transformers
+    encoder = getattr(model, getattr(model, "base_model_prefix", "") or "-", None)
     means = torch.zeros(len(samples), getattr(getattr(encoder, "config", None), "hidden_size", 0))
     seen: dict[str, Tensor] = {}
     hooks = [layer.register_forward_pre_hook(lambda layer, inputs: seen.update(features=inputs[0]))]
@@ -153,7 +153,7 @@ def _fit(start: Start, frozen: Frozen, name: str, weights: dict[str, Tensor]) ->
     """Put the head into `weights`, for the layer `name`. Rank 0.
 
     Returns what it reaches on held-out samples, in words, or None if there is nothing to fit, or the gradients of its
-    features would be huge; and top1 of a head on the means over tokens, which plain transformers could not load.
+    features would be huge; and top1 of a head on the means over tokens, which RUN/model could not be saved with.
     """
     task, (features, means, labels, indices) = start.task, frozen
     if not (len(features) and features.isfinite().all()):

@@ -9,18 +9,18 @@ from models.tasks.base import Task
 from utils.errors import counted
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
-from utils.settings.config import Config, with_values
+from utils.settings.config import Config, settings
 
 SHARE = 12  # --global-batch-size auto of few samples: of the training samples, rounded down to a power of two
 
 
-def resolve_length(config: Config, task: Task, run: Run) -> Config:
-    """The config with the --epochs and the --global-batch-size of this run, kept from the first start on.
+def resolve_length(config: Config, task: Task, run: Run) -> None:
+    """--epochs and --global-batch-size of this run: `run` keeps them from the first start on.
 
     auto: the usual ones; of few samples with pretrained weights a smaller batch, and as many epochs as make few.steps
     optimizer steps, within few.epochs. A function of the number of samples and of the settings alone.
     """
-    num_samples, usual = len(task.train_set), config.usual
+    num_samples, usual, is_first = len(task.train_set), config.usual, run.resolved.epochs is UNSET
     few = config.few if task.has_weights else None
 
     def derive_batch() -> int:
@@ -30,12 +30,11 @@ def resolve_length(config: Config, task: Task, run: Run) -> Config:
     def derive_epochs() -> int:
         return max(usual["epochs"], min(few.epochs, -(-few.steps // steps))) if few else usual["epochs"]
 
-    is_first, given = run.resolved.epochs is UNSET, (config.run.epochs, config.batch.global_batch_size)
     batch = run.resolve("global_batch_size", config.batch.global_batch_size, derive_batch)
     steps = -(-num_samples // batch)  # of an epoch
     epochs = run.resolve("epochs", config.run.epochs, derive_epochs)
-    if is_first and "auto" in given and {"epochs": epochs, "global_batch_size": batch} != usual:
+    given, found = settings(config), {"epochs": epochs, "global_batch_size": batch}
+    if is_first and any(given[name] == "auto" and found[name] != usual[name] for name in found):
         run.note(f"{counted(num_samples, 'training sample')} with pretrained weights: --epochs {epochs}"
                  f" --global-batch-size {batch} make {counted(epochs * steps, 'optimizer step')}; large data have"
                  f" --epochs {usual['epochs']} --global-batch-size {usual['global_batch_size']}")
-    return with_values(config, {"epochs": epochs, "global_batch_size": batch})

@@ -15,6 +15,7 @@ from torch import nn
 
 from data.plan import BatchPlan
 from engine.attempts import try_evaluation, try_training
+from engine.length import resolve_length
 from engine.start import Start
 from models.blocks import has_batch_norm
 from utils.cpu.kernels import replace_kernels
@@ -149,7 +150,7 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
     the device's memory, where those of the plan before did not.
     """
     config, run, world, num_samples = start.config.batch, start.run, start.world, len(start.task.train_set)
-    batch, size = min(config.global_batch_size, num_samples), config.micro_batch_size
+    batch, size = min(run.resolved.global_batch_size, num_samples), config.micro_batch_size
     needs_two = has_batch_norm(strategy.module)
 
     # lanes with work; BatchNorm needs two samples in every batch
@@ -178,7 +179,7 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
                  " bit-exact from here on")
 
     # check
-    plan = BatchPlan(num_samples, config.global_batch_size, count)
+    plan = BatchPlan(num_samples, run.resolved.global_batch_size, count)
     if needs_two:
         plan.require_two()
     if world.world_size == 1 and strategy.lanes > count:
@@ -224,17 +225,19 @@ def resolve_eval_batch(start: Start, strategy: Strategy, plan: BatchPlan) -> int
 
 
 def resolve_optim(start: Start) -> OptimOptions:
-    """The settings of the optimizer with the learning rates of this run, kept from the first start on.
+    """The settings of the optimizer with the learning rates of this run, kept from the first start on; its length, too.
 
     auto: the task's, which grows with the global batch: linearly for SGD (Goyal et al., 2017), with its square root for
     Adam and AdamW (Malladi et al., 2022). The head's factor is the task's where a new one begins at random, but 1 with
     SGD or a given rate.
     """
     config, optim = start.config, start.config.optim
+    resolve_length(config, start.task, start.run)  # the rate depends on the batch
     is_sgd = optim.optimizer == "sgd"
 
     def derive() -> float:
-        growth = min(config.batch.global_batch_size, len(start.task.train_set)) / config.usual["global_batch_size"]
+        batch, usual = start.run.resolved.global_batch_size, config.usual["global_batch_size"]
+        growth = min(batch, len(start.task.train_set)) / usual
         rates = start.task.base_lr | (FROZEN_LR if optim.freeze == "backbone" and start.task.has_weights else {})
         lr = rates["sgd" if is_sgd else "adamw"] * (growth if is_sgd else math.sqrt(growth))
         return float(f"{lr:.3g}")

@@ -71,6 +71,8 @@ def main(arguments: list[str]) -> int:
         PARSER.error("the following arguments are required: INPUT")
     if given.model and not given.embeddings:
         PARSER.error("--model gives features alone: add --embeddings FILE.npy and --output FILE")
+    if given.model:
+        given.inputs.insert(0, given.run)
     if given.weights and not given.model:
         PARSER.error("--weights is for --model NAME")
     given.format = given.format or ("jsonl" if str(given.output).endswith(".jsonl") else "csv")
@@ -85,6 +87,7 @@ def predict(given: argparse.Namespace) -> Exit:
     import torch
     from tqdm import tqdm
 
+    from models.features import open_features
     from models.prediction_files import compute_parts, folder_of_parts, require_outputs, write_files
     from models.tasks import find_model, load_task
     from utils.distributed.preflight import require_numbers
@@ -98,11 +101,7 @@ def predict(given: argparse.Namespace) -> Exit:
     end_with_torchrun()
     set_tf32(False)
     torch.set_num_threads(1)  # the last bits of what several threads compute depend on how many there are
-    if given.model:
-        given.inputs.insert(0, given.run)
-        folder, task = Path(), ""
-    else:
-        folder, task = find_model(Path(given.run))
+    folder, task = (None, "") if given.model else find_model(Path(given.run))
     with World.from_env(given.device) as world, closing(RunLock()) as lock:  # Collective.
         has_parts = given.output is not None and "-" not in given.inputs
         if not has_parts and (given.embeddings or world.world_size > 1):
@@ -113,16 +112,12 @@ def predict(given: argparse.Namespace) -> Exit:
             is_mine = number % world.world_size == world.rank
             return parts is None or (is_mine and not (parts / str(number)).exists())
 
-        if given.model:
-            from models.features import open_features
-
-            found = open_features(given, world, is_wanted)  # Collective.
-        else:
-            found = world.everywhere(lambda: load_task(task).predict(  # Collective.
-                folder, given.inputs, world.device, given.batch_size, is_wanted), takes_long=True)
+        found = open_features(given, world, is_wanted) if given.model else world.everywhere(  # Collective.
+            lambda: load_task(task).predict(folder, given.inputs, world.device, given.batch_size, is_wanted),
+            takes_long=True)
         world.on_rank_zero(partial(require_outputs, given))  # Collective.
         if has_parts:  # once the inputs are known to be there: other parts are removed
-            parts = folder_of_parts(given, None if given.model else folder, world, lock)  # Collective.
+            parts = folder_of_parts(given, folder, world, lock)  # Collective.
         is_hidden = not world.is_main or (given.output is None and sys.stdout.isatty())
         found = found._replace(batches=tqdm(  # None: hidden where there is no terminal
             found.batches, "predict", found.num_batches, unit="batch", disable=is_hidden or None))

@@ -86,9 +86,9 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
         pipeline += '    predict({{"text": "a text", "text_pair": "another text"}})\n'
     is_alone = library == "transformers" and given["task"] in PIPELINES
     origin = "from scratch" if is_new else f"fine-tuned from {given.get('weights') or model}"
-    resolved = start.run.resolved.as_dict() | {"learning rate": start.run.resolved.lr, "epochs": config.run.epochs,
-                                               "global batch size": config.batch.global_batch_size,
-                                               "seed": config.run.seed, "data (sha256)": start.run.resolved.data}
+    resolved = start.run.resolved.as_dict()
+    resolved |= {"learning rate": resolved["lr"], "global batch size": resolved["global_batch_size"],
+                 "seed": config.run.seed, "data (sha256)": resolved["data"]}
     (folder / CARD).write_text(Path(__file__).with_name("card.md").read_text("utf-8").format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,

@@ -37,7 +37,7 @@ class Task(ABC):
     best: str  # the metric that decides which model is best: among the names of `metrics`
     unit: str  # what a sample is called ("img")
     origin: str  # where the initial weights come from, in words: "from scratch"
-    has_weights: bool  # whether the initial weights are pretrained
+    has_weights: bool = False  # whether the initial weights are pretrained
     base_lr: Mapping[str, float]  # by optimizer: what `--lr auto` is at the task's default --global-batch-size
     has_new_head: bool = False  # once the model is built: there are weights, and the head is not of them
     head_lr_factor: float = 1.0  # of the learning rate of a new head that begins at random, by --lr auto (with SGD: 1)

@@ -1,22 +1,25 @@
 """Texts or pairs in a table with one class each, several labels, or numbers; any encoder of transformers.
 
-Legend: B samples, T tokens, C outputs.
+Legend: B samples, T tokens, C outputs, D features.
 
 Tests: tests/unit/models/tasks/test_text.py
 """
 
+import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import nn
-from transformers import AutoModelForSequenceClassification
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForSequenceClassification
 
 from data.batch import Batch
 from data.tables.source import table_at
@@ -24,17 +27,22 @@ from data.tables.table import Columns, Row, read_rows, require_columns
 from data.texts.index import sample_rows
 from data.texts.text_set import TextSample, TextSet
 from data.texts.tokenizer import load_tokenizer
+from models.linear_head import mean_over_tokens
 from models.objectives import build_objective, kind_of, label_columns_of, values_of
 from models.output import Output, Prediction, Predictions, widened
 from models.tasks.text import TextTask
-from models.text.bert import load_classifier, read_config
+from models.text.bert import BUILT, load_classifier, max_tokens, read_config
+from models.text.hub import find_folder
 from models.text.own_classifier import OwnConfig, outputs_for_ids
 from models.text.padding import find_padding_side, outputs_for_texts
 from models.trial import notes_on_outputs
 from utils.distributed.world import World
-from utils.errors import Exit, UserError, some
+from utils.errors import Exit, UserError, first_line, say, some
+from utils.files import file_sha256
 from utils.rundir.run import Run
 from utils.settings.config import TextClassificationConfig, TextRegressionConfig
+
+MAX_TOKENS = 512  # of a text whose features are asked for, or what the encoder takes, if that is less
 
 
 class LabelledTextTask(TextTask):
@@ -166,3 +174,55 @@ def predictions_of(
         yield [Prediction("\t".join(row.texts), next(values)) if good else
                Prediction("\t".join(row.texts), None, f"{path} line {row.line}: a text is empty")
                for (path, row), good in zip(batch, is_good, strict=True)]
+
+
+def of_texts(given: argparse.Namespace, world: World, is_wanted: Callable[[int], bool]) -> Predictions:
+    """See models.features.open_features. Collective."""
+    # weights
+    if given.model in BUILT:
+        raise UserError(f"--model {given.model} is built from scratch and has no weights; name a model folder, or a"
+                        " transformers name")
+    alone = Run(Path(), {}, {"start": 1, "cores_per_process": 1}, say, lock=None)  # it keeps nothing
+    folder = find_folder(given.model, alone, world)  # Collective.
+    given.weights_sha256 = world.everywhere(  # Collective.
+        lambda: [file_sha256(file) for file in sorted(Path(folder).glob("model*.safetensors"))], takes_long=True)
+    encoder, longest = world.everywhere(partial(_load_encoder, folder), takes_long=True)  # Collective.
+    model, tokenizer = MeanPooled(encoder).to(world.device).eval(), load_tokenizer(folder)
+    if world.is_main:
+        say(f"predict: the features of a text are the mean of the last layer of {given.model} over its tokens, of which"
+            f" there are at most {longest}", sys.stderr)
+
+    # texts
+    columns = tuple(given.text_column.split(","))
+    rows, count = world.everywhere(partial(rows_of, given.inputs, columns), takes_long=True)  # Collective.
+    outputs = partial(outputs_for_texts, model, tokenizer, longest, None)
+    batches = predictions_of(lambda texts: outputs(texts).cpu().numpy(), rows, given.batch_size, is_wanted)
+    return Predictions({}, batches, model, -(-count // given.batch_size))
+
+
+def _load_encoder(folder: str) -> tuple[nn.Module, int]:
+    """The encoder in a model folder, with its weights; the most tokens of a text. Raises UserError (66)."""
+    read_config(folder)  # raises UserError
+    try:
+        encoder, found = AutoModel.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, trust_remote_code=False,
+            output_loading_info=True)
+    except Exception as error:  # whatever the library raises about values
+        raise UserError(f"--model {folder} has no weights that can be read ({first_line(error)}); it needs"
+                        " model.safetensors", Exit.NO_INPUT) from None
+    if lacking := [name for name in found["missing_keys"] if not name.startswith("pooler.")]:
+        raise UserError(f"--model {folder}: its weights lack {some(sorted(lacking))}; name another", Exit.NO_INPUT)
+    return encoder, int(min(MAX_TOKENS, max_tokens(encoder)))
+
+
+class MeanPooled(nn.Module):
+    """An encoder whose features are the mean over tokens; its last layer is there for blocks.watch_features to see."""
+
+    def __init__(self, encoder: nn.Module):
+        super().__init__()
+        self.encoder, self.last = encoder, nn.Linear(encoder.config.hidden_size, 1)
+
+    def forward(self, **inputs: Tensor) -> SimpleNamespace:
+        """inputs: as models.text.padding.encode_texts gives them."""
+        hidden = self.encoder(**inputs).last_hidden_state                                       # [B, T, D]
+        return SimpleNamespace(logits=self.last(mean_over_tokens(hidden, inputs)))

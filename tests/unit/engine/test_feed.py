@@ -11,6 +11,7 @@ from data.plan import cut
 from data.sampler import WINDOW, ElasticDistributedSampler, Lengths
 from engine.feed import Feed
 from utils.rundir.clock import Clock
+from utils.rundir.resolved import Resolved
 from utils.rundir.state import Progress
 from utils.settings.run_options import FaultOptions
 
@@ -52,8 +53,9 @@ def feed_of(rank=0, world_size=1, progress=START, epochs=1, is_compiled=False):
     loader = build_loader(Numbers(), collate, sampler, 0, SimpleNamespace(device=torch.device("cpu")))
     task, watchdog = SimpleNamespace(normalizer=lambda indices: 2.0 * len(indices)), Watchdog()
     config = SimpleNamespace(faults=FaultOptions(step_timeout=100),
-                             run=SimpleNamespace(epochs=epochs), device=SimpleNamespace(compile=is_compiled))
-    start = SimpleNamespace(task=task, watchdog=watchdog, config=config)
+                             device=SimpleNamespace(compile=is_compiled))
+    run = SimpleNamespace(resolved=Resolved(epochs=epochs))
+    start = SimpleNamespace(task=task, watchdog=watchdog, config=config, run=run)
     return Feed(start, loader, progress, BadSamples("stop", None), Clock(torch.device("cpu"), None)), watchdog
 
 

@@ -15,11 +15,9 @@ TEXTS, IMAGES, TOKENS = "text-classification", "image-classification", "masked-l
 def resolved(tmp_path, task, num_samples, has_weights=True, kept=None, **given):
     """(epochs, global batch), and the notes."""
     run = Run(tmp_path, kept or {}, {"start": 1, "cores_per_process": 1}, (notes := []).append, lock=None)
-    config = resolve_length(with_values(CONFIGS[task](), given),
-                            SimpleNamespace(train_set=range(num_samples), has_weights=has_weights), run)
-    found = config.run.epochs, config.batch.global_batch_size
-    assert found == (run.resolved.epochs, run.resolved.global_batch_size)
-    return found, notes
+    resolve_length(with_values(CONFIGS[task](), given),
+                   SimpleNamespace(train_set=range(num_samples), has_weights=has_weights), run)
+    return (run.resolved.epochs, run.resolved.global_batch_size), notes
 
 
 @pytest.mark.parametrize("task, num_samples, expected", [
@@ -52,6 +50,8 @@ def test_what_is_given_or_kept_is_taken_as_it_is(tmp_path):
     assert resolved(tmp_path, TEXTS, 200, epochs=5, global_batch_size=64) == ((5, 64), [])
     assert resolved(tmp_path, TEXTS, 200, epochs=5)[0] == (5, 16)
     assert resolved(tmp_path, TEXTS, 200, global_batch_size=64)[0] == (20, 64)
+    assert resolved(tmp_path, IMAGES, 40, has_weights=False, global_batch_size=24) == ((30, 24), [])
+    assert resolved(tmp_path, IMAGES, 2000, global_batch_size=24) == ((30, 24), [])
     assert resolved(tmp_path, TEXTS, 200, kept={"epochs": 3, "global_batch_size": 32}) == ((3, 32), [])
 
 

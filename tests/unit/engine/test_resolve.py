@@ -39,6 +39,7 @@ def strategy_of(model=NO_BATCH_NORM, is_invariant=False, is_sharded=False):
 
 
 def start_of(run, options, num_samples=1000, world_size=1):
+    run.keep(global_batch_size=options.global_batch_size)
     return SimpleNamespace(config=SimpleNamespace(batch=options), run=run, world=world_of(world_size),
                            task=SimpleNamespace(train_set=range(num_samples)))
 
