@@ -102,12 +102,12 @@ def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints
     strategy = state.strategy
     plan = _plan_that_fits(start, state, is_new)  # Collective.
     eval_batch = resolve_eval_batch(start, strategy, plan)
-    begin_with_features(start, state, eval_batch, is_new)  # Collective.
+    total_steps = min(run.resolved.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
+    begin_with_features(start, state, eval_batch, is_new, total_steps)  # Collective.
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
     note_start(config, run, world, state.progress.step)  # Collective.
     run.keep_resolved()
-    total_steps = min(run.resolved.epochs * plan.steps_per_epoch, config.run.max_steps or sys.maxsize)
     checkpoints.follow(state, total_steps)  # Collective.
     if config.device.compile:
         compile_model(strategy.module)

@@ -54,10 +54,10 @@ def _reason_against(start: Start, model: nn.Module) -> str:
     if task.objective is None:
         return "this task has no labels"
     if layer is None:
-        return f"--model {start.config.model.model} does not end in one linear layer"
+        return f"--model {start.config.model.model} does not end in one linear layer with a bias"
     if is_too_much(len(task.train_set), layer.in_features, layer.out_features):
-        return (f"{len(task.train_set)} samples x {layer.in_features} features x {layer.out_features} outputs are too"
-                " many for a fit")
+        return (f"a fit to {len(task.train_set)} samples of {layer.in_features} features, for {layer.out_features}"
+                " outputs, would take long")
     return ""
 
 
@@ -69,10 +69,11 @@ def _head_of(model: nn.Module) -> tuple[str, nn.Linear | None]:
     return names[0], layer if is_linear else None
 
 
-def begin_with_features(start: Start, state: TrainState, eval_batch: int, is_new: bool) -> None:
+def begin_with_features(start: Start, state: TrainState, eval_batch: int, is_new: bool, total_steps: int) -> None:
     """In a new run with --head-init features: fit the head, load it on every rank, let step 0 be evaluated. Collective.
 
-    Raises UserError (65) on every rank for a sample that cannot be read.
+    But an --eval-every longer than the run means its end alone. Raises UserError on every rank: 65 for a sample that
+    cannot be read, 64 if --head-init features is given and nothing can be fitted.
     """
     if not is_new or start.run.resolved.head_init != "features":
         return
@@ -87,16 +88,20 @@ def begin_with_features(start: Start, state: TrainState, eval_batch: int, is_new
     if yardstick is not None:
         start.run.keep(yardstick=yardstick)
     if words is None:
-        start.run.note("the head starts at random: its features hardly differ between samples, or are not finite")
+        reason = "its features are not finite, of each token, or hardly differ between samples"
+        if start.config.optim.head_init == "features":
+            raise UserError(f"--head-init features: no head can be fitted, because {reason}; leave it out")
+        start.run.note(f"the head starts at random, because {reason}")
         return
 
     # the same head on every rank
     start.watchdog.enter("starting", math.inf)
     strategy.load_model_state(world.broadcast_nest(weights, strategy.is_split))  # Collective.
     state.averages.load({})
-    state.progress = replace(state.progress, evaluated_step=-1)
+    if (every := start.config.record.eval_every) == "epoch" or every <= total_steps:
+        state.progress = replace(state.progress, evaluated_step=-1)
     start.run.note(f"frozen features, linear head: {words}{counted(len(frozen.features), 'sample')},"
-                   f" {time.monotonic() - began:.0f} s; the training begins with it, and evaluates it as step 0")
+                   f" {time.monotonic() - began:.0f} s; the training begins with it at step 0")
 
 
 class Frozen(NamedTuple):
@@ -173,7 +178,7 @@ def _fit(start: Start, frozen: Frozen, name: str, weights: dict[str, Tensor]) ->
         loss = float(task.objective.losses(head.held_out, labels, is_training=False).mean())
         return f"loss {figure(task, 'loss', loss)} by {FOLDS} folds, ", None
     words = f"top1 {figure(task, 'top1', share_right(head.held_out, labels))} by {FOLDS} folds, "
-    if not means.shape[1]:
+    if not (means.shape[1] and means.isfinite().all()):
         return words, None
     yardstick = share_right(fit(means).held_out, labels)
     return f"{words}{figure(task, 'top1', yardstick)} on the mean over tokens, ", yardstick

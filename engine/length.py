@@ -36,5 +36,5 @@ def resolve_length(config: Config, task: Task, run: Run) -> None:
     given, found = settings(config), {"epochs": epochs, "global_batch_size": batch}
     if is_first and any(given[name] == "auto" and found[name] != usual[name] for name in found):
         run.note(f"{counted(num_samples, 'training sample')} with pretrained weights: --epochs {epochs}"
-                 f" --global-batch-size {batch} make {counted(epochs * steps, 'optimizer step')}; large data have"
+                 f" --global-batch-size {batch} make {counted(epochs * steps, 'optimizer step')}; large data sets get"
                  f" --epochs {usual['epochs']} --global-batch-size {usual['global_batch_size']}")

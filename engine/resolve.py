@@ -171,8 +171,9 @@ def resolve_plan(start: Start, strategy: Strategy, fit: int | None = None) -> Ba
         run.note(f"out of memory: a global batch is cut into {counted(derive(), 'micro-batch')} instead of {kept}, each"
                  f" of at most {counted(fit, 'sample')}")
     count = run.resolve("micro_batches", "auto" if size == "auto" else -(-batch // size), derive)
-    if size == "auto" and lanes > count and not strategy.is_invariant:
-        count *= -(-lanes // count)
+    finer = count * -(-lanes // count)
+    if size == "auto" and count < finer <= most and not strategy.is_invariant:
+        count = finer
         run.keep(micro_batches=count)
         who = "processes" if strategy.lanes == 1 else "devices"
         run.note(f"{lanes} {who} need more: a global batch is now cut into {count} micro-batches; the run is not"
@@ -243,7 +244,7 @@ def resolve_optim(start: Start) -> OptimOptions:
         return float(f"{lr:.3g}")
 
     def derive_factor() -> float:
-        is_random = start.task.has_new_head and start.run.resolved.head_init == "random"
+        is_random = start.task.has_new_head and start.run.resolved.head_init == "random" and optim.freeze != "backbone"
         return start.task.head_lr_factor if is_random and optim.lr == "auto" and not is_sgd else 1.0
 
     start.run.resolve("head_lr_factor", "auto", derive_factor)

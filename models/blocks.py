@@ -111,7 +111,7 @@ def keep_statistics(model: nn.Module) -> None:
 
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether a batch's statistics decide what the model gives in training."""
-    return any(True for _ in _batch_norms(model))
+    return any("train" not in vars(part) for part in _batch_norms(model))
 
 
 def _batch_norms(model: nn.Module) -> Iterator[nn.Module]:

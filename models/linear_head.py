@@ -18,7 +18,7 @@ FOLDS, LEAST = 5, 10  # fewer samples than LEAST are not cut into folds
 PENALTIES = (1e-1, 1e-2, 1e-3, 1e-4)
 USUAL = 1e-2  # without folds
 ITERATIONS, TOLERANCE = 200, 1e-6  # of a fit: gradients below it end it
-MOST_WORK = 2 * 10**7  # N x R x C: about 10 s on one core
+MOST_WORK = 2 * 10**7  # N x R x C, or N x R x R / 500 for the axes: about 10 s on one core
 Losses = Callable[[Tensor, Tensor], Tensor]  # logits [N, C], labels -> [N], as a training counts them
 
 
@@ -32,7 +32,8 @@ class LinearHead(NamedTuple):
 
 def is_too_much(num_samples: int, num_features: int, num_outputs: int) -> bool:
     """Whether a fit would take longer than some seconds: by arithmetic, the same on any machine."""
-    return num_samples * min(num_samples, num_features) * num_outputs > MOST_WORK
+    size = min(num_samples, num_features)
+    return num_samples * size * max(num_outputs, size / 500) > MOST_WORK
 
 
 def fit_head(features: Tensor, labels: Tensor, num_outputs: int, losses: Losses, groups: np.ndarray | None = None

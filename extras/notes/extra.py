@@ -61,10 +61,9 @@ class EXTRA(Extra):
             found["how sure"] = f"{' to '.join(ends)} (95 %, by {counted(num_val, 'validation sample')})"
         yardstick = t.run.resolved.as_dict().get("yardstick", 0)  # top1
         if best["metric"] == "top1" and best["value"] < yardstick:
-            found["better"] = (
-                f"a linear model on frozen features had {figure(t.task, 'top1', yardstick)} by folds; these features:"
-                f" {command('python')} -m models.predict --model {shlex.quote(t.config.model.model)} FILE --embeddings"
-                " FILE.npy --output FILE.csv")
+            words = shlex.join(["-m", "models.predict", "--model", t.config.model.model, "TABLE"])
+            found["better"] = (f"a linear model on frozen features: {figure(t.task, 'top1', yardstick)} by 5 folds of"
+                               f" train; {command('python')} {words} --embeddings FILE.npy --output FILE.csv")
         if t.task.objective and len(t.task.train_set) < FEW:
             found["other samples"] = again(t.config)
         return found

@@ -48,7 +48,7 @@ SORTS = 4  # the work of a sample and target beside that of a sample and class
 NUM_MISTAKES, MOST_CLASSES, SIDE = 12, 20, 160  # shown; SIDE: pixels of a picture
 PERCENTAGES = ("top1", "top5")
 INTERNALS = ("code", "data", "tokenizer", "encoder", "weights", "hub", "undecayed_tables", "names_as_written", "pad_to",
-             "padding_side", "first_position", "white_value")  # keys of auto.json that are no settings
+             "padding_side", "first_position", "white_value", "yardstick")  # keys of auto.json that are no settings
 Rows = list[dict[str, str]]
 
 

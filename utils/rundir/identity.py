@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 LOGS = {".log", ".out", ".err"}  # what a shell or a scheduler writes there, even before the first start
 FORMER_VALUES = {"head_init": "random"}  # of settings that are newer than a run
-BEFORE_AUTO = {"config.yaml", "command.txt", "env.txt", "starts.jsonl", "status.json", "tokenizer", "encoder"}
+BEFORE_AUTO = {"config.yaml", "command.txt", "env.txt", "starts.jsonl", "status.json", "tokenizer", "encoder",
+               "bad_samples.txt"}
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -102,9 +103,9 @@ def fixed_values(config: Config, path: Path) -> dict[str, Any]:
     """
     if not (kept := read_json(path / "auto.json")):
         return {}
-    found = FORMER_VALUES | _read_settings(path / "config.yaml") | kept
-    return {name: found[name] for name, known in facts(config).items() if known.fixed and found.get(name) != "auto"
-            and name in found}
+    given = {name: value for name, value in _read_settings(path / "config.yaml").items() if value != "auto"}
+    found = FORMER_VALUES | given | kept
+    return {name: found[name] for name, known in facts(config).items() if known.fixed and name in found}
 
 
 def weights_digest(config: Config) -> str | None:

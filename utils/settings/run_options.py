@@ -26,9 +26,8 @@ class RunOptions:
                          " folder", OPERATIONAL, kept=False, in_file=False)
     seed: int = option(
         0, "seed of initial weights, order of samples, augmentation, masking and dropout", at_least=0, at_most=MAX_SEED)
-    epochs: int | Auto = option(
-        "auto", "passes over the training data; sets the length of the schedule; auto = the task's usual number, more"
-        " of few samples with pretrained weights", at_least=1, fixed=True, ends_run=True)
+    epochs: int | Auto = option("auto", "passes over the training data; sets the length of the schedule; auto = more if"
+                                " pretrained weights meet few samples", at_least=1, fixed=True, ends_run=True)
     max_steps: int | None = option(None, "end after this many optimizer steps, if --epochs would take more; sets the"
                                    " length of the schedule", at_least=1, ends_run=True)
     stop_after: Interval | None = option(None, "save and exit with 75 after this start has taken N steps or this long"
@@ -66,9 +65,8 @@ class DataOptions:
 class BatchOptions:
     """Batches: ranks share the micro-batches of a global batch"""
 
-    global_batch_size: int | Auto = option(
-        "auto", "samples per optimizer step, over all processes; auto = the task's usual number, fewer of few samples"
-        " with pretrained weights", at_least=1, fixed=True)
+    global_batch_size: int | Auto = option("auto", "samples per optimizer step, over all processes; auto = fewer if"
+                                           " pretrained weights meet few samples", at_least=1, fixed=True)
     micro_batch_size: int | Auto = option(
         "auto", "samples per forward and backward pass; auto = at most 64 (accelerator: 256), by exact an eighth of the"
         " global batch", TOLERATED, at_least=1, resolved=True)
@@ -94,8 +92,8 @@ class OptimOptions:
         "none", "what keeps its weights: backbone = all but the head; N = the first N blocks, the stem or embeddings"
         " included", at_least=1)
     head_init: Literal["auto", "features", "random"] = option(
-        "auto", "a new head on pretrained weights: features = a linear model that is fitted to frozen features before"
-        " the first step; auto = features where that takes seconds", fixed=True, rare=True)
+        "auto", "a new head on pretrained weights: features = a linear model, fitted to frozen features before step 1;"
+        " BatchNorm keeps its statistics; auto = features where the fit takes seconds", fixed=True, rare=True)
     layer_decay: float = option(1.0, "layer-wise learning rate decay: each block's learning rate is this times that of"
                                 " the block after it; 1 = off", above=0, at_most=1, rare=True)
     ema_decay: float = option(0.0, "also evaluate a moving average of the weights, with this decay per step;"

@@ -62,7 +62,7 @@ class Replicated(Strategy):
             self.is_watched = self.is_audited and number == 1
             with self.grad_sync(number >= len(micro_batches), scale):
                 yield self.model, micro_batch.to(self.world.device)
-            if micro_batch.index == 0:
+            if micro_batch.index == 0 and len(micro_batches):
                 self._buffers.keep()
             self._buffers.restore()
         self.is_watched = False

@@ -197,8 +197,8 @@ def test_a_run_that_ends_below_its_yardstick_says_what_does_better(world):
     t = SimpleNamespace(config=config, task=task, state=SimpleNamespace(best={"metric": "top1", "value": 0.5}),
                         run=SimpleNamespace(resolved=Resolved(yardstick=0.51)))
     [better] = EXTRA().finished(t).values()
-    assert better.startswith("a linear model on frozen features had 51.00 % by folds;")
-    assert "-m models.predict --model 'FOLDER A' FILE --embeddings" in better
+    assert better.startswith("a linear model on frozen features: 51.00 % by 5 folds of train;")
+    assert "-m models.predict --model 'FOLDER A' TABLE --embeddings" in better
 
 
 @pytest.mark.parametrize("num_eval, is_said", [(10**4, False), (10**4 + 1, True)])

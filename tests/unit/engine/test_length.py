@@ -58,4 +58,4 @@ def test_what_is_given_or_kept_is_taken_as_it_is(tmp_path):
 def test_one_sentence_says_what_was_chosen_and_why(tmp_path):
     _, [note] = resolved(tmp_path, TEXTS, 200)
     assert note == ("200 training samples with pretrained weights: --epochs 20 --global-batch-size 16 make 260"
-                    " optimizer steps; large data have --epochs 3 --global-batch-size 32")
+                    " optimizer steps; large data sets get --epochs 3 --global-batch-size 32")

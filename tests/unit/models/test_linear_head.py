@@ -120,8 +120,9 @@ def test_one_group_alone_is_fitted():
 
 
 @pytest.mark.parametrize("num_samples, num_features, num_outputs, expected", [
-    (200, 384, 2, False), (6920, 384, 2, False), (2000, 1280, 100, True), (100, 10**9, 2, False)])
-def test_what_takes_too_long_is_told_by_arithmetic(num_samples, num_features, num_outputs, expected):
+    (200, 384, 2, False), (6920, 384, 2, False), (2000, 1280, 100, True), (100, 10**9, 2, False), (2400, 4096, 2, True),
+    (2000, 1280, 2, False)])
+def test_arithmetic_decides_what_takes_too_long(num_samples, num_features, num_outputs, expected):
     assert is_too_much(num_samples, num_features, num_outputs) == expected
 
 
