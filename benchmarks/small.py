@@ -1,8 +1,8 @@
 """`make small DATA=DIR`: what small data reach: with the defaults, with former ones, and with what a user might try.
 
 Twelve cells of real data. A row is one command, or one yardstick that needs no training: it is measured once, and
-appended to small.jsonl beside this file, so that the same command goes on. A figure is top1 of RUN/model on val, in percent.
-The best of six settings is chosen on val, too: it flatters them.
+appended to small.jsonl beside this file, so that the same command goes on. A figure is top1 of RUN/model on val, in
+percent. The best of six settings is chosen on val, too: it flatters them.
 Folders in DIR: sst2, agnews, ants_bees, cifar10, imagenet_samples; see accuracy.py. Of the ImageNet photos the classes
 are groups of ten: hardly anything can be learnt.
 """
