@@ -49,8 +49,8 @@ NEWS = Base("titles", "agnews", f"{TEXT} --text-column title --model bert-tiny -
 STEADY_NEWS = Base("titles, `constant`", "agnews",
                    NEWS.words.replace("--epochs 9", "--epochs 18 --schedule constant"))
 LARGE = Base("large photos", "ants_bees", f"--model timm/tf_efficientnet_lite0 --weights {LITE0} --epochs 5"
-             " --global-batch-size 32 --eval-every 1000")
-FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --epochs 3 --eval-every 1000")
+             " --head-init random --global-batch-size 32 --eval-every 1000")
+FILMS = Base("sentences", "sst2", f"{TEXT} --model MINILM --head-init random --epochs 3 --eval-every 1000")
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _features(start: Start, strategy: Strategy, eval_batch: int) -> Frozen:
 
 
 def _fit(start: Start, frozen: Frozen, name: str, weights: dict[str, Tensor]) -> tuple[str | None, float | None]:
-    """Put the head into `weights`, for the layer `name`. Rank 0.
+    """Fit the head, and replace that of the layer `name` in `weights` by it. Rank 0.
 
     Returns what it reaches on held-out samples, in words, or None if there is nothing to fit, or the gradients of its
     features would be huge; and top1 of a head on the means over tokens, which RUN/model could not be saved with.

@@ -33,8 +33,8 @@ def resolve_length(config: Config, task: Task, run: Run) -> None:
     batch = run.resolve("global_batch_size", config.batch.global_batch_size, derive_batch)
     steps = -(-num_samples // batch)  # of an epoch
     epochs = run.resolve("epochs", config.run.epochs, derive_epochs)
-    given, found = settings(config), {"epochs": epochs, "global_batch_size": batch}
-    if is_first and any(given[name] == "auto" and found[name] != usual[name] for name in found):
+    given, resolved = settings(config), {"epochs": epochs, "global_batch_size": batch}
+    if is_first and any(given[name] == "auto" and resolved[name] != usual[name] for name in resolved):
         run.note(f"{counted(num_samples, 'training sample')} with pretrained weights: --epochs {epochs}"
                  f" --global-batch-size {batch} make {counted(epochs * steps, 'optimizer step')}; large data sets get"
                  f" --epochs {usual['epochs']} --global-batch-size {usual['global_batch_size']}")

@@ -32,12 +32,12 @@ def open_features(given: argparse.Namespace, world: World, is_wanted: Callable[[
     of_run = read_json(Path(name, "config.json")) if is_folder(name, world) else {}  # Collective.
     are_images = given.weights or is_timm(name) or name.lower() in known or "architecture" in of_run
     if are_images:
-        found = _of_images(given, world, is_wanted)  # Collective.
+        predictions = _of_images(given, world, is_wanted)  # Collective.
     else:
         from models.tasks.text_classification import of_texts
 
-        found = of_texts(given, world, is_wanted)  # Collective.
-    return found._replace(description=NAMELESS, batches=_nameless(found.batches))
+        predictions = of_texts(given, world, is_wanted)  # Collective.
+    return predictions._replace(description=NAMELESS, batches=_nameless(predictions.batches))
 
 
 def _of_images(given: argparse.Namespace, world: World, is_wanted: Callable[[int], bool]) -> Predictions:
@@ -49,7 +49,7 @@ def _of_images(given: argparse.Namespace, world: World, is_wanted: Callable[[int
     options = ModelOptions(model=given.model, pretrained=not given.weights, weights=given.weights)
     known = world.everywhere(partial(preprocessing_of_weights, options, True)) or {  # Collective.
         "image_size": 224, "resize_size": 256, **IMAGENET}
-    known |= {"white_value": WHITES[-1]}
+    known = {"white_value": WHITES[-1]} | known
     if size := given.image_size:
         known |= {"resize_size": round(size * known["resize_size"] / known["image_size"]), "image_size": size}
     prepared = asdict(Preprocessing(**{key: known[key] for key in Preprocessing.__dataclass_fields__}))

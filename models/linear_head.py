@@ -51,9 +51,9 @@ def fit_head(features: Tensor, labels: Tensor, num_outputs: int, losses: Losses,
         held_out, penalty, folds = None, USUAL, folds_of(labels, groups)
         if len(features) >= LEAST and (folds != folds[0]).any():
             by_penalty = _held_out(turned, labels, num_outputs, losses, folds)
-            found = {each: (1 - share_right(outputs, labels), float(losses(outputs, labels).mean()))
-                     for each, outputs in by_penalty.items()}
-            penalty = min(found, key=found.get)
+            errors = {each: (1 - share_right(outputs, labels), float(losses(outputs, labels).mean()))
+                      for each, outputs in by_penalty.items()}
+            penalty = min(errors, key=errors.get)
             held_out = by_penalty[penalty]
         fitted = _fit(turned, labels, losses, penalty, torch.zeros(num_outputs, turned.shape[1] + 1).double())
         weight = fitted[:, :-1] @ turn / scale                              # [C, D]

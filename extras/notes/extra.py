@@ -54,23 +54,24 @@ class EXTRA(Extra):
 
 
     def finished(self, t: Training) -> Mapping[str, str]:
-        """How sure the best figure is, where there are few samples, and the command that asks more of them."""
-        best, num_val, found = t.state.best, len(t.task.eval_set), {}
+        """For few samples: how sure the best figure is, and the command that trains on other folds."""
+        best, num_val, closing_lines = t.state.best, len(t.task.eval_set), {}
         if best["metric"] == "top1" and num_val < FEW and not t.config.data.group_column:  # whose samples are alike
             ends = (figure(t.task, "top1", end) for end in share_interval(best["value"], num_val))
-            found["how sure"] = f"{' to '.join(ends)} (95 %, by {counted(num_val, 'validation sample')})"
+            closing_lines["how sure"] = f"{' to '.join(ends)} (95 %, by {counted(num_val, 'validation sample')})"
         yardstick = t.run.resolved.as_dict().get("yardstick", 0)  # top1
         if best["metric"] == "top1" and best["value"] < yardstick:
             words = shlex.join(["-m", "models.predict", "--model", t.config.model.model, "TABLE"])
-            found["better"] = (f"a linear model on frozen features: {figure(t.task, 'top1', yardstick)} by 5 folds of"
-                               f" train; {command('python')} {words} --embeddings FILE.npy --output FILE.csv")
+            closing_lines["better"] = (
+                f"a linear model on frozen features: {figure(t.task, 'top1', yardstick)} by 5 folds of train;"
+                f" {command('python')} {words} --embeddings FILE.npy --output FILE.csv")
         if t.task.objective and len(t.task.train_set) < FEW:
-            found["other samples"] = again(t.config)
-        return found
+            closing_lines["other samples"] = folds_command(t.config)
+        return closing_lines
 
 
-def again(config: Config) -> str:
-    """The command that repeats a run with other seeds, on other samples of its training set, for a shell."""
+def folds_command(config: Config) -> str:
+    """The shell command that trains with these settings on other folds of the training set, and with other seeds."""
     values, usual, kinds = identity(config), identity(type(config)()), types(config)
     words = [word for name, value in values.items() if (value != usual[name] and name != "seed") or name == "task"
              for word in as_words(name, value, kinds[name])]

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT
-from tests.harness.run_directory import outcome, records, status, trained_steps
+from tests.harness.run_directory import newest_checkpoint, outcome, records, status, trained_steps
 from utils.errors import Exit
 from utils.rundir.chain import read_lines
 from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
@@ -242,3 +242,13 @@ def test_a_run_of_before_is_verified_from_its_beginning(given, run_train, run_di
     done = subprocess.run([sys.executable, "-m", "ask.replay", run_dir, "--step", "1:3"], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 0 and "the same bits as recorded" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_batch_norm_keeps_the_statistics_of_the_weights_and_learns(straight):
+    """The head was fitted to what they give."""
+    run = straight("image-classification")
+    base = load_file(run.parent / "base" / "model" / "model.safetensors")
+    trained = load_file(newest_checkpoint(run) / "model.safetensors")
+    changed = {name for name in base if not torch.equal(base[name], trained[name])}
+    statistics = {name for name in base if "running_" in name or name.endswith("num_batches_tracked")}
+    assert statistics and changed == base.keys() - statistics

@@ -159,7 +159,7 @@ def start_of(world):
     """A start of a run whose classes are imbalanced."""
     objective = object.__new__(Classes)
     objective.class_counts = objective.eval_counts = np.array([1, 100])
-    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"), train_set=range(101), has_weights=True)
+    task = SimpleNamespace(objective=objective, classes=("rare", "frequent"), train_set=range(101))
     return SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world)
 
 
@@ -180,12 +180,12 @@ def test_a_run_on_few_samples_says_how_sure_it_is(metric, num_train, num_val, gr
                            metrics=classification_metrics(2, np.arange(2), None, "auto"))
     t = SimpleNamespace(config=config, task=task, state=SimpleNamespace(best={"metric": metric, "value": 0.5}),
                         run=SimpleNamespace(resolved=Resolved(yardstick=0.5)))
-    said = EXTRA().finished(t)
-    assert [*said] == found
-    if "how sure" in said:
-        assert said["how sure"] == "42.17 % to 57.83 % (95 %, by 153 validation samples)"
-    if "other samples" in said:
-        assert said["other samples"].endswith(
+    closing_lines = EXTRA().finished(t)
+    assert [*closing_lines] == found
+    if "how sure" in closing_lines:
+        assert closing_lines["how sure"] == "42.17 % to 57.83 % (95 %, by 153 validation samples)"
+    if "other samples" in closing_lines:
+        assert closing_lines["other samples"].endswith(
             f"-m ask.folds --folds 5 --seeds 3 -- --task image-classification --data {Path('photos').absolute()}"
             f"{' --group-column patient' * bool(group)} --model resnet50 --pretrained")
 
@@ -205,7 +205,7 @@ def test_a_run_that_ends_below_its_yardstick_says_what_does_better(world):
 def test_a_best_metric_that_is_too_large_is_named_with_what_replaces_it(world, num_eval, is_said):
     objective = object.__new__(Labels)
     objective.names, objective.best = tuple(map(str, range(1000))), "micro_f1"
-    task = SimpleNamespace(objective=objective, train_set=range(10**4), eval_set=range(num_eval), has_weights=True)
+    task = SimpleNamespace(objective=objective, train_set=range(10**4), eval_set=range(num_eval))
     _, found = notes_of(SimpleNamespace(config=ImageClassificationConfig(), task=task, world=world), 100, True, [])
     assert [("1000 labels" in text, "--best auto is micro_f1" in text) for text in found] == [(True, True)] * is_said
 

@@ -243,6 +243,16 @@ def test_a_fitted_head_and_one_that_is_kept_learn_at_the_rate_of_the_rest(tmp_pa
         assert run.resolved.head_lr_factor == 1
 
 
+@pytest.mark.parametrize("has_weights, optimizer, lr", [
+    (True, "adamw", 2e-3), (True, "sgd", 0.2), (False, "adamw", 2e-2)])
+def test_a_head_on_a_frozen_backbone_has_a_rate_of_its_own_and_no_factor(tmp_path, has_weights, optimizer, lr):
+    """Of 256 samples a batch: the root of four times it, with SGD four times."""
+    run = run_in(tmp_path, [])
+    start = start_for(run, OptimOptions(freeze="backbone", optimizer=optimizer), 256, 10, has_weights)
+    start.task.base_lr = {"adamw": 1e-2, "sgd": 0.05}
+    assert (resolve_optim(start).lr, run.resolved.head_lr_factor) == (lr, 1)
+
+
 def start_for(run, optim, batch, head_lr_factor=1.0, has_new_head=True):
     config = ImageClassificationConfig(optim=optim, batch=BatchOptions(global_batch_size=batch))
     if run.resolved.head_init is UNSET:
