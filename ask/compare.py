@@ -63,6 +63,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
         one, two = runs = [read_run(path, place.world, data) for path, data in paths]  # Collective.
         note = partial(say, stream=sys.stdout) if place.world.is_main else lambda text: None
         note(f"RUN1 is {one.path}, RUN2 is {two.path}")
+        for name, run in zip(NAMES, runs, strict=True):
+            if run.branched:
+                note(f"{name} was {run.branched}")
         of_data = data_apart(runs, place)  # Collective.
         found = [*settings_apart(one.starts[0], two.starts[0], of_data=of_data), *starts_of(runs), *of_data]
         first = [run.links[0]["content"] for run in runs if 0 in run.links]
@@ -99,7 +102,8 @@ def settings_apart(one: dict[str, Any], two: dict[str, Any], where: Sequence[str
 
 def facts_of(line: dict[str, Any]) -> dict[str, Any]:
     """What a start computes with, by name: settings as they were resolved, the program, versions, hardware."""
-    resolved = {name: value for name, value in line["resolved"].items() if name not in ("code", *DIGESTS)}
+    hidden = ("code", "branch", "origin", *DIGESTS)
+    resolved = {name: value for name, value in line["resolved"].items() if name not in hidden}
     found = {flag(name): resolved.pop(name, value) for name, value in line["settings"].items()}
     found |= {name.replace("_", " "): value for name, value in resolved.items()}
     found |= {words: line["resolved"][name][:16] for name, words in DIGESTS.items() if name in line["resolved"]}

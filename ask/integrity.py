@@ -52,7 +52,8 @@ def findings(run: Path) -> list[str]:
         FILE: partial(_of_chain, [*lines, *unwritten]),
         "metrics.jsonl": partial(_of_records, run, links),
         "starts.jsonl": partial(_of_starts, run, links),
-        "config.yaml": lambda: _of_settings(yaml.safe_load((run / "config.yaml").read_text()), run, 0, "settings"),
+        "config.yaml": lambda: _of_settings(
+            yaml.safe_load((run / "config.yaml").read_text()), run, _first_of(run), "settings"),
         "auto.json": lambda: _of_settings(json.loads((run / "auto.json").read_text()), run, -1, "resolved"),
         **{name: partial(_of_folder, run, name) for name in COPIED},
         **{f"checkpoints/{name}": partial(_of_checkpoint, folder.path / name, links) for name in names}}
@@ -151,6 +152,12 @@ def _of_starts(run: Path, links: Mapping[int, Link]) -> Iterator[str]:
         yield f"a line was edited, added or removed, up to that of start {wrong[0]}"
     elif of_links != sorted(of_links) or any(begun.get(link["start"], math.inf) > step for step, link in links.items()):
         yield f"by {FILE} a start computed steps that it did not come to"
+
+
+def _first_of(run: Path) -> int:
+    """The place of the run's own first start in starts.jsonl: those of a branch's past come before it."""
+    branches = [start["resolved"].get("branch") for start in read_starts(run)]
+    return branches.index(branches[-1])
 
 
 def _of_settings(here: Mapping[str, Any], run: Path, start: int, part: str) -> Iterator[str]:

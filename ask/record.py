@@ -22,6 +22,7 @@ from utils.errors import Exit, UserError, counted
 from utils.files import json_lines, read_json
 from utils.rundir.chain import Link, digest_of, read_lines, valid_links
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, name_of, step_of
+from utils.rundir.resolved import Resolved
 from utils.rundir.starts import read_starts
 from utils.settings.habits import FORMERLY_KEPT
 
@@ -36,6 +37,11 @@ class Record:
     links: dict[int, Link]  # by step: those that count, see utils/rundir/chain.py
     copies: list[Link] = field(default_factory=list)  # of checkpoints before an evaluation, which the chain leaves out
     reached: int = 0  # the last step by metrics.jsonl or status.json: of a run that diverged, say, it is in no link
+
+    @property
+    def branched(self) -> str:
+        """From which run it has come, in words; "" if it is no branch."""
+        return Resolved.of(self.starts[-1]["resolved"]).branched()
 
     @property
     def last_step(self) -> int:

@@ -65,11 +65,11 @@ def grad_norms(t: Training, model: nn.Module, losses: Tensor) -> list[float]:
 
 def requested(t: Training, step: int, output: Path | None, is_list: bool) -> Rows:
     """The samples of a step that nobody computes, those of this rank. is_list: their names alone; nothing is read."""
-    sampler, starts = t.feed.sampler, t.feed.plan.starts
-    epoch, place = divmod(step - 1, len(starts))
+    sampler, starts, origin = t.feed.sampler, t.feed.plan.starts, t.run.resolved.as_dict().get("origin", (0, 0))
+    epoch, place = divmod(step - 1 - origin[0], len(starts))
     rows: Rows = []
     for index in sampler.share:
-        request = sampler.micro_batch(epoch, starts[place], index)
+        request = sampler.micro_batch(origin[1] + epoch, starts[place], index)
         if is_list and not request.is_stand_in:
             rows += [{"micro_batch": index, "index": each, "sample": t.feed.samples.name(each)}
                      for each in request.indices]

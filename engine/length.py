@@ -1,14 +1,18 @@
-"""How long a run trains, and in which global batches: steps by need where samples are few.
+"""How long a run trains, and in which global batches: steps by need where samples are few. Where a branch begins.
 
 Tests: tests/unit/engine/test_length.py
 """
 
 import math
+import sys
+from dataclasses import replace
 
+from data.plan import BatchPlan
 from models.tasks.base import Task
 from utils.errors import counted
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
+from utils.rundir.state import TrainState
 from utils.settings.config import Config, settings
 
 SHARE = 12  # --global-batch-size auto of few samples: of the training samples, rounded down to a power of two
@@ -38,3 +42,17 @@ def resolve_length(config: Config, task: Task, run: Run) -> None:
         run.note(f"{counted(num_samples, 'training sample')} with pretrained weights: --epochs {epochs}"
                  f" --global-batch-size {batch} make {counted(epochs * steps, 'optimizer step')}; large data sets get"
                  f" --epochs {usual['epochs']} --global-batch-size {usual['global_batch_size']}")
+
+
+def num_steps(run: Run, plan: BatchPlan, max_steps: int | None) -> int:
+    """Optimizer steps of the run. In a branch with other global batches the plan counts from where that began."""
+    steps, epochs = (0, 0) if run.resolved.origin is UNSET else run.resolved.origin
+    return min(steps + (run.resolved.epochs - epochs) * plan.steps_per_epoch, max_steps or sys.maxsize)
+
+
+def begin_best(run: Run, state: TrainState) -> None:
+    """In a branch whose best model before it is gone, `best` begins anew: with this step, if it is one to evaluate."""
+    branch, step = run.resolved.branch, state.progress.step
+    if branch is not UNSET and branch["begins_best"] and step == branch["step"] != state.best.get("step"):
+        state.best = {}
+        state.progress = replace(state.progress, evaluated_step=step - 1, gain=None, without_gain=None)

@@ -3,6 +3,8 @@
 An extra is a folder. __init__.py may hold OPTIONS, its settings (operational, not kept), and is read before torch is
 imported. extra.py holds EXTRA, a class of moments (engine/training.py). README.md and tests/ are about it alone. An
 extra that takes the place of a training, as --check does, is a mode: its OPTIONS name the module whose run() is called.
+One that lays out what a run begins with, as --branch does, names the module whose begin() is called, and returns by
+base() the settings that the command line begins with.
 
 To delete one: `rm -r extras/NAME`, and its name in EXTRAS. With the report goes ask/report.py.
 """
@@ -21,6 +23,7 @@ EXTRAS = (  # in the order in which they are called
     "card",
     "report",
     "check",
+    "branch",
 )
 
 

@@ -86,6 +86,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
         pipeline += '    predict({{"text": "a text", "text_pair": "another text"}})\n'
     is_alone = library == "transformers" and given["task"] in PIPELINES
     origin = "from scratch" if is_new else f"fine-tuned from {given.get('weights') or model}"
+    origin += f" ({branched})" if (branched := start.run.resolved.branched()) else ""
     resolved = start.run.resolved.as_dict()
     resolved |= {"learning rate": resolved["lr"], "global batch size": resolved["global_batch_size"],
                  "seed": config.run.seed, "data (sha256)": resolved["data"]}

@@ -36,6 +36,7 @@ from utils.output_files import TEXT
 from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.clock import SHARES
 from utils.rundir.identity import kept_settings
+from utils.rundir.resolved import Resolved
 from utils.rundir.starts import read_starts
 from utils.settings.config import CONFIGS, flag
 from utils.settings.habits import FORMERLY_KEPT
@@ -48,7 +49,8 @@ SORTS = 4  # the work of a sample and target beside that of a sample and class
 NUM_MISTAKES, MOST_CLASSES, SIDE = 12, 20, 160  # shown; SIDE: pixels of a picture
 PERCENTAGES = ("top1", "top5")
 INTERNALS = ("code", "data", "tokenizer", "encoder", "weights", "hub", "undecayed_tables", "names_as_written", "pad_to",
-             "padding_side", "first_position", "white_value", "yardstick")  # keys of auto.json that are no settings
+             "padding_side", "first_position", "white_value", "yardstick", "branch",
+             "origin")  # keys of auto.json that are no settings
 Rows = list[dict[str, str]]
 
 
@@ -107,7 +109,8 @@ def _about(run: Path) -> dict[str, Any]:
     # settings and the rest
     usual = kept_settings(CONFIGS[config["task"]]())
     about = by_sample | {
-        "config": config, "auto": auto, "best": best, "last": last, "figures": figures,
+        "config": config, "auto": auto, "branched": Resolved.of(auto).branched(), "best": best, "last": last,
+        "figures": figures,
         "of_best": of_best, "ends": ends,
         "train": train, "val": val, "epoch": epochs[-1] if epochs else {}, "starts": read_starts(run),
         "state": "finished" if summary and summary["step"] == last.get("step") else _state(status),

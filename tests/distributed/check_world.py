@@ -44,6 +44,7 @@ from utils.numerics.seed import seed_micro_batch
 from utils.rundir import checkpoint
 from utils.rundir.chain import NO_RECORDS
 from utils.rundir.lock import RunLock
+from utils.rundir.resolved import Resolved
 from utils.rundir.run import Run
 from utils.rundir.snapshot import Beside
 from utils.rundir.state import Progress, TrainState
@@ -290,7 +291,8 @@ def a_save_that_fails(world: World, folder: Path) -> Any:
 
 
 def _checkpoints(path: Path, world: World) -> checkpoint.Checkpoints:
-    return checkpoint.Checkpoints(SimpleNamespace(path=path, start=1, note=print), world, RecordOptions())
+    run = SimpleNamespace(path=path, start=1, note=print, resolved=Resolved())
+    return checkpoint.Checkpoints(run, world, RecordOptions())
 
 
 def _state(world: World, seed: int = 0) -> TrainState:

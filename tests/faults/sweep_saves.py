@@ -39,6 +39,7 @@ from utils.rundir.checkpoint import SAMPLES, Checkpoints
 from utils.rundir.checkpoint_folder import CheckpointFolder, find_damage, step_of
 from utils.rundir.digests import Digests
 from utils.rundir.lock import RunLock
+from utils.rundir.resolved import Resolved
 from utils.rundir.run import Run
 from utils.rundir.snapshot import Beside
 from utils.rundir.state import Progress, TrainState
@@ -95,7 +96,8 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best,
                        digests={"train": Digests(64)})
     state.digests["train"].load(samples_of(step))
-    checkpoints = Checkpoints(SimpleNamespace(path=run, start=start, note=say_nothing), WORLD, RecordOptions(keep=keep))
+    opened = SimpleNamespace(path=run, start=start, note=say_nothing, resolved=Resolved())
+    checkpoints = Checkpoints(opened, WORLD, RecordOptions(keep=keep))
     checkpoints.save(state, Beside(NO_RECORDS, beside, has_model=is_best), awaits_evaluation)
     checkpoints.flush()
 

@@ -62,10 +62,10 @@ class Checkpoints:
     def follow(self, state: TrainState, total_steps: int) -> None:
         """The run goes on from `state` to `total_steps`: what --keep-every means; the chain from there on. Collective.
         """
-        every = self._keep_every
+        every, step, run = self._keep_every, state.progress.step, self._run
         every = max(LEAST_STEPS_KEPT, -(-total_steps // SHARES_KEPT)) if every == "auto" else every
-        self._folder.keep_every, self._num_landmarks = every, total_steps // every if every else 0
-        step, start = state.progress.step, self._run.start
+        self._folder.is_landmark = lambda at: at == run.resolved.first_step or (every > 0 and at % every == 0)
+        self._num_landmarks = total_steps // every if every else 0  # that of a branch is a link, and takes no room
         weights, values = (state.weights(), state.state_dict()) if state.progress == Progress() else ({}, {})
 
         def go_on() -> None:
@@ -74,14 +74,13 @@ class Checkpoints:
             self._chain.resume(newest, step)
             if state.progress == Progress() and newest is None:  # a link of the initial weights
                 trainer = {"progress": _saved(Progress()), "best": {}}
-                self._note(self._link_of(Snapshot(weights, values, {}, trainer, Beside(NO_RECORDS), start, False)))
+                self._note(self._link_of(Snapshot(weights, values, {}, trainer, Beside(NO_RECORDS), run.start, False)))
 
-        self._world.on_rank_zero(lambda: self._run.writes and go_on(), num_bytes=self._num_bytes)
+        self._world.on_rank_zero(lambda: run.writes and go_on(), num_bytes=self._num_bytes)
 
     def is_due(self, step: int) -> bool:
         """Whether --save-every or --keep-every calls for a checkpoint after optimizer step `step`."""
-        every = self._folder.keep_every
-        return step % self._every.steps == 0 or (every > 0 and step % every == 0)
+        return step % self._every.steps == 0 or self._folder.is_landmark(step)
 
     def is_due_by_clock(self) -> bool:
         """The same for a duration, by rank 0's clock: ranks must agree on it before they act."""

@@ -39,7 +39,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path, keep: int, note: Callable[[str], None]):
         self.path, self._keep, self._note = path, keep, note
-        self.keep_every = 0  # steps: those of its multiples stay; 0 = none
+        self.is_landmark: Callable[[int], bool] = lambda step: False  # whether its checkpoint stays
         self._damage = cache(lambda name: find_damage(path / name))  # each checkpoint is read back once
 
     def names(self) -> list[str]:
@@ -169,7 +169,7 @@ class CheckpointFolder:
         names = self.names()
         by_step = {step_of(name): name for name in reversed(names)}  # the newest of each step
         newest = sorted(by_step, reverse=True)[:self._keep]
-        landmarks = [name for step, name in by_step.items() if self.keep_every and step % self.keep_every == 0]
+        landmarks = [name for step, name in by_step.items() if self.is_landmark(step)]
         spared = [by_step[step] for step in dict.fromkeys([*newest, best_step]) if step in by_step]
         doomed = [name for name in names if name not in spared and name not in landmarks]
         # A new one is read back before an old one is removed because of it.

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,8 @@ import yaml
 
 from utils.errors import Exit, UserError, some
 from utils.files import file_sha256, read_json
-from utils.settings.config import Config, facts, flag, settings
+from utils.settings.command_line import as_words
+from utils.settings.config import Config, facts, flag, settings, types
 from utils.settings.habits import WITHOUT_EFFECT, without_former
 from utils.settings.option import DEFINING, NAME_OR_PATH, OPERATIONAL, PATH, own_names
 
@@ -82,18 +84,26 @@ def compare(config: Config, path: Path, note: Callable[[str], None] = lambda tex
 
     # A setting that the file does not have is off, or newer than the run: its default counts.
     defaults, new = (json.loads(json.dumps(identity(each))) for each in (type(config)(), config))
-    old = defaults | _read_settings(file) | fixed_values(config, path)
+    old = defaults | settings_in(file) | fixed_values(config, path)
     differ = {name: f"{flag(name)} was {old[name]} and is now {new[name]}" for name in new
               if old[name] != new[name] and not known[name].resolved  # Run.resolve and require_same compare those
               and not (known[name].fixed and new[name] == "auto")}
     if defining := [name for name in differ if known[name].kind == DEFINING]:
+        words = [word for name in differ for word in as_words(name, new[name], types(config)[name])]
         is_longer = any(known[name].ends_run for name in defining)
-        longer = " To train past the end, start a new run from it: --model RUN/model." if is_longer else ""
-        raise UserError(f"{path} was created with different settings: {'; '.join(map(differ.get, defining))}."
-                        f" Use its settings, another --run-dir, or --fresh.{longer}", Exit.OTHER_RUN)
+        raise UserError(f"{path} was created with different settings: {'; '.join(map(differ.get, defining))}. Use its"
+                        f" settings, another --run-dir, or --fresh{train_on(config, path, words) * is_longer}",
+                        Exit.OTHER_RUN)
     if differ:
         changes_bits = any(known[name].changes_bits for name in differ)
         note("; ".join(differ.values()) + "; the run is not bit-exact from here on" * changes_bits)
+
+
+def train_on(config: Config, path: Path, words: Iterable[str]) -> str:
+    """How to train on from the end of the run in `path`, in words; "" where no extra takes --branch. words: as typed.
+    """
+    command = shlex.join(["python", "train.py", "--branch", str(path), *words])
+    return f"; to train on from its end: {command}" if "branch" in facts(config) else ""
 
 
 def fixed_values(config: Config, path: Path) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def fixed_values(config: Config, path: Path) -> dict[str, Any]:
     """
     if not (kept := read_json(path / "auto.json")):
         return {}
-    given = {name: value for name, value in _read_settings(path / "config.yaml").items() if value != "auto"}
+    given = {name: value for name, value in settings_in(path / "config.yaml").items() if value != "auto"}
     found = FORMER_VALUES | given | kept
     return {name: found[name] for name, known in facts(config).items() if known.fixed and name in found}
 
@@ -120,7 +130,7 @@ def weights_digest(config: Config) -> str | None:
     return hashlib.sha256("".join(digests).encode()).hexdigest() if digests else None
 
 
-def _read_settings(file: Path) -> dict[str, Any]:
+def settings_in(file: Path) -> dict[str, Any]:
     """config.yaml of a run. Raises UserError (64, 74)."""
     try:
         kept = {**yaml.safe_load(file.read_text())}

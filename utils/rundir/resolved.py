@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from utils.settings.config import flag
+
 UNSET: Any = object()  # not resolved yet; not in the file
 
 
@@ -24,6 +26,8 @@ class Resolved:
     head_init: str = UNSET  # features or random
     yardstick: float = UNSET  # texts: top1 by folds of a linear model on frozen means over tokens
     head_lr_factor: float = UNSET
+    branch: dict[str, Any] = UNSET  # of which run, after which step, and what differs: extras/branch
+    origin: list[int] = UNSET  # (steps, epochs) before its global batches, if these are not its parent's
 
     # what must not change
     code: str = UNSET  # a digest of the program
@@ -51,6 +55,19 @@ class Resolved:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From what the file holds, which is {} in a new run; keys of other versions are left out."""
         return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
+
+    @property
+    def first_step(self) -> int | None:
+        """The step after which a branch begins."""
+        return None if self.branch is UNSET else self.branch["step"]
+
+    def branched(self) -> str:
+        """From which run a branch has come, in words; "" for any other run."""
+        if self.branch is UNSET:
+            return ""
+        changed = "; ".join(f"{flag(name)} was {old} and is {new}"
+                            for name, (old, new) in self.branch["changed"].items())
+        return f"branched from {self.branch['run']} after step {self.branch['step']}: {changed or 'nothing is changed'}"
 
     def as_dict(self) -> dict[str, Any]:
         """What the file holds: what is resolved."""

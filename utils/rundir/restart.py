@@ -5,7 +5,6 @@ Torch is not imported, so a finished run answers at once.
 
 import os
 import re
-import shlex
 import socket
 import sys
 from collections.abc import Collection, Mapping
@@ -16,7 +15,7 @@ import yaml
 
 from utils.errors import Exit, UserError, leave, record_exit, rounded, say
 from utils.files import ask_server, read_json
-from utils.rundir.identity import compare, identity, run_path
+from utils.rundir.identity import compare, identity, run_path, train_on
 from utils.settings.config import Config
 
 # a restart would end in the same way
@@ -65,8 +64,8 @@ def words_if_finished(config: Config) -> str | None:
     except (UserError, OSError, yaml.YAMLError):
         return None  # open_run reports it on all ranks
     figures = ", ".join(f"{name} {rounded(value)}" for name, value in summary.items() if isinstance(value, float))
-    return (f"{path} is finished: step {summary.get('step')}, {figures}\n--fresh starts over; to train longer, start a"
-            f" new run from it: --model {shlex.quote(str(path / 'model'))}")
+    return (f"{path} is finished: step {summary.get('step')}, {figures}\n--fresh starts over"
+            + train_on(config, path, ["--epochs", "N"]))
 
 
 def _is_final(code: int | None, message: str) -> bool:

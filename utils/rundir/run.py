@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -170,9 +170,14 @@ def open_run(config: Config, world: World, note: Callable[[str], None]) -> Run:
         except OSError as error:
             raise UserError(f"cannot create the run directory {path}: {error.strerror}; use another --run-dir",
                             Exit.CANNOT_CREATE) from None
+        if config.beginning and not (path / "auto.json").exists():
+            import_module(config.beginning).begin(config, path, note)
         last, kept = read_json(path / "status.json"), read_json(path / "auto.json")
         compare(config, path, note)
-        _describe(config, path, world.world_size)
+        describe_run(config, path)
+        with (path / "command.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {world.world_size} processes\n"
+                       f"{shlex.join(sys.argv)}\n")
         starts = [last.get("start", 0), *(line["start"] for line in json_lines(path / "starts.jsonl"))]
         facts = _facts(world, launches, 1 + max(starts))
         _note_changes(config, kept, last, facts, note)
@@ -258,8 +263,8 @@ def _facts(world: World, launches: Sequence[str | None] = (), start: int = 1) ->
             "cores_per_process": world.cores, "code": code_digest(), "version": utils.__version__}
 
 
-def _describe(config: Config, path: Path, processes: int) -> None:
-    """Write config.yaml and env.txt until training begins, and a line of command.txt at each start."""
+def describe_run(config: Config, path: Path) -> None:
+    """Write config.yaml and env.txt, until training begins."""
     if not (path / "auto.json").exists():
         # env.txt: versions, and the environment without secrets
         about = [found.metadata for found in metadata.distributions()]
@@ -273,8 +278,6 @@ def _describe(config: Config, path: Path, processes: int) -> None:
         text = "\n".join(lines).encode(errors="backslashreplace")  # a path may be in any encoding
         write_atomically(path / "env.txt", text.decode(), is_private=True)
         write_atomically(path / "config.yaml", yaml.safe_dump(kept_settings(config), sort_keys=False))
-    with (path / "command.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"# {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, {processes} processes\n{shlex.join(sys.argv)}\n")
 
 
 def command(name: str) -> str:

@@ -56,9 +56,12 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) 
         leave(f"lockstep {utils.__version__}", Exit.DONE, sys.stdout)
     _refuse_numbers_of_nodes()
 
-    # the file, and the task
+    # the file, or the run that this one goes on from, and the task
     file = _config_file(first)
     file_settings = _read_yaml(file) if file else {}
+    for page in EXTRA_PAGES:
+        if hasattr(page, "base"):
+            file_settings |= page.base(flags, file)
     given = file_settings | {name: value for name, value in first.items() if value is not None}
     task = str(given.get("task") or DEFAULT_TASK)
     if task not in CONFIGS:

@@ -50,6 +50,11 @@ class CommonConfig:
         """The module whose run() takes the place of a training, if an extra is asked for that; else ""."""
         return next(filter(None, (getattr(each, "mode", "") for each in self.extras)), "")
 
+    @property
+    def beginning(self) -> str:
+        """The module whose begin() lays out what a run begins with, if an extra is asked for that; else ""."""
+        return next(filter(None, (getattr(each, "beginning", "") for each in self.extras)), "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageClassificationConfig(CommonConfig):

@@ -25,6 +25,14 @@ OWN = Path(__file__).parents[2] / "models" / "own.py"
 _BOUNDS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
 
 
+class Kept:
+    """Why a branch of a run keeps a setting, in words."""
+
+    AMID_EPOCH = "an epoch is cut by it"  # at the end of one it may change
+    SAMPLES = "a sample would be another one"
+    MODEL = "the state is that of another model"
+
+
 @dataclass(frozen=True)
 class Facts:
     """All that the program knows about a setting besides its name, its type and its default.
@@ -47,6 +55,7 @@ class Facts:
     ends_run: bool = False  # decides where the run ends
     changes_bits: bool = True  # False: TOLERATED, though the weights of the run do not depend on it
     rare: bool = False  # --help-all shows it, --help does not
+    in_branch: str = ""  # see Kept; or another reason
 
     def broken_rule(self, value: Any) -> str:
         """The rule that `value` breaks, in words: "at least 0 and below 1". "" if it breaks none."""

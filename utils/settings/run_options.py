@@ -8,7 +8,7 @@ Tests: tests/unit/utils/settings/test_config.py
 
 from typing import Literal
 
-from utils.settings.option import OPERATIONAL, PATH, TOLERATED, Auto, Interval, option, options
+from utils.settings.option import OPERATIONAL, PATH, TOLERATED, Auto, Interval, Kept, option, options
 
 MAX_TIMEOUT_S, MAX_SEED = 10**7, 2**63 - 1  # longer than any job; what torch's generators take
 
@@ -17,7 +17,7 @@ MAX_TIMEOUT_S, MAX_SEED = 10**7, 2**63 - 1  # longer than any job; what torch's 
 class RunOptions:
     """The run: what, where, how long"""
 
-    task: str = option("image-classification", "what to train")
+    task: str = option("image-classification", "what to train", in_branch=Kept.MODEL)
     run_dir: str | None = option(None, "run directory; default: runs/TASK-MODEL-DATA-HASH: the same command continues"
                                  " the run", OPERATIONAL, kept=False, per_node=True, path=PATH)
     config: str | None = option(None, "YAML file with settings; the command line overrides it", OPERATIONAL, kept=False,
@@ -25,7 +25,8 @@ class RunOptions:
     fresh: bool = option(False, "start over, once per launch; moves the old run directory to .old/ in its parent"
                          " folder", OPERATIONAL, kept=False, in_file=False)
     seed: int = option(
-        0, "seed of initial weights, order of samples, augmentation, masking and dropout", at_least=0, at_most=MAX_SEED)
+        0, "seed of initial weights, order of samples, augmentation, masking and dropout", at_least=0, at_most=MAX_SEED,
+        in_branch="it may decide which samples are held out")
     epochs: int | Auto = option("auto", "passes over the training data; sets the length of the schedule; auto = more if"
                                 " pretrained weights meet few samples", at_least=1, fixed=True, ends_run=True)
     max_steps: int | None = option(None, "end after this many optimizer steps, if --epochs would take more; sets the"
@@ -52,9 +53,9 @@ class DataOptions:
                        " val.csv, ...), or a table of images or texts (.csv, .tsv, .jsonl; texts also .txt); demo = the"
                        " built-in data", path=PATH, per_node=True, resolved=True)
     val_fraction: float = option(0.1, "fraction of train to hold out, per class, if there is no val, valid, validation"
-                                 " or test", at_least=0, below=1)
+                                 " or test", at_least=0, below=1, in_branch=Kept.SAMPLES)
     group_column: str | None = option(None, "column of a table that says which samples belong together (of a patient, a"
-                                      " video): whole groups are held out", rare=True)
+                                      " video): whole groups are held out", rare=True, in_branch=Kept.SAMPLES)
     bad_samples: Literal["stop", "skip"] = option("stop", "a sample that cannot be read: stop the run (exit code 65),"
                                                   " or skip (list it; its sample weight is 0)", OPERATIONAL, rare=True)
     workers: int | Auto = option(
@@ -66,7 +67,8 @@ class BatchOptions:
     """Batches: ranks share the micro-batches of a global batch"""
 
     global_batch_size: int | Auto = option("auto", "samples per optimizer step, over all processes; auto = fewer if"
-                                           " pretrained weights meet few samples", at_least=1, fixed=True)
+                                           " pretrained weights meet few samples", at_least=1, fixed=True,
+                                           in_branch=Kept.AMID_EPOCH)
     micro_batch_size: int | Auto = option(
         "auto", "samples per forward and backward pass; auto = at most 64 (accelerator: 256), by exact an eighth of the"
         " global batch", TOLERATED, at_least=1, resolved=True)
@@ -78,7 +80,8 @@ class BatchOptions:
 class OptimOptions:
     """Optimization"""
 
-    optimizer: Literal["adamw", "adam", "sgd"] = option("adamw", "adam has L2 decay; sgd has Nesterov momentum")
+    optimizer: Literal["adamw", "adam", "sgd"] = option("adamw", "adam has L2 decay; sgd has Nesterov momentum",
+                                                        in_branch="the state of another one does not fit")
     lr: float | Auto = option("auto", "peak learning rate; auto = by task, optimizer, global batch and whether the"
                               " weights are pretrained", at_least=0, fixed=True)
     schedule: Literal["cosine", "linear", "step", "constant"] = option(
@@ -93,7 +96,8 @@ class OptimOptions:
         " included", at_least=1)
     head_init: Literal["auto", "features", "random"] = option(
         "auto", "a new head on pretrained weights: features = a linear model, fitted to frozen features before step 1;"
-        " BatchNorm keeps its statistics; auto = features where the fit takes seconds", fixed=True, rare=True)
+        " BatchNorm keeps its statistics; auto = features where the fit takes seconds", fixed=True, rare=True,
+        in_branch="the head is trained already")
     layer_decay: float = option(1.0, "layer-wise learning rate decay: each block's learning rate is this times that of"
                                 " the block after it; 1 = off", above=0, at_most=1, rare=True)
     ema_decay: float = option(0.0, "also evaluate a moving average of the weights, with this decay per step;"
@@ -104,15 +108,17 @@ class OptimOptions:
 class LabelOptions:
     """Labels"""
 
-    label_column: str = option("label", "column of a table with the class")
-    multi_label: bool = option(False, "a sample may have several labels, written A|B in the table")
+    label_column: str = option("label", "column of a table with the class", in_branch=Kept.SAMPLES)
+    multi_label: bool = option(False, "a sample may have several labels, written A|B in the table",
+                               in_branch=Kept.SAMPLES)
 
 
 @options
 class TargetOptions:
     """Targets"""
 
-    label_column: str = option("label", "column of the table with the number to predict; A,B = several numbers")
+    label_column: str = option("label", "column of the table with the number to predict; A,B = several numbers",
+                               in_branch=Kept.SAMPLES)
 
 
 @options

@@ -139,7 +139,7 @@ class Replicated(Strategy):
         """By name: the order of parameters may differ."""
         indices = {name: index for index, name in _names_by_index(optimizer).items()}
         params, full = dict(self.module.named_parameters()), optimizer.state_dict()
-        full["state"] = {
+        full["state"] |= {  # parameters that begin to learn keep the initial one
             indices[name]: {key: self.placed(value, params[name]) if isinstance(value, Tensor) else value
                             for key, value in values.items()}
             for name, values in state.items()}

@@ -10,6 +10,7 @@ from torch import nn
 from utils.numerics.optimizers import build_optimizer
 from utils.rundir.chain import NO_RECORDS
 from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.resolved import Resolved
 from utils.rundir.snapshot import Beside
 from utils.rundir.state import TrainState
 from utils.settings.run_options import OptimOptions, RecordOptions
@@ -57,7 +58,7 @@ def checkpoints_of(world, folder):
     """Checkpoints of one start of a run, and the notes to the user."""
     def build(start=1, **options):
         notes = []
-        run = SimpleNamespace(path=folder.parent, start=start, note=notes.append, writes=True)
+        run = SimpleNamespace(path=folder.parent, start=start, note=notes.append, writes=True, resolved=Resolved())
         return Checkpoints(run, world, RecordOptions(**options)), notes
     return build
 

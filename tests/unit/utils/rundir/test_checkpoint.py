@@ -22,6 +22,7 @@ from tests.unit.utils.rundir.conftest import (
 from utils.errors import Exit, UserError
 from utils.numerics.averages import Averages
 from utils.rundir.checkpoint import Checkpoints
+from utils.rundir.resolved import Resolved
 from utils.settings.run_options import RecordOptions
 from utils.strategies.ddp import DDP
 
@@ -218,7 +219,7 @@ def test_a_small_disk_is_warned_of_on_the_rank_that_writes(
     (saved / "state.pt").touch()
     os.truncate(saved / "state.pt", int(saved_gb * 1e9))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=int(free_gb * 1e9)))
-    run = SimpleNamespace(path=Path("run"), start=1, note=notes.append, writes=writes)
+    run = SimpleNamespace(path=Path("run"), start=1, note=notes.append, writes=writes, resolved=Resolved())
     checkpoints = Checkpoints(run, world, RecordOptions())
     checkpoints._num_bytes, checkpoints._model_bytes = int(2.4e8), int(1e8)  # three, the best one, one being written
     checkpoints.warn_of_small_disk()

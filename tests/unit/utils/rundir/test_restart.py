@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import extras
 from tests.unit.utils.conftest import config_of, start
 from utils.rundir import run as run_module
 from utils.rundir.restart import acts_fresh, device_of_run, finish_early, launch_id, words_if_finished
 from utils.rundir.run import open_run
+from utils.settings.command_line import parse_command_line
 
 ROOT = Path(__file__).parents[4]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
@@ -99,7 +101,8 @@ def test_a_finished_run_says_so_and_exits_with_0(finished, capsys):
 
 def test_what_a_finished_run_says_can_be_pasted(finished):
     os.rename("run", "my run")
-    assert words_if_finished(config_of("--run-dir=my run")).endswith("--model 'my run/model'")
+    words = words_if_finished(parse_command_line(["--run-dir=my run"], {}, extras.pages()))
+    assert words.endswith("--fresh starts over; to train on from its end: python train.py --branch 'my run' --epochs N")
 
 
 def test_on_several_nodes_rank_0_decides_whether_the_run_is_finished(finished, monkeypatch):

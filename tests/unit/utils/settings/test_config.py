@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+import extras
 from utils.errors import UserError
 from utils.rundir.identity import compare, identity, kept_settings, require_same_program, run_path
 from utils.rundir.run import open_run
@@ -87,15 +88,15 @@ def test_all_settings_but_operational_ones_name_the_run(task):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_a_used_run_directory_takes_what_the_kind_allows(task):
     """Refuses a defining setting, notes a tolerated one, takes an operational one; asks for no resolved one."""
-    config = CONFIGS[task]()
+    config = CONFIGS[task](extras=extras.pages())
     path, found, expected = begun(config, Path("run")), {}, {}
-    for name in settings(config):
+    for name in settings(CONFIGS[task](extras=())):
         notes = []
         try:
             compare(changed(config, name), path, notes.append)
             found[name] = TOLERATED if any(flag(name) in note for note in notes) else OPERATIONAL
         except UserError as error:
-            found[name] = (DEFINING, "To train past the end" in str(error))
+            found[name] = (DEFINING, "to train on from its end" in str(error))
         known = facts_of(task, name)
         kind = (DEFINING, known.ends_run) if known.kind == DEFINING else known.kind
         expected[name] = OPERATIONAL if known.resolved else kind

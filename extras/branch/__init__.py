@@ -1,0 +1,65 @@
+"""--branch RUN@STEP: a new run that begins as another one was after a step, with what this command changes.
+
+The command line reads this before torch is imported: the settings of a branch are RUN's at that step.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from extras.branch.parent import find_parent, parts_of
+from utils.errors import UserError
+from utils.files import read_json
+from utils.rundir.identity import settings_in
+from utils.settings.config import CONFIGS, facts
+from utils.settings.option import OPERATIONAL, option, options
+from utils.settings.spelling import setting_of
+
+
+@options
+class OPTIONS:
+    """The run: what, where, how long"""
+
+    branch: str | None = option(None, "begin as another run was after a step, with its settings but those given here:"
+                                " RUN@STEP; RUN = its last one; RUN@best; RUN@epoch:N", OPERATIONAL, kept=False,
+                                in_file=False)
+
+    @property
+    def beginning(self) -> str:
+        """The module whose begin() lays out what the branch begins with."""
+        return "extras.branch.begin" if self.branch else ""
+
+    @staticmethod
+    def base(flags: Sequence[Sequence[str]], file: str) -> dict[str, Any]:
+        """What the settings of this command line begin with: those of RUN, and the run directory; {} without --branch.
+
+        flags: as split() returns them. file: --config. Raises UserError: 64, 66 where RUN or its checkpoint is missing.
+        """
+        given = {setting_of(word): behind for word, *behind in flags}
+        if not (spec := "".join(given.get("branch", []))):
+            return {}
+        if wrong := [word for word in ("check", "eval_only", "config") if word in given]:
+            raise UserError(f"--branch {spec}: a branch is trained with RUN's settings and those given here; leave"
+                            f" --{wrong[0].replace('_', '-')} out")
+        run, word = parts_of(spec)
+        path = Path("".join(given.get("run_dir", [])) or run.parent / name_of(run, word, flags))
+        if (path / "auto.json").exists():  # it has begun: RUN may be gone
+            values, begun = settings_in(path / "config.yaml"), read_json(path / "auto.json")
+            if "branch" not in begun:
+                raise UserError(f"--branch {spec}: {path} is another run; use another --run-dir")
+        else:
+            values = find_parent(spec).settings
+        return values | {"run_dir": str(path)}
+
+
+def name_of(run: Path, word: str, flags: Sequence[Sequence[str]]) -> str:
+    """The name of a branch's directory: by the words of its command, so that it is found when RUN is gone."""
+    known = {name: fact for config in CONFIGS.values() for name, fact in facts(config()).items()}
+    names = [setting_of(flag) for flag, *_ in flags]
+    found = [known.get(name, known.get(name.removeprefix("no_"))) for name in names]
+    named = [flag for flag, fact in zip(flags, found, strict=True) if fact and fact.kind != OPERATIONAL]
+    digest = hashlib.sha256(json.dumps(sorted(named)).encode()).hexdigest()[:8]
+    return f"{os.path.basename(os.path.abspath(run))}@{word.replace(':', '-')}-{digest}"

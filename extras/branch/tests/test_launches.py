@@ -1,0 +1,265 @@
+"""--branch: it computes what its parent would have; which settings it takes; it is whole without its parent.
+
+The parent has 9 steps, 3 in an epoch, and a checkpoint of each 2nd step and of each end of an epoch.
+"""
+
+import json
+import re
+import shutil
+
+import pytest
+
+import extras
+from ask.integrity import findings
+from extras.branch.begin import LAYING, differences, require_allowed
+from extras.branch.parent import find_parent
+from tests.harness.run_directory import contents, records, rows_of, weights_sha256, written
+from utils.errors import Exit, UserError
+from utils.rundir.chain import files_in, read_lines
+from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
+from utils.settings.command_line import parse_command_line
+from utils.settings.config import CONFIGS, facts, settings, with_values
+from utils.settings.option import OPERATIONAL, Interval, Kept
+
+LENGTH = ["--epochs", "3", "--global-batch-size", "24", "--threads", "1", "--workers", "0", "--log-every", "1",
+          "--save-every", "2", "--keep", "9", "--precision", "fp32"]
+EXACT = ["--strategy", "exact", "--micro-batch-size", "4"]
+TEXTS = ["--max-length", "32", "--text-column", "text", "--model", "bert-tiny", "--vocab-size", "200"]
+WORDS = {"image-classification": ["--model", "small-cnn", "--image-size", "16", "--ema-decay", "0.5"],
+         "text-classification": TEXTS, "masked-lm": TEXTS}
+IMAGES = "image-classification"
+
+
+@pytest.fixture(scope="module")
+def parents(session_dir, data_of, run_train):
+    """parents(task): a finished run; the same one for each test, which leaves it as it is."""
+    made = {}
+
+    def make(task):
+        if task not in made:
+            made[task] = session_dir / f"parent-{task}"
+            result = run_train("--task", task, *WORDS[task], *LENGTH, *EXACT, "--data", data_of[task], "--run-dir",
+                               made[task])
+            assert result.returncode == 0, result.text
+        return made[task]
+
+    return make
+
+
+@pytest.fixture
+def parent(parents):
+    return parents(IMAGES)
+
+
+def steps_of(run):
+    return sorted({step_of(name) for name in CheckpointFolder(run / "checkpoints", 1, print).names()})
+
+
+def of_run(run, first=0):
+    """The records after step `first`."""
+    return [record for record in records(run) if record["step"] > first]
+
+
+# --- the same bits
+
+
+@pytest.mark.rows(1)
+@pytest.mark.parametrize("task", WORDS)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_branch_without_changes_ends_with_its_parents_hash(task, processes, parents, run_torchrun, tmp_path):
+    """From amid an epoch, through a stop; and its files belong together."""
+    run = parents(task)
+    before, words = written(run), ["--task", task, "--branch", f"{run}@4", "--run-dir", tmp_path / "run"]
+    stopped = run_torchrun(processes, *words, "--stop-after", 2)
+    assert (stopped.code, "branched from parent" in stopped.text) == (Exit.STOPPED, True), stopped.text
+    assert run_torchrun(processes, *words).returncode == 0
+    assert contents(tmp_path / "run")[9] == contents(run)[9]
+    assert (records(tmp_path / "run"), findings(tmp_path / "run"), written(run)) == (records(run), [], before)
+
+
+@pytest.mark.long
+def test_a_branch_is_verified_through_the_steps_of_its_parent(parent, run_train, tmp_path):
+    branch = tmp_path / "branch"
+    assert run_train("--branch", f"{parent}@epoch:2", "--epochs", 4, "--lr", "0.01", "--run-dir",
+                     branch).returncode == 0
+    again = tmp_path / "of-a-branch"
+    assert run_train("--branch", f"{branch}@best", "--epochs", 5, "--run-dir", again).returncode == 0
+    for run, last in ((branch, 12), (again, 15)):
+        result = run_train(run, script="ask/verify.py")
+        assert (result.returncode, f"verified: {run}, steps 1 to {last}" in result.out) == (0, True), result.text
+    compared = run_train(parent, branch, script="ask/compare.py").out
+    assert "RUN2 was branched from parent-image-classification after step 6: --epochs was 3 and is 4; --lr" in compared
+    assert "the first record that differs: train, step 7" in compared
+    assert "Branched from branch after step" in (again / "report.html").read_text()
+
+
+@pytest.mark.long
+def test_a_branch_needs_its_parent_no_more_once_it_has_begun(parent, run_train, tmp_path):
+    run = shutil.copytree(parent, tmp_path / "runs" / "parent")
+    words = ["--branch", run, "--epochs", 5]
+    assert run_train(*words, "--stop-after", 1).returncode == Exit.STOPPED
+    shutil.rmtree(run)
+    assert run_train(*words).returncode == 0
+    [branch] = (tmp_path / "runs").glob("parent@last-????????")
+    assert (steps_of(branch)[-1], findings(branch)) == (15, [])
+    gone = run_train("--branch", run, "--epochs", 6)
+    assert (gone.returncode, "is not the directory of a run that has begun" in gone.err) == (Exit.NO_INPUT, True)
+
+
+# --- other batches
+
+
+@pytest.mark.rows(1)
+@pytest.mark.parametrize("batch, steps", [(48, 2), (57, 1), (12, 5), (13, 5), (100, 1)])
+def test_other_batches_from_the_end_of_an_epoch_use_each_sample_once(batch, steps, parent, run_train, tmp_path):
+    words = ["--branch", f"{parent}@epoch:2", "--global-batch-size", batch, "--micro-batch-size", "auto"]
+    result = run_train(*words, "--run-dir", tmp_path / "run")
+    assert result.returncode == 0, result.text
+    assert "epoch 3: trained on 57 of 57 samples, evaluated 147 of 147" in result.out
+    trained = [record for record in of_run(tmp_path / "run", 6) if record["split"] == "train"]
+    assert [record["step"] for record in trained] == [*range(7, 7 + steps)] and trained[-1]["epoch"] == 3
+    names = []
+    for step in range(7, 7 + steps):
+        out = tmp_path / f"step-{step}"
+        listed = run_train(tmp_path / "run", "--step", step, "--list", "--output", out, script="ask/replay.py")
+        assert listed.returncode == 0, listed.text
+        names += [row["sample"] for row in rows_of(out)]
+    assert len(names) == len({*names}) == 57
+
+
+def test_other_batches_amid_an_epoch_are_refused_with_the_steps_that_end_one(parent, run_train, tmp_path):
+    result = run_train("--branch", f"{parent}@4", "--global-batch-size", 12, "--run-dir", tmp_path / "run")
+    assert result.returncode == Exit.USAGE and not (tmp_path / "run").exists()
+    assert "--global-batch-size 12 needs the end of an epoch, because an epoch is cut by it: RUN@3, 6, 9" in result.text
+
+
+# --- the table of settings
+
+
+def other(value):
+    """Another value of a setting."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, tuple):
+        return tuple(number / 2 for number in value)
+    return Interval("7") if isinstance(value, Interval) else value + 1 if isinstance(value, int | float) else "other"
+
+
+@pytest.mark.parametrize("name", [name for name, fact in facts(CONFIGS[IMAGES](extras=())).items()
+                                  if fact.kind != OPERATIONAL and name != "data"])
+def test_a_branch_takes_each_setting_or_says_why_not(name, parent):
+    found, spec = find_parent(f"{parent}@4"), f"{parent}@4"
+    config = parse_command_line(["--branch", spec], {}, extras.pages())
+    assert differences(config, found) == {}
+    config = with_values(config, {name: other(settings(config)[name])})
+    changed, reason = differences(config, found), facts(config)[name].in_branch
+    assert [*changed] == [name]
+    if reason:
+        with pytest.raises(UserError, match=re.escape(f"because {reason}")) as raised:
+            require_allowed(config, spec, found, changed)
+        assert raised.value.code == Exit.USAGE
+    else:
+        require_allowed(config, spec, found, changed)
+    if reason == Kept.AMID_EPOCH:
+        require_allowed(config, spec, find_parent(f"{parent}@6"), changed)
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("words", [
+    ["--freeze", "none", "--optimizer", "sgd"], ["--freeze", "none", "--optimizer", "adamw"],
+    ["--ema-decay", "0.9", "--schedule", "constant"], ["--strategy", "ddp", "--early-stop-patience", "1"],
+    ["--mixup", "0.4", "--class-weights", "balanced", "--label-smoothing", "0.1"], ["--precision", "bf16"]],
+    ids=lambda words: " ".join(words[:4]))
+def test_what_may_change_is_trained_with_and_repeats(words, photos, run_train, tmp_path):
+    """Parameters that begin to learn have the optimizer's first state; averages that begin have the weights."""
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    kept = ["--optimizer", given.pop("--optimizer", "adamw")]
+    frozen = ["--freeze", "backbone"] if "--freeze" in given else []
+    assert run_train(*WORDS[IMAGES][:4], *LENGTH, *EXACT, *kept, *frozen, "--data", photos, "--run-dir",
+                     tmp_path / "parent").returncode == 0
+    changed = [word for pair in given.items() for word in pair]
+    for name in ("one", "two"):
+        result = run_train("--branch", f"{tmp_path / 'parent'}@4", *changed, "--run-dir", tmp_path / name)
+        assert result.returncode == 0, result.text
+    assert weights_sha256(tmp_path / "one") == weights_sha256(tmp_path / "two") != weights_sha256(tmp_path / "parent")
+    assert findings(tmp_path / "one") == []
+
+
+# --- the best model before it
+
+
+def best_of(run):
+    return json.loads((run / "summary.json").read_text())["best"]
+
+
+@pytest.mark.long
+def test_the_best_model_then_is_taken_along_or_looked_for_from_there(photos, run_train, tmp_path):
+    """RUN/model is of a later step by now: it is written again from its checkpoint; without that, best begins anew."""
+    run = tmp_path / "run"
+    assert run_train(*WORDS[IMAGES], *LENGTH, *EXACT, "--data", photos, "--run-dir", run, "--best",
+                     "loss").returncode == 0
+    assert (find_parent(f"{run}@4").trainer["best"]["step"], best_of(run)["step"]) == (3, 9)
+    words = ["--branch", f"{run}@4", "--stop-after", 1, "--run-dir"]
+    result = run_train(*words, tmp_path / "with")
+    assert result.returncode == Exit.STOPPED and 3 in steps_of(tmp_path / "with"), result.text
+    assert files_in(tmp_path / "with" / "model") == next(each["model"] for each in read_lines(run) if each["step"] == 3)
+    assert findings(tmp_path / "with") == []
+
+    shutil.rmtree(find_parent(f"{run}@3").checkpoint)
+    result = run_train(*words, tmp_path / "without")
+    assert "the best model up to step 4 is gone" in result.out and not (tmp_path / "without" / "model").exists()
+    assert run_train(*words[:2], "--run-dir", tmp_path / "without").returncode == 0
+    assert (best_of(tmp_path / "without")["step"], findings(tmp_path / "without")) == (9, [])
+    assert "branched from run after step 4" in (tmp_path / "without" / "model" / "README.md").read_text()
+    assert run_train(tmp_path / "without", script="ask/verify.py").returncode == 0
+
+
+@pytest.mark.long
+def test_a_branch_at_an_evaluation_is_evaluated_if_the_best_model_is_gone(texts, run_train, tmp_path):
+    """With --lr 0 all evaluations are equal, and the first one counts."""
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    assert run_train("--task", "text-classification", *TEXTS, *LENGTH, *EXACT, "--lr", 0, "--data", texts, "--run-dir",
+                     run).returncode == 0
+    shutil.rmtree(find_parent(f"{run}@best").checkpoint)
+    result = run_train("--branch", f"{run}@6", "--run-dir", branch)
+    assert result.returncode == 0, result.text
+    assert [record["step"] for record in records(branch) if record["split"] == "val"] == [3, 6, 9]
+    assert (best_of(run)["step"], best_of(branch)["step"], findings(branch)) == (3, 6, [])
+    assert run_train(branch, script="ask/verify.py").returncode == 0
+
+
+def test_the_first_checkpoint_of_a_branch_stays_whatever_keep_says(parent, run_train, tmp_path):
+    assert run_train("--branch", f"{parent}@4", "--keep", 1, "--run-dir", tmp_path / "run").returncode == 0
+    assert 4 in steps_of(tmp_path / "run") and not {5, 6} & {*steps_of(tmp_path / "run")} - {best_of(parent)["step"]}
+
+
+# --- refusals
+
+
+@pytest.mark.rows(2)
+@pytest.mark.parametrize("words, code, message", [
+    (["PARENT@5"], Exit.NO_INPUT, "has no checkpoint there; it has those of step 2, 3, 4"),
+    (["PARENT@epoch:7"], Exit.NO_INPUT, "has no checkpoint there"),
+    (["nothing@3"], Exit.NO_INPUT, "nothing is not the directory of a run that has begun"),
+    (["PARENT", "--check"], Exit.USAGE, "leave --check out"),
+    (["PARENT", "--eval-only"], Exit.USAGE, "leave --eval-only out"),
+    (["PARENT@6", "--epochs", "1"], Exit.USAGE, "--epochs 1 ends before the branch begins, after step 6 in epoch 2"),
+    (["PARENT@6", "--max-steps", "5"], Exit.USAGE, "give at least 6"),
+    (["PARENT@6", "--run-dir", "PARENT"], Exit.USAGE, "is another run; use another --run-dir"),
+    (["PARENT@6", "--model", "resnet18"], Exit.USAGE, "--model was small-cnn and cannot become resnet18, because")])
+def test_what_cannot_be_branched_is_said_once_and_leaves_nothing(words, code, message, parent, run_train):
+    before = written(parent)
+    result = run_train("--branch", *(word.replace("PARENT", str(parent)) for word in words))
+    assert (result.returncode, result.text.count(message)) == (code, 1), result.text
+    assert written(parent) == before
+    assert not [path for path in parent.parent.glob(f"{parent.name}@*") if path.is_dir()]
+
+
+def test_a_start_that_was_killed_while_it_laid_out_is_laid_out_again(parent, run_train, tmp_path):
+    run = tmp_path / "run"
+    (run / LAYING / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "step-0000000099-g1").mkdir(parents=True)  # it had come to this one
+    (run / "metrics.jsonl").write_text("{")
+    result = run_train("--branch", f"{parent}@6", "--run-dir", run)
+    assert result.returncode == 0, result.text
+    assert (contents(run)[9], records(run), findings(run)) == (contents(parent)[9], records(parent), [])
