@@ -18,6 +18,7 @@ from utils.errors import Parser
 PARSER = Parser("ask.report", __doc__)
 PARSER.add_argument("runs", nargs="+", metavar="RUN", help="a run directory of train.py")
 PARSER.add_argument("--output", metavar="FILE", default="report.html", help="the page; default: report.html")
+PARSER.add_argument("--with-places", action="store_true", help="with the paths of data and weights")
 
 if __name__ == "__main__":  # before torch is imported
     GIVEN, WATCHDOG = begin(PARSER)
@@ -30,7 +31,7 @@ from utils.output_files import open_output
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> int:
     """Write the page. Returns the exit code."""
-    text = page([Path(run) for run in given.runs])
+    text = page([Path(run) for run in given.runs], given.with_places)
     with open_output(given.output) as file:
         file.write(text)
     say(given.output, sys.stdout)

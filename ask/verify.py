@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,8 @@ PARSER.add_argument("--from", dest="first", type=int, metavar="STEP",
                     help="begin with the newest checkpoint up to this step; by default with the run")
 PARSER.add_argument("--to", dest="last", type=int, metavar="STEP",
                     help="end with the first checkpoint that the run saved from this step on; by default with the last")
-PARSER.add_argument("--output", metavar="FILE", help="write a receipt, as JSON")
+PARSER.add_argument("--output", metavar="FILE", help="write a receipt: an in-toto Statement about RUN/model, as JSON")
+PARSER.add_argument("--with-places", action="store_true", help="with the paths of data and weights in the receipt")
 PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: do the files belong together?")
 
 if __name__ == "__main__":  # before torch is imported
@@ -39,13 +40,17 @@ from ask.repeat import computing, differences
 from utils.distributed.watchdog import Watchdog
 from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say
-from utils.output_files import open_output, require_output
-from utils.rundir.chain import files_in
+from utils.files import file_sha256
+from utils.output_files import open_output, require_output, without_places
+from utils.rundir.chain import FILE, files_in
 from utils.rundir.starts import describe
+
+PREDICATE = "urn:lockstep:verification:1"  # what the rest of a receipt means: docs/asking.md
 
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output. Collective. Raises UserError."""
+    write = partial(write_receipt, given.output, Path(given.run), given.with_places)
     if given.chain_only and given.output:
         raise UserError("--output: a receipt is about steps that are computed again; leave --chain-only out")
     run, is_main = Path(given.run), os.environ.get("RANK", "0") == "0"
@@ -68,7 +73,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             world.on_rank_zero(partial(require_output, given.output))  # Collective.
         if found := world.on_rank_zero(partial(findings, run), takes_long=True):  # Collective.
             note("\n".join([*found, f"differs: {run}"]))
-            world.on_rank_zero(lambda: write_receipt(given.output, run, "differs", found, here))  # Collective.
+            world.on_rank_zero(lambda: write("differs", found, here))  # Collective.
             return Exit.DIFFERS
 
         # the steps
@@ -86,13 +91,13 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             if error.code != Exit.DIFFERS:
                 raise
             words = str(error)
-        return Exit(world.on_rank_zero(lambda: conclude(again, words, given.output, here)))  # Collective.
+        return Exit(world.on_rank_zero(lambda: conclude(again, words, write, here)))  # Collective.
 
 
-def conclude(again: Again, words: str, output: str | None, here: dict[str, Any]) -> int:
+def conclude(again: Again, words: str, write: Callable[..., None], here: dict[str, Any]) -> int:
     """Say the result, and write the receipt; on rank 0. Returns the exit code.
 
-    words: what differs, or "". here: what computed it, see describe.
+    words: what differs, or "". write: write_receipt, of this run. here: what computed it, see describe.
     """
     # RUN/model; files_in differs while the run is replacing it
     record, run = again.record, again.record.path
@@ -119,22 +124,33 @@ def conclude(again: Again, words: str, output: str | None, here: dict[str, Any])
     again.note("\n".join([*found, f"{result}: {run}{what}"]))
 
     # the receipt
-    write_receipt(output, run, result, found, here,
-                  steps=[again.parts[0].first + 1, again.parts[-1].last],
-                  model_step=model["step"] if is_known and not words else None,
-                  links=links, head=[*record.links.values()][-1]["link"],
-                  computed={step: again.seen[key_of(link)].get("content") for step, link in links.items()},
-                  starts=[start for start, _ in again.apart])
+    write(result, found, here, steps=[again.parts[0].first + 1, again.parts[-1].last],
+          model_step=model["step"] if is_known and not words else None,
+          links=links, head=[*record.links.values()][-1]["link"],
+          computed={step: again.seen[key_of(link)].get("content") for step, link in links.items()},
+          starts=[start for start, _ in again.apart],
+          parents=[start["resolved"]["branch"] for start in record.starts if "branch" in start["resolved"]][:1])
     return int(code)
 
 
-def write_receipt(output: str | None, run: Path, result: str, found: list[str], here: dict[str, Any],
-                  **steps: Any) -> None:
-    """What was found, as JSON. output: None = nowhere. steps: what was computed again, if anything was."""
-    if output:
-        with open_output(output) as file:
-            json.dump({"result": result, "found": found, "run": run.absolute().name, **steps, "computed_on": here,
-                       "time": datetime.now(UTC).isoformat(timespec="seconds")}, file, indent=1)
+def write_receipt(output: str | None, run: Path, has_places: bool, result: str, found: list[str],
+                  here: dict[str, Any], **steps: Any) -> None:
+    """What was found of the files of RUN/model, as JSON: an in-toto Statement, which names no place, host or user.
+
+    output: None = nowhere. steps: what was computed again, if anything was.
+    Source: https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md
+    """
+    if not output:
+        return
+    subject = {f"model/{name}": digest for name, digest in files_in(run / "model").items()}
+    subject = subject or {FILE: file_sha256(run / FILE)}  # nothing was evaluated
+    about = {"result": result, "found": [text.replace(f"{run}/", "") for text in found], "run": run.absolute().name,
+             **steps, "computed_on": here, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    with open_output(output) as file:
+        json.dump({"_type": "https://in-toto.io/Statement/v1",
+                   "subject": [{"name": name, "digest": {"sha256": digest}} for name, digest in subject.items()],
+                   "predicateType": PREDICATE, "predicate": about if has_places else without_places(about)},
+                  file, indent=1)
 
 
 def not_promised(start: Mapping[str, Any]) -> dict[str, str]:

@@ -55,6 +55,15 @@ def csv_writer(file: TextIO) -> Callable[[Sequence[Any]], None]:
     return write
 
 
+def without_places(nest: Any) -> Any:
+    """The nest of dicts and lists with the last part of each absolute path alone: for what is shown to others."""
+    if isinstance(nest, dict):
+        return {name: without_places(value) for name, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        return [without_places(value) for value in nest]
+    return os.path.basename(nest.rstrip("/")) if isinstance(nest, str) and nest.startswith("/") else nest
+
+
 def _begin(name: str, flag: str) -> tuple[Path, Path, TextIO]:
     """The path, that of the file until it is complete, and this file."""
     path = Path(name).resolve()  # a link stays a link

@@ -32,7 +32,7 @@ from models.metrics.metric import share_interval
 from models.metrics.targets import TARGET_COLUMNS, figures_of
 from utils.errors import Exit, UserError, first_line, rounded
 from utils.files import read_json, write_atomically
-from utils.output_files import TEXT
+from utils.output_files import TEXT, without_places
 from utils.rundir.chain import read_lines, valid_links
 from utils.rundir.clock import SHARES
 from utils.rundir.identity import kept_settings
@@ -63,8 +63,11 @@ def write_report(run: Path) -> str:
         return f"could not be written ({first_line(error)}); python -m ask.report tries again"
 
 
-def page(runs: Sequence[Path]) -> str:
-    """The page of these runs. Raises UserError: 66 for what is no run directory, 74 for a damaged one."""
+def page(runs: Sequence[Path], has_places: bool = False) -> str:
+    """The page of these runs. Raises UserError: 66 for what is no run directory, 74 for a damaged one.
+
+    has_places: with the paths of data and weights, not their last parts alone.
+    """
     import jinja2  # the end of a run alone needs it
 
     abouts = []
@@ -73,7 +76,7 @@ def page(runs: Sequence[Path]) -> str:
         if not (run / "config.yaml").is_file():
             raise UserError(f"{run} is not a run directory of train.py: it has no config.yaml", Exit.NO_INPUT)
         try:
-            abouts.append(_about(run) | {"name": os.path.relpath(run.resolve(), above)})
+            abouts.append(_about(run, has_places) | {"name": os.path.relpath(run.resolve(), above)})
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, csv.Error,
                 yaml.YAMLError) as error:
             raise UserError(f"{run} is damaged ({type(error).__name__}: {error})", Exit.IO) from None
@@ -84,7 +87,7 @@ def page(runs: Sequence[Path]) -> str:
     return html.encode("utf-8", "replace").decode()  # names of files may be in any encoding
 
 
-def _about(run: Path) -> dict[str, Any]:
+def _about(run: Path, has_places: bool) -> dict[str, Any]:
     """What the page says of a run, by name."""
     # what the directory holds
     config = yaml.safe_load((run / "config.yaml").read_text())
@@ -107,6 +110,7 @@ def _about(run: Path) -> dict[str, Any]:
     figures = [name for name in last if name not in NO_FIGURES and not name.startswith(EMA)]
 
     # settings and the rest
+    config = config if has_places else without_places(config)
     usual = kept_settings(CONFIGS[config["task"]]())
     about = by_sample | {
         "config": config, "auto": auto, "branched": Resolved.of(auto).branched(), "best": best, "last": last,

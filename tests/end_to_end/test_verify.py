@@ -1,8 +1,10 @@
 """ask.verify: an honest run is verified whatever it went through; what was changed in a run directory is named."""
 
+import getpass
 import json
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -47,6 +49,11 @@ def copied(honest, run_dir):
     return shutil.copytree(honest, run_dir)
 
 
+def receipt_in(folder):
+    """What the receipt of this folder says."""
+    return json.loads((folder / "receipt.json").read_text())["predicate"]
+
+
 # --- honest runs
 
 
@@ -58,11 +65,27 @@ def test_a_finished_run_is_verified_and_stays_as_it_is(honest, run_train, tmp_pa
     assert [line.partition(":")[0] for line in result.out.splitlines() if "before its evaluation" not in line] == [
         "computing steps 1 to 12 again, from the beginning, on 1 x cpu", *(f"step {step}" for step in steps),
         "verified"]
-    receipt, lines = json.loads((tmp_path / "receipt.json").read_text()), read_lines(honest)
+    receipt, lines = receipt_in(tmp_path), read_lines(honest)
     assert (receipt["result"], receipt["run"], receipt["steps"]) == ("verified", honest.name, [1, 12])
     assert receipt["head"] == lines[-1]["link"] and [*map(int, receipt["links"])] == steps
     assert [start["step"] for start in receipt["starts"]] == [0, 5]
     assert receipt["links"][str(receipt["model_step"])]["model"] == files_in(honest / "model")
+
+
+def test_a_receipt_is_an_in_toto_statement_and_names_no_place(honest, run_train, tmp_path):
+    """Of the files of RUN/model. --with-places keeps the paths of data and weights."""
+    words, statements = [honest, "--from", 10, "--output", tmp_path / "receipt.json"], []
+    for more in ([], ["--with-places"]):
+        result = run_train(*words, *more, **VERIFY)
+        assert result.returncode == 0, result.text
+        statements.append((tmp_path / "receipt.json").read_text())
+    secrets = [str(honest.parent), socket.gethostname() + '"', getpass.getuser() + '"']
+    assert [[secret for secret in secrets if secret in text] for text in statements] == [[], [str(honest.parent)]]
+    found = json.loads(statements[0])
+    assert [*found] == ["_type", "subject", "predicateType", "predicate"]
+    assert {each["name"]: each["digest"] for each in found["subject"]} == {
+        f"model/{name}": {"sha256": digest} for name, digest in files_in(honest / "model").items()}
+    assert found["_type"] == "https://in-toto.io/Statement/v1" and found["predicate"]["steps"] == [11, 12]
 
 
 @pytest.mark.slow
@@ -169,9 +192,10 @@ def test_the_exit_code_and_a_receipt_say_that_files_differ(copied, run_train, tm
     for words in (["--chain-only"], ["--output", file]):
         result = run_train(copied, *words, **VERIFY)
         assert result.returncode == Exit.DIFFERS and "model.safetensors: not what" in result.out, result.text
-    receipt = json.loads(file.read_text())
+    receipt = receipt_in(tmp_path)
     assert (receipt["result"], "links" in receipt) == ("differs", False)
-    assert receipt["found"] == [line for line in result.out.splitlines() if "model.safetensors" in line]
+    said = [line for line in result.out.splitlines() if "model.safetensors" in line]
+    assert [f"{copied}/{line}" for line in receipt["found"]] == said
     (copied / "starts.jsonl").write_text("no record\n")
     result = run_train(copied, "--chain-only", **VERIFY)
     assert result.returncode == Exit.DIFFERS and "starts.jsonl: cannot be read" in result.out, result.text
@@ -211,7 +235,7 @@ def test_weights_that_were_changed_between_two_starts_are_found(begun, run_dir, 
     assert findings(run_dir) == []
     result = run_train(run_dir, "--output", tmp_path / "receipt.json", **VERIFY)
     assert result.returncode == Exit.DIFFERS and "step 5 differs: the content" in result.out, result.text
-    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    receipt = receipt_in(tmp_path)
     agree = {step: link["content"] == receipt["computed"][step] for step, link in receipt["links"].items()}
     assert (receipt["result"], agree) == ("differs", {"0": True, "2": True, "3": True, "4": True, "5": False})
     result = run_train(run_dir, "--from", 8, **VERIFY)  # from there on it is what it says
@@ -253,7 +277,7 @@ def test_other_rounding_on_another_cpu_is_no_forgery(begun, run_dir, run_train, 
     result = run_train(run_dir, "--output", tmp_path / "receipt.json", **VERIFY)
     assert result.returncode == Exit.OTHER_RUN, result.text
     assert "\nhardware: " in result.out and f"\ncannot be compared here: {run_dir}" in result.out, result.out
-    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    receipt = receipt_in(tmp_path)
     assert receipt["result"] == "cannot be compared here" and receipt["found"][-1].startswith("hardware: ")
     result = run_train(run_dir, **VERIFY, env=old_cpu)
     assert result.returncode == 0, result.text
