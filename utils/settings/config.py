@@ -87,7 +87,7 @@ class TextConfig(CommonConfig):
     text: text_page.TextOptions = text_page.TextOptions()
     model: text_page.TextModelOptions = text_page.TextModelOptions()
     usual: ClassVar[Mapping[str, int]] = {"epochs": 3, "global_batch_size": 32}
-    few: ClassVar[Few | None] = Few(steps=300, epochs=20, batch=8)
+    few: ClassVar[Few | None] = Few(steps=200, epochs=20, batch=8)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ def resolved(tmp_path, task, num_samples, has_weights=True, kept=None, **given):
 
 
 @pytest.mark.parametrize("task, num_samples, expected", [
-    (TEXTS, 1, (20, 8)), (TEXTS, 80, (20, 8)), (TEXTS, 200, (20, 16)), (TEXTS, 1000, (10, 32)), (TEXTS, 3200, (3, 32)),
+    (TEXTS, 1, (20, 8)), (TEXTS, 80, (20, 8)), (TEXTS, 200, (16, 16)), (TEXTS, 1000, (7, 32)), (TEXTS, 3200, (3, 32)),
     (TEXTS, 10**6, (3, 32)), (IMAGES, 1, (30, 16)), (IMAGES, 40, (30, 16)), (IMAGES, 500, (30, 32)),
     (IMAGES, 1000, (30, 64)), (IMAGES, 10**6, (30, 64)), (TOKENS, 100, (3, 64))])
 def test_few_samples_get_smaller_batches_and_more_steps(tmp_path, task, num_samples, expected):
@@ -57,5 +57,5 @@ def test_what_is_given_or_kept_is_taken_as_it_is(tmp_path):
 
 def test_one_sentence_says_what_was_chosen_and_why(tmp_path):
     _, [note] = resolved(tmp_path, TEXTS, 200)
-    assert note == ("200 training samples with pretrained weights: --epochs 20 --global-batch-size 16 make 260"
+    assert note == ("200 training samples with pretrained weights: --epochs 16 --global-batch-size 16 make 208"
                     " optimizer steps; large data sets get --epochs 3 --global-batch-size 32")
