@@ -199,7 +199,8 @@ def in_words(value: Any) -> str:
 def lay_out(part: Part, config: Config, run: Path, folder: Path) -> None:
     """What a start finds in its run directory. Files of the run are linked, never written."""
     folder.mkdir(exist_ok=True)
-    resolved = {name: value for name, value in part.line["resolved"].items() if name not in ("data", "code", "weights")}
+    resolved = {name: value for name, value in part.line["resolved"].items() if name not in ("data", "code", "weights")
+                and (name != "branch" or part.first >= value["step"])}  # names of samples need no past
     (folder / "auto.json").write_text(json.dumps(resolved))
     (folder / "config.yaml").write_text(yaml.safe_dump(kept_settings(config)))
     if (folder / "metrics.jsonl").exists():  # of the part before

@@ -20,7 +20,7 @@ from engine.best import best_metric
 from engine.evaluation import Evaluation, build_strategy
 from engine.feed import Feed, end_if_samples_changed
 from engine.head import begin_with_features
-from engine.length import begin_best, num_steps
+from engine.length import begin_branch, num_steps
 from engine.memory import resolve_size
 from engine.records.log import Log, SilentLog
 from engine.resolve import require_partners, resolve_arithmetic, resolve_eval_batch, resolve_optim, resolve_plan
@@ -107,7 +107,7 @@ def build_training(start: Start, extras: Sequence[Extra], kind: type[Checkpoints
     begin_with_features(start, state, eval_batch, is_new, total_steps)  # Collective.
     run.follow(state)
     checkpoints.restore(state)  # Collective: loads the newest one, if there is any.
-    begin_best(run, state)
+    begin_branch(run, state, config.run.early_stop_patience)
     note_start(config, run, world, state.progress.step)  # Collective.
     run.keep_resolved()
     checkpoints.follow(state, total_steps)  # Collective.

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from data.plan import BatchPlan
 from models.tasks.base import Task
-from utils.errors import counted
+from utils.errors import Exit, UserError, counted
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.rundir.state import TrainState
@@ -50,9 +50,19 @@ def num_steps(run: Run, plan: BatchPlan, max_steps: int | None) -> int:
     return min(steps + (run.resolved.epochs - epochs) * plan.steps_per_epoch, max_steps or sys.maxsize)
 
 
-def begin_best(run: Run, state: TrainState) -> None:
-    """In a branch whose best model before it is gone, `best` begins anew: with this step, if it is one to evaluate."""
-    branch, step = run.resolved.branch, state.progress.step
-    if branch is not UNSET and branch["begins_best"] and step == branch["step"] != state.best.get("step"):
+def begin_branch(run: Run, state: TrainState, patience: int) -> None:
+    """What is not as it was where a branch begins: `best` if its checkpoint is gone, an end by --early-stop-patience.
+
+    Raises UserError (82) if the checkpoint that the branch begins with is lost.
+    """
+    branch, step, progress = run.resolved.branch, state.progress.step, state.progress
+    if branch is UNSET or step > branch["step"]:
+        return
+    if step < branch["step"]:
+        raise UserError(f"{run.path} begins after step {branch['step']}, and the checkpoint of that step is lost;"
+                        " restore it from a backup, or begin again with --fresh", Exit.NO_CHECKPOINT)
+    if branch["begins_best"] and state.best.get("step") != step:  # this step begins it, if it is one to evaluate
         state.best = {}
-        state.progress = replace(state.progress, evaluated_step=step - 1, gain=None, without_gain=None)
+        state.progress = replace(progress, evaluated_step=step - 1, gain=None, without_gain=None)
+    elif patience and (progress.without_gain or 0) >= patience:
+        state.progress = replace(progress, gain=None, without_gain=None)

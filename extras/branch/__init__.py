@@ -5,13 +5,12 @@ The command line reads this before torch is imported: the settings of a branch a
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from extras.branch.parent import find_parent, parts_of
-from utils.errors import UserError
+from extras.branch.parent import find_parent, folder_beside, name_of_run, parts_of
+from utils.errors import Exit, UserError
 from utils.files import read_json
 from utils.rundir.identity import settings_in
 from utils.settings.config import CONFIGS, facts
@@ -45,14 +44,13 @@ class OPTIONS:
             raise UserError(f"--branch {spec}: a branch is trained with RUN's settings and those given here; leave"
                             f" --{wrong[0].replace('_', '-')} out")
         run, word = parts_of(spec)
-        path = Path("".join(given.get("run_dir", [])) or run.parent / name_of(run, word, flags))
-        if (path / "auto.json").exists():  # it has begun: RUN may be gone
-            values, begun = settings_in(path / "config.yaml"), read_json(path / "auto.json")
-            if "branch" not in begun:
-                raise UserError(f"--branch {spec}: {path} is another run; use another --run-dir")
-        else:
-            values = find_parent(spec).settings
-        return values | {"run_dir": str(path)}
+        path = Path("".join(given.get("run_dir", [])) or folder_beside(run) / name_of(run, word, flags))
+        begun = {} if "fresh" in given else read_json(path / "auto.json")
+        if not begun:
+            return find_parent(spec).settings | {"run_dir": str(path)}
+        if [begun.get("branch", {}).get(name) for name in ("run", "at")] != [name_of_run(run), word]:
+            raise UserError(f"--branch {spec}: {path} is another run; use another --run-dir", Exit.OTHER_RUN)
+        return settings_in(path / "config.yaml") | {"run_dir": str(path)}  # RUN may be gone
 
 
 def name_of(run: Path, word: str, flags: Sequence[Sequence[str]]) -> str:
@@ -62,4 +60,4 @@ def name_of(run: Path, word: str, flags: Sequence[Sequence[str]]) -> str:
     found = [known.get(name, known.get(name.removeprefix("no_"))) for name in names]
     named = [flag for flag, fact in zip(flags, found, strict=True) if fact and fact.kind != OPERATIONAL]
     digest = hashlib.sha256(json.dumps(sorted(named)).encode()).hexdigest()[:8]
-    return f"{os.path.basename(os.path.abspath(run))}@{word.replace(':', '-')}-{digest}"
+    return f"{name_of_run(run)}@{word.replace(':', '-')}-{digest}"

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from extras.branch import OPTIONS
-from extras.branch.parent import Parent, checkpoints_of, find_parent
+from extras.branch.parent import Parent, checkpoints_of, find_parent, name_of_run, parts_of
 from utils.errors import Exit, UserError, some
 from utils.files import lines_of, write_atomically
 from utils.rundir.chain import files_in, read_lines, valid_links
+from utils.rundir.checkpoint_folder import find_damage
 from utils.rundir.identity import compare, kept_settings
 from utils.rundir.resolved import Resolved
 from utils.rundir.run import describe_run
@@ -48,6 +49,9 @@ def begin(config: Config, path: Path, note: Callable[[str], None]) -> None:
     # what differs
     spec = config.extra(OPTIONS).branch
     parent = find_parent(spec)
+    if damage := find_damage(parent.checkpoint):
+        raise UserError(f"--branch {spec}: {parent.checkpoint} is damaged ({damage}); begin from another step",
+                        Exit.NO_INPUT)
     changed = differences(config, parent)
     require_allowed(config, spec, parent, changed)
 
@@ -59,10 +63,11 @@ def begin(config: Config, path: Path, note: Callable[[str], None]) -> None:
     progress = parent.trainer["progress"]
     if "global_batch_size" in changed:
         resolved["origin"] = [progress["step"], progress["epoch"]]
-    resolved["branch"] = {"run": os.path.basename(os.path.abspath(parent.path)), "step": parent.step,
+    resolved["branch"] = {"run": name_of_run(parent.path), "at": parts_of(spec)[1], "step": parent.step,
                           "link": parent.link.get("link", ""), "changed": changed, "begins_best": not past}
     describe_run(config, path)
     for piece in sorted(laying.iterdir()):
+        _remove(path / piece.name)
         os.rename(piece, path / piece.name)
     write_atomically(path / "auto.json", json.dumps(resolved, indent=1))
     laying.rmdir()
@@ -70,7 +75,7 @@ def begin(config: Config, path: Path, note: Callable[[str], None]) -> None:
 
 
 def differences(config: Config, parent: Parent) -> dict[str, list[Any]]:
-    """The settings of the branch that are not RUN's, {name: [RUN's, or what `auto` was there, the branch's]}.
+    """The settings of the branch that are not RUN's, {name: [RUN's, the branch's]}.
 
     But where the data are: it must be the same data, which the run compares.
     """
@@ -78,23 +83,23 @@ def differences(config: Config, parent: Parent) -> dict[str, list[Any]]:
     found = {}
     for name in sorted({*then, *now} & known.keys() - {"data"}):
         old, new = then.get(name, usual.get(name)), now.get(name, usual.get(name))
-        became = parent.resolved.get(name, old) if known[name].fixed and old == "auto" else old
-        if known[name].kind != OPERATIONAL and new not in (old, became):
-            found[name] = [became, new]
+        if known[name].kind != OPERATIONAL and new != old:
+            found[name] = [old, new]
     return found
 
 
 def require_allowed(config: Config, spec: str, parent: Parent, changed: dict[str, list[Any]]) -> None:
     """Raise UserError (64) for what a branch keeps, or changes at the end of an epoch alone."""
-    known, progress = facts(config), parent.trainer["progress"]
-    least = {"epochs": progress["epoch"] + (not parent.is_end_of_epoch), "max_steps": parent.step}
+    known, done = facts(config), {"epochs": parent.trainer["progress"]["epoch"], "max_steps": parent.step}
+    for name, number in done.items():
+        if isinstance(most := getattr(config.run, name), int) and most <= number:
+            raise UserError(f"--branch {spec}: {flag(name)} {most} leaves nothing to train after step {parent.step};"
+                            f" give at least {flag(name)} {number + 1}")
     for name, (old, new) in changed.items():
-        if name in least and isinstance(new, int) and new < least[name]:
-            raise UserError(f"--branch {spec}: {flag(name)} {new} ends before the branch begins, after step"
-                            f" {parent.step} in epoch {least['epochs']}; give at least {least[name]}")
         reason = known[name].in_branch
         if reason == Kept.AMID_EPOCH and not parent.is_end_of_epoch:
-            steps = sorted({each.step for each in checkpoints_of(parent.path) if each.is_end_of_epoch})
+            steps = sorted({each.step for each in checkpoints_of(parent.path) if each.is_end_of_epoch},
+                           key=lambda step: (abs(step - parent.step), step))
             where = f"RUN@{some(map(str, steps))}" if steps else "there is no such checkpoint"
             raise UserError(f"--branch {spec}: {flag(name)} {new} needs the end of an epoch, because {reason}: {where}")
         if reason and reason != Kept.AMID_EPOCH:
@@ -111,18 +116,19 @@ def _lay_out(parent: Parent, folder: Path) -> bool:
         raise UserError(f"{parent.checkpoint} belongs to steps that {run} has trained again since", Exit.NO_INPUT)
     starts = [line for line in lines_of(run / "starts.jsonl") if json.loads(line)["start"] <= link.get("start", 0)]
     of_best = [each.checkpoint for each in checkpoints_of(run) if each.step == best_step and each.step <= parent.step]
-    model = next((each["model"] for each in reversed(links) if "model" in each), None)
-    names = [*COPIED, *(OF_BEST if of_best and files_in(run / "model") == model else ())]
+    model = next((each["model"] for each in reversed(links) if "model" in each), {})
 
     # its files
     try:
         for checkpoint in {parent.checkpoint, *of_best}:
             _link(checkpoint, folder / "checkpoints" / checkpoint.name)
-        for name in filter(lambda name: (run / name).exists(), names):
+        for name in filter(lambda name: (run / name).exists(), (*COPIED, *(OF_BEST if of_best else ()))):
             (shutil.copytree if (run / name).is_dir() else shutil.copy)(run / name, folder / name)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is gone: {run} is training, and has just removed it; give the command again",
                         Exit.NO_INPUT) from None
+    for name in OF_BEST if files_in(folder / "model") != model else ():  # of a later best model
+        _remove(folder / name)
     write_atomically(folder / "starts.jsonl", b"".join(line + b"\n" for line in starts))
     write_atomically(folder / "chain.jsonl", "".join(f"{json.dumps(each)}\n" for each in links))
     return best_step is None or bool(of_best)

@@ -3,6 +3,7 @@
 Tests: extras/branch/tests/test_launches.py
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from utils.errors import Exit, UserError, some
 from utils.files import json_lines, read_json
 from utils.rundir.identity import settings_in
+from utils.settings.config import CONFIGS, facts
 
 LAST, BEST, OF_EPOCH = "last", "best", "epoch:"
 
@@ -38,7 +40,13 @@ class Parent:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The run's settings then, as config.yaml has them."""
+        """The run's settings then, as config.yaml has them; with what `auto` was where a run keeps that."""
+        known, found = facts(CONFIGS[self._settings["task"]]()), self._settings
+        return found | {name: self.resolved[name] for name, value in found.items()
+                        if value == "auto" and name in known and known[name].fixed and name in self.resolved}
+
+    @property
+    def _settings(self) -> dict[str, Any]:
         return dict(self.start.get("settings") or settings_in(self.path / "config.yaml"))
 
     @property
@@ -55,6 +63,17 @@ def parts_of(spec: str) -> tuple[Path, str]:
     return Path(spec), LAST
 
 
+def name_of_run(run: Path) -> str:
+    """The last part of its path."""
+    return os.path.basename(os.path.abspath(run))
+
+
+def folder_beside(run: Path) -> Path:
+    """The folder in which it lies."""
+    folder = os.path.dirname(os.path.abspath(run))
+    return Path(folder if run.is_absolute() else os.path.relpath(folder))
+
+
 def find_parent(spec: str) -> Parent:
     """The parent that RUN@STEP names. Raises UserError: 66 where there is no such run, or no such checkpoint."""
     run, word = parts_of(spec)
@@ -68,7 +87,8 @@ def find_parent(spec: str) -> Parent:
         epoch = parent.trainer["progress"]["epoch"] if parent.is_end_of_epoch else None
         if word in (LAST, str(parent.step), f"{OF_EPOCH}{epoch}") or (word == BEST and parent.step == best):
             return parent
-    steps = sorted({parent.step for parent in found})
+    wanted = int(word) if word.isdecimal() else found[0].step
+    steps = sorted({parent.step for parent in found}, key=lambda step: (abs(step - wanted), step))  # the nearest first
     raise UserError(f"--branch {spec}: {run} has no checkpoint there; it has those of step {some(map(str, steps))}; a"
                     " run keeps more of them with --keep N and --keep-every N", Exit.NO_INPUT)
 

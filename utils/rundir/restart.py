@@ -64,8 +64,9 @@ def words_if_finished(config: Config) -> str | None:
     except (UserError, OSError, yaml.YAMLError):
         return None  # open_run reports it on all ranks
     figures = ", ".join(f"{name} {rounded(value)}" for name, value in summary.items() if isinstance(value, float))
+    end = "--max-steps" if config.run.max_steps == summary.get("step") else "--epochs"
     return (f"{path} is finished: step {summary.get('step')}, {figures}\n--fresh starts over"
-            + train_on(config, path, ["--epochs", "N"]))
+            + train_on(config, path, [end, "N"]))
 
 
 def _is_final(code: int | None, message: str) -> bool:

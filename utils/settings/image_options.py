@@ -13,7 +13,8 @@ class ImageOptions:
     """Images"""
 
     image_size: int | Auto = option("auto", "side of the model's square input, in pixels; auto = what the weights were"
-                                    " evaluated with, else 224, or less for smaller images", at_least=1, fixed=True)
+                                    " evaluated with, else 224, or less for smaller images", at_least=1, fixed=True,
+                                    in_branch=Kept.SAMPLES)
     augmentation: Literal["auto", "photo", "crop", "small", "shift", "none"] = option(
         "auto", "photo = random resized crop and flip; small = padded crop and flip; crop, shift = the same"
         " without flip; auto = photo above 64 pixels, else small")

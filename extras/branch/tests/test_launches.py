@@ -8,12 +8,14 @@ import re
 import shutil
 
 import pytest
+import torch
 
 import extras
 from ask.integrity import findings
-from extras.branch.begin import LAYING, differences, require_allowed
+from extras.branch import begin as begin_module
+from extras.branch.begin import begin, differences, require_allowed
 from extras.branch.parent import find_parent
-from tests.harness.run_directory import contents, records, rows_of, weights_sha256, written
+from tests.harness.run_directory import contents, newest_checkpoint, records, rows_of, weights_sha256, written
 from utils.errors import Exit, UserError
 from utils.rundir.chain import files_in, read_lines
 from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
@@ -145,22 +147,36 @@ def other(value):
     return Interval("7") if isinstance(value, Interval) else value + 1 if isinstance(value, int | float) else "other"
 
 
+OF_SAMPLES = {"val_fraction", "group_column", "label_column", "multi_label", "image_column", "image_size", "mean",
+              "std", "cache", "text_column", "max_length", "tokenizer", "vocab_size"}
+KEPT = OF_SAMPLES | {"task", "model", "pretrained", "weights", "seed", "optimizer", "head_init"}
+
+
+@pytest.mark.parametrize("task", CONFIGS)
+def test_what_a_branch_keeps_is_what_its_page_says(task):
+    found = {name: fact.in_branch for name, fact in facts(CONFIGS[task](extras=())).items() if fact.in_branch}
+    assert {*found} == (KEPT | {"global_batch_size"}) & settings(CONFIGS[task]()).keys()
+    assert {name for name, why in found.items() if why == Kept.SAMPLES} == OF_SAMPLES & {*found}
+    assert found["global_batch_size"] == Kept.AMID_EPOCH
+
+
 @pytest.mark.parametrize("name", [name for name, fact in facts(CONFIGS[IMAGES](extras=())).items()
                                   if fact.kind != OPERATIONAL and name != "data"])
 def test_a_branch_takes_each_setting_or_says_why_not(name, parent):
     found, spec = find_parent(f"{parent}@4"), f"{parent}@4"
     config = parse_command_line(["--branch", spec], {}, extras.pages())
     assert differences(config, found) == {}
-    config = with_values(config, {name: other(settings(config)[name])})
-    changed, reason = differences(config, found), facts(config)[name].in_branch
+    value = 2 if name == "epochs" else 5 if name == "max_steps" else other(settings(config)[name])
+    config = with_values(config, {name: value})
+    changed = differences(config, found)
     assert [*changed] == [name]
-    if reason:
-        with pytest.raises(UserError, match=re.escape(f"because {reason}")) as raised:
+    if name in KEPT | {"global_batch_size"}:
+        with pytest.raises(UserError, match=re.escape(f"because {facts(config)[name].in_branch}")) as raised:
             require_allowed(config, spec, found, changed)
         assert raised.value.code == Exit.USAGE
     else:
         require_allowed(config, spec, found, changed)
-    if reason == Kept.AMID_EPOCH:
+    if name == "global_batch_size":
         require_allowed(config, spec, find_parent(f"{parent}@6"), changed)
 
 
@@ -171,7 +187,7 @@ def test_a_branch_takes_each_setting_or_says_why_not(name, parent):
     ["--mixup", "0.4", "--class-weights", "balanced", "--label-smoothing", "0.1"], ["--precision", "bf16"]],
     ids=lambda words: " ".join(words[:4]))
 def test_what_may_change_is_trained_with_and_repeats(words, photos, run_train, tmp_path):
-    """Parameters that begin to learn have the optimizer's first state; averages that begin have the weights."""
+    """Parameters that begin to learn begin with the optimizer's first state."""
     given = dict(zip(words[::2], words[1::2], strict=True))
     kept = ["--optimizer", given.pop("--optimizer", "adamw")]
     frozen = ["--freeze", "backbone"] if "--freeze" in given else []
@@ -183,6 +199,10 @@ def test_what_may_change_is_trained_with_and_repeats(words, photos, run_train, t
         assert result.returncode == 0, result.text
     assert weights_sha256(tmp_path / "one") == weights_sha256(tmp_path / "two") != weights_sha256(tmp_path / "parent")
     assert findings(tmp_path / "one") == []
+    if words[:4] == ["--freeze", "none", "--optimizer", "adamw"]:
+        optimizer = torch.load(newest_checkpoint(tmp_path / "one") / "state.pt", weights_only=True)["optimizer"]
+        steps = {name: int(state["step"]) for name, state in optimizer.items()}
+        assert {*steps.values()} == {5, 9} and steps["head.weight"] == 9, steps
 
 
 # --- the best model before it
@@ -238,14 +258,15 @@ def test_the_first_checkpoint_of_a_branch_stays_whatever_keep_says(parent, run_t
 
 @pytest.mark.rows(2)
 @pytest.mark.parametrize("words, code, message", [
-    (["PARENT@5"], Exit.NO_INPUT, "has no checkpoint there; it has those of step 2, 3, 4"),
+    (["PARENT@5"], Exit.NO_INPUT, "has no checkpoint there; it has those of step 4, 6, 3, 2, 8 and"),
     (["PARENT@epoch:7"], Exit.NO_INPUT, "has no checkpoint there"),
     (["nothing@3"], Exit.NO_INPUT, "nothing is not the directory of a run that has begun"),
     (["PARENT", "--check"], Exit.USAGE, "leave --check out"),
     (["PARENT", "--eval-only"], Exit.USAGE, "leave --eval-only out"),
-    (["PARENT@6", "--epochs", "1"], Exit.USAGE, "--epochs 1 ends before the branch begins, after step 6 in epoch 2"),
-    (["PARENT@6", "--max-steps", "5"], Exit.USAGE, "give at least 6"),
-    (["PARENT@6", "--run-dir", "PARENT"], Exit.USAGE, "is another run; use another --run-dir"),
+    (["PARENT@6", "--epochs", "1"], Exit.USAGE, "--epochs 1 leaves nothing to train after step 6; give at least"),
+    (["PARENT@6", "--max-steps", "6"], Exit.USAGE, "give at least --max-steps 7"),
+    (["PARENT"], Exit.USAGE, "--epochs 3 leaves nothing to train after step 9; give at least --epochs 4"),
+    (["PARENT@6", "--run-dir", "PARENT"], Exit.OTHER_RUN, "is another run; use another --run-dir"),
     (["PARENT@6", "--model", "resnet18"], Exit.USAGE, "--model was small-cnn and cannot become resnet18, because")])
 def test_what_cannot_be_branched_is_said_once_and_leaves_nothing(words, code, message, parent, run_train):
     before = written(parent)
@@ -255,11 +276,79 @@ def test_what_cannot_be_branched_is_said_once_and_leaves_nothing(words, code, me
     assert not [path for path in parent.parent.glob(f"{parent.name}@*") if path.is_dir()]
 
 
-def test_a_start_that_was_killed_while_it_laid_out_is_laid_out_again(parent, run_train, tmp_path):
-    run = tmp_path / "run"
-    (run / LAYING / "checkpoints").mkdir(parents=True)
-    (run / "checkpoints" / "step-0000000099-g1").mkdir(parents=True)  # it had come to this one
-    (run / "metrics.jsonl").write_text("{")
-    result = run_train("--branch", f"{parent}@6", "--run-dir", run)
-    assert result.returncode == 0, result.text
-    assert (contents(run)[9], records(run), findings(run)) == (contents(parent)[9], records(parent), [])
+@pytest.mark.parametrize("where", ["os.rename", "_remove", "_link", "write_atomically", "describe_run", "shutil.copy"])
+def test_a_start_that_was_killed_while_it_laid_out_is_laid_out_again(where, parent, tmp_path, monkeypatch):
+    """Killed at each call of these, one after the other."""
+    run, notes = tmp_path / "run", []
+    config = parse_command_line(["--branch", f"{parent}@6", "--run-dir", str(run)], {}, extras.pages())
+    run.mkdir()
+    begin(config, run, notes.append)
+    whole = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    module, _, name = where.rpartition(".")
+    holder = getattr(begin_module, module) if module else begin_module
+    original, ends = getattr(holder, name), 0
+    for count in range(30):
+        shutil.rmtree(run)
+        run.mkdir()
+        calls = iter(range(count))
+
+        def killed(*given, calls=calls):
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return original(*given)
+
+        monkeypatch.setattr(holder, name, killed)
+        try:
+            begin(config, run, notes.append)
+        except KeyboardInterrupt:
+            ends += 1
+        else:
+            break
+        finally:
+            monkeypatch.setattr(holder, name, original)
+        if not (run / "auto.json").exists():
+            begin(config, run, notes.append)
+        again = {path.relative_to(run): path.read_bytes() for path in run.rglob("*") if path.is_file()}
+        assert again == whole
+    assert ends
+
+
+def test_a_damaged_checkpoint_begins_no_branch_and_a_lost_one_continues_none(parent, run_train, tmp_path):
+    copy, branch = shutil.copytree(parent, tmp_path / "copy"), tmp_path / "branch"
+    assert run_train("--branch", f"{parent}@6", "--stop-after", 1, "--run-dir", branch).returncode == Exit.STOPPED
+    file = find_parent(f"{copy}@6").checkpoint / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    result = run_train("--branch", f"{copy}@6", "--run-dir", tmp_path / "damaged")
+    assert (result.returncode, "is damaged (model.safetensors" in result.err) == (Exit.NO_INPUT, True), result.text
+    shutil.rmtree(branch / "checkpoints")
+    result = run_train("--branch", f"{parent}@6", "--run-dir", branch)
+    assert (result.returncode, "the checkpoint of that step is lost" in result.err) == (Exit.NO_CHECKPOINT, True)
+
+
+def test_another_branch_in_the_same_directory_is_refused(parent, run_train, tmp_path):
+    words = ["--run-dir", tmp_path / "run", "--stop-after", 1]
+    assert run_train("--branch", f"{parent}@6", "--lr", "0.01", *words).returncode == Exit.STOPPED
+    for spec, lr in ((f"{parent}@4", "0.01"), ("nothing@6", "0.01"), (f"{parent}@6", "0.1")):
+        result = run_train("--branch", spec, "--lr", lr, *words)
+        assert result.returncode == Exit.OTHER_RUN, result.text
+    fresh = run_train("--branch", f"{parent}@6", "--fresh", *words)
+    assert "after step 6: nothing is changed" in fresh.out, fresh.text
+
+
+@pytest.mark.long
+def test_a_run_that_stopped_early_is_trained_on(texts, run_train, tmp_path):
+    """With --lr 0 no evaluation is a gain."""
+    early = run_train("--task", "text-classification", *TEXTS, *LENGTH, *EXACT, "--data", texts, "--lr", 0,
+                      "--early-stop-patience", 1, "--run-dir", tmp_path / "early")
+    assert early.returncode == 0 and steps_of(tmp_path / "early")[-1] == 6, early.text
+    result = run_train("--branch", tmp_path / "early", "--lr", "1e-3", "--run-dir", tmp_path / "on")
+    assert result.returncode == 0 and steps_of(tmp_path / "on")[-1] == 9, result.text
+
+
+@pytest.mark.long
+def test_a_run_that_diverged_goes_on_from_before_with_a_lower_rate(parent, run_train, tmp_path):
+    """It is a branch itself, which keeps the checkpoint that it began with."""
+    diverged = run_train("--branch", f"{parent}@6", "--lr", "1e30", "--run-dir", tmp_path / "diverged")
+    assert diverged.returncode == Exit.DIVERGED, diverged.text
+    result = run_train("--branch", f"{tmp_path / 'diverged'}@6", "--lr", "1e-3", "--run-dir", tmp_path / "lower")
+    assert (result.returncode, findings(tmp_path / "lower")) == (0, []), result.text
