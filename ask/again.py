@@ -9,7 +9,7 @@ Tests: tests/unit/ask/test_verify.py
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -46,7 +46,7 @@ class ComparedCheckpoints(Checkpoints):
     """
 
     def __init__(self, run: Run, world: World, config: RecordOptions, wanted: Mapping[Key, Link], end: int | None,
-                 compare: Callable[[Link], None]):
+                 compare: Callable[[Link, Key], None]):
         super().__init__(run, world, config)
         self._wanted, self._end, self._compare = wanted, end, compare
         self._steps = {step for step, _ in wanted}
@@ -65,13 +65,13 @@ class ComparedCheckpoints(Checkpoints):
         """Where a step is saved before and after its evaluation: what the run has links of. Collective."""
         progress = state.progress
         is_end = progress.step == self._end and progress.evaluated_step < progress.step
-        if is_end or (progress.step, awaits_evaluation) in self._wanted:
+        if is_end or not {(progress.step, awaits_evaluation), (progress.step, True)}.isdisjoint(self._wanted):
             super().save(state, beside, awaits_evaluation)  # Collective.
 
     def _note(self, link: Link) -> None:
         """Also called for the beginning, which has no checkpoint. Raises UserError (83)."""
-        if key_of(link) in self._wanted:
-            self._compare(link)
+        if key := asked_by(link, self._wanted):
+            self._compare(link, key)
         super()._note(link)
 
 
@@ -84,6 +84,7 @@ class Again:
     parts: list[Part]
     apart: list[tuple[dict[str, Any], dict[str, str]]]  # the starts that had computed them; what is not here as there
     note: Callable[[str], None]
+    kept: int | None = None  # this step's checkpoint is written, too
     seen: dict[Key, Link] = field(default_factory=dict)  # what was computed here; on rank 0
     unsaid: set[str] = field(default_factory=set)  # what the run does not say, so that nothing was compared
 
@@ -111,7 +112,7 @@ class Again:
 
     def train(self, part: Part) -> None:
         """Train a part, and compare. Collective. Raises UserError: 83 at the first difference, 75 if it is stopped."""
-        end = None if part is self.parts[-1] else part.last
+        end = None if part is self.parts[-1] and part.last != self.kept else part.last
         # a later start may have evaluated the last step: that is the next part's; require_all wants all of them
         wanted = {key: link for key, link in self.wanted.items() if link["start"] <= part.line["start"]}
         kind = partial(ComparedCheckpoints, wanted=wanted, end=end, compare=self.compare)
@@ -126,11 +127,11 @@ class Again:
                 raise UserError(f"stopped at step {t.state.progress.step}; no checkpoint before it differs",
                                 Exit.STOPPED)
 
-    def compare(self, link: Link) -> None:
-        """Raise UserError (83) if a link that was computed here means something else than the run's."""
+    def compare(self, link: Link, key: Key) -> None:
+        """Raise UserError (83) if a link that was computed here means something else than the run's of this key."""
         step = link["step"]
-        self.seen[key_of(link)] = link
-        then, here = (meaning(each) for each in (self.wanted[key_of(link)], link))
+        self.seen[key] = link
+        then, here = (meaning(each) for each in (self.wanted[key], link))
         if then[SAMPLES].get("since") != here[SAMPLES].get("since"):  # a version before 0.14 began the run
             then[SAMPLES] = here[SAMPLES]
             self.unsaid.add(SAMPLES)
@@ -178,6 +179,14 @@ class Again:
 def key_of(link: Link) -> Key:
     """What there is one link of."""
     return link["step"], link["awaits_evaluation"]
+
+
+def asked_by(link: Link, wanted: Collection[Key]) -> Key | None:
+    """The key of the run's link that this one is compared with; None if the run has none.
+
+    A copy that `ask.verify --keep` made is compared though no evaluation is due where it is computed again.
+    """
+    return next((key for key in (key_of(link), (link["step"], True)) if key in wanted), None)
 
 
 def meaning(link: Link) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
     python -m ask.verify RUN                            # from the beginning to the last checkpoint
     python -m ask.verify RUN --from 4000 --to 5000      # from a checkpoint that was kept (--keep-every)
+    python -m ask.verify RUN --keep 4100                # and keep the checkpoint of a step, to branch from it
     python -m ask.verify RUN --chain-only               # compute nothing: do the files belong together?
     torchrun --nproc-per-node=2 -m ask.verify RUN       # with --strategy exact on any number of processes
 
-The run stays as it is. Exit code 0: verified. 83: the run is not what its directory says. 78: it cannot be compared
-here, because bits differ and so does what computed them. 75: stopped. The training itself prints to standard error.
+The run stays as it is, but for --keep. Exit code 0: verified. 83: the run is not what its directory says. 78: it cannot
+be compared here, because bits differ and so does what computed them. 75: stopped. The training itself prints to
+standard error.
 """
 
 import argparse
@@ -26,6 +28,8 @@ PARSER.add_argument("--from", dest="first", type=int, metavar="STEP",
                     help="begin with the newest checkpoint up to this step; by default with the run")
 PARSER.add_argument("--to", dest="last", type=int, metavar="STEP",
                     help="end with the first checkpoint that the run saved from this step on; by default with the last")
+PARSER.add_argument("--keep", type=int, metavar="STEP", help="verify from the newest checkpoint before this step to the"
+                    " first saved step after it, and put the step's checkpoint into RUN")
 PARSER.add_argument("--output", metavar="FILE", help="write a receipt: an in-toto Statement about RUN/model, as JSON")
 PARSER.add_argument("--with-places", action="store_true", help="with the paths of data and weights in the receipt")
 PARSER.add_argument("--chain-only", action="store_true", help="compute nothing: do the files belong together?")
@@ -35,6 +39,7 @@ if __name__ == "__main__":  # before torch is imported
 
 from ask.again import SAMPLES, Again, key_of
 from ask.integrity import findings, model_of, not_covered
+from ask.keep import cut_at, keep
 from ask.record import Part, Record, parts_of, read_run, require_begun, starts_of
 from ask.repeat import computing, differences
 from utils.distributed.watchdog import Watchdog
@@ -51,6 +56,8 @@ PREDICATE = "urn:lockstep:verification:1"  # what the rest of a receipt means: d
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output. Collective. Raises UserError."""
     write = partial(write_receipt, given.output, Path(given.run), given.with_places)
+    if given.keep and (given.chain_only or given.first or given.last):
+        raise UserError("--keep: it says which steps are verified; leave --from, --to and --chain-only out")
     if given.chain_only and given.output:
         raise UserError("--output: a receipt is about steps that are computed again; leave --chain-only out")
     run, is_main = Path(given.run), os.environ.get("RANK", "0") == "0"
@@ -78,10 +85,11 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 
         # the steps
         record = read_run(given.run, world, *given.data)  # Collective.
-        parts, words = parts_to_verify(record, given.first, given.last, world), ""  # Collective.
+        ends = (given.keep - 1, given.keep) if given.keep else (given.first, given.last)
+        parts, words = cut_at(parts_to_verify(record, *ends, world), given.keep), ""  # Collective.
         apart = [(start, differences(start, world) | not_promised(start))  # Collective.
                  for start in starts_of(record, parts)]
-        again = Again(place, record, parts, apart, note)
+        again = Again(place, record, parts, apart, note, given.keep)
         again.announce()
         try:
             for part in parts:
@@ -91,7 +99,10 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             if error.code != Exit.DIFFERS:
                 raise
             words = str(error)
-        return Exit(world.on_rank_zero(lambda: conclude(again, words, write, here)))  # Collective.
+        code = Exit(world.on_rank_zero(lambda: conclude(again, words, write, here)))  # Collective.
+        if given.keep and code == Exit.DONE:
+            note(f"kept: {world.on_rank_zero(lambda: str(keep(again, given.keep)))}")  # Collective.
+        return code
 
 
 def conclude(again: Again, words: str, write: Callable[..., None], here: dict[str, Any]) -> int:

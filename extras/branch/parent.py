@@ -5,6 +5,7 @@ Tests: extras/branch/tests/test_launches.py
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +90,9 @@ def find_parent(spec: str) -> Parent:
             return parent
     wanted = int(word) if word.isdecimal() else found[0].step
     steps = sorted({parent.step for parent in found}, key=lambda step: (abs(step - wanted), step))  # the nearest first
-    raise UserError(f"--branch {spec}: {run} has no checkpoint there; it has those of step {some(map(str, steps))}; a"
-                    " run keeps more of them with --keep N and --keep-every N", Exit.NO_INPUT)
+    made = f"; this makes one: {shlex.join(['python', '-m', 'ask.verify', str(run), '--keep', word])}"
+    raise UserError(f"--branch {spec}: {run} has no checkpoint there; it has those of step {some(map(str, steps))}"
+                    + made * (word.isdecimal() and wanted <= found[0].step), Exit.NO_INPUT)
 
 
 def checkpoints_of(run: Path) -> Iterator[Parent]:

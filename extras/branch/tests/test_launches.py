@@ -15,6 +15,7 @@ from ask.integrity import findings
 from extras.branch import begin as begin_module
 from extras.branch.begin import begin, differences, require_allowed
 from extras.branch.parent import find_parent
+from tests.harness.forging import changed_weights, rehash
 from tests.harness.run_directory import contents, newest_checkpoint, records, rows_of, weights_sha256, written
 from utils.errors import Exit, UserError
 from utils.rundir.chain import files_in, read_lines
@@ -93,6 +94,35 @@ def test_a_branch_is_verified_through_the_steps_of_its_parent(parent, run_train,
     assert "RUN2 was branched from parent-image-classification after step 6: --epochs was 3 and is 4; --lr" in compared
     assert "the first record that differs: train, step 7" in compared
     assert "Branched from branch after step" in (again / "report.html").read_text()
+
+
+@pytest.mark.rows(1)
+@pytest.mark.parametrize("step", [5, 6, 7])
+def test_a_step_that_was_not_kept_is_kept_later_if_it_is_verified(step, parent, run_train, tmp_path):
+    """Amid an epoch; at an evaluation, whose checkpoint was removed. Both runs are verified with it."""
+    run, branch = shutil.copytree(parent, tmp_path / "run"), tmp_path / "branch"
+    if step == 6:
+        shutil.rmtree(find_parent(f"{run}@6").checkpoint)
+    missed = run_train("--branch", f"{run}@{step}", "--run-dir", branch)
+    assert missed.returncode == Exit.NO_INPUT and f"ask.verify {run} --keep {step}" in missed.err, missed.text
+    kept = run_train(run, "--keep", step, script="ask/verify.py")
+    assert (kept.returncode, "kept: " in kept.out, findings(run)) == (0, True, []), kept.text
+    assert run_train("--branch", f"{run}@{step}", "--run-dir", branch).returncode == 0
+    assert (contents(branch)[9], findings(branch)) == (contents(parent)[9], [])
+    for each in (run, branch):
+        verified = run_train(each, script="ask/verify.py")
+        assert (verified.returncode, f"verified: {each}" in verified.out) == (0, True), verified.text
+
+
+def test_a_step_that_is_not_what_it_was_is_not_kept(parent, run_train, tmp_path):
+    run = shutil.copytree(parent, tmp_path / "run")
+    for file in run.glob("checkpoints/step-0000000004-*/model.safetensors"):
+        changed_weights(file)
+    rehash(run)
+    before = {path.name for path in (run / "checkpoints").iterdir()}
+    result = run_train(run, "--keep", 5, script="ask/verify.py")
+    assert (result.returncode, "kept" in result.out) == (Exit.DIFFERS, False), result.text
+    assert {path.name for path in (run / "checkpoints").iterdir()} == before
 
 
 @pytest.mark.long
