@@ -96,8 +96,8 @@ def save(run: Path, step: int, start: int = 1, keep: int = 1, size: int = 5000, 
     state = TrainState(strategy, None, SimpleNamespace(state_dict=dict), Progress(step=step), best,
                        digests={"train": Digests(64)})
     state.digests["train"].load(samples_of(step))
-    opened = SimpleNamespace(path=run, start=start, note=say_nothing, resolved=Resolved())
-    checkpoints = Checkpoints(opened, WORLD, RecordOptions(keep=keep))
+    known = SimpleNamespace(path=run, start=start, note=say_nothing, resolved=Resolved())
+    checkpoints = Checkpoints(known, WORLD, RecordOptions(keep=keep))
     checkpoints.save(state, Beside(NO_RECORDS, beside, has_model=is_best), awaits_evaluation)
     checkpoints.flush()
 
