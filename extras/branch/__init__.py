@@ -22,9 +22,9 @@ from utils.settings.spelling import setting_of
 class OPTIONS:
     """The run: what, where, how long"""
 
-    branch: str | None = option(None, "begin as another run was after a step, with its settings but those given here:"
-                                " RUN@STEP; RUN = its last one; RUN@best; RUN@epoch:N", OPERATIONAL, kept=False,
-                                in_file=False)
+    branch: str | None = option(None, "begin as another run was after a step, with its settings but those given here;"
+                                " RUN = its last step; RUN@best; RUN@epoch:N", OPERATIONAL, kept=False, in_file=False,
+                                path="run@step")
 
     @property
     def beginning(self) -> str:
