@@ -9,7 +9,7 @@ Tests: tests/unit/ask/test_verify.py
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -49,7 +49,7 @@ class ComparedCheckpoints(Checkpoints):
                  compare: Callable[[Link, Key], None]):
         super().__init__(run, world, config)
         self._wanted, self._end, self._compare = wanted, end, compare
-        self._steps = {step for step, _ in wanted}
+        self._steps, self._asked = {step for step, _ in wanted}, dict[Key, Key]()  # of what was saved, the run's key
         write = self._folder.write
         self._folder = Instead(self._folder, write=lambda *given: write(*given) if given[-1]["step"] == end else None)
 
@@ -65,12 +65,15 @@ class ComparedCheckpoints(Checkpoints):
         """Where a step is saved before and after its evaluation: what the run has links of. Collective."""
         progress = state.progress
         is_end = progress.step == self._end and progress.evaluated_step < progress.step
-        if is_end or not {(progress.step, awaits_evaluation), (progress.step, True)}.isdisjoint(self._wanted):
+        key, copy = (progress.step, awaits_evaluation), (progress.step, True)
+        if key not in self._wanted and copy in self._wanted and copy not in self._asked.values():
+            self._asked[key] = copy  # `ask.verify --keep` made it, though no evaluation is due
+        if is_end or self._asked.setdefault(key, key) in self._wanted:
             super().save(state, beside, awaits_evaluation)  # Collective.
 
     def _note(self, link: Link) -> None:
         """Also called for the beginning, which has no checkpoint. Raises UserError (83)."""
-        if key := asked_by(link, self._wanted):
+        if (key := self._asked.get(key_of(link), key_of(link))) in self._wanted:
             self._compare(link, key)
         super()._note(link)
 
@@ -179,14 +182,6 @@ class Again:
 def key_of(link: Link) -> Key:
     """What there is one link of."""
     return link["step"], link["awaits_evaluation"]
-
-
-def asked_by(link: Link, wanted: Collection[Key]) -> Key | None:
-    """The key of the run's link that this one is compared with; None if the run has none.
-
-    A copy that `ask.verify --keep` made is compared though no evaluation is due where it is computed again.
-    """
-    return next((key for key in (key_of(link), (link["step"], True)) if key in wanted), None)
 
 
 def meaning(link: Link) -> dict[str, Any]:
