@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ask.again import Again
+from ask.again import Again, key_of
 from ask.integrity import _of_chain
 from ask.record import Part, Record, starts_of
 from ask.verify import not_promised, parts_to_verify
@@ -99,13 +99,13 @@ def again_of(tmp_path, links, apart=(), last=9, **more):
 def test_other_content_or_another_model_differs(tmp_path):
     expected = link(3, 1) | {"model": {"a": "1", "b": "2"}}
     again, notes = again_of(tmp_path, [expected])
-    again.compare(expected)
+    again.compare(expected, key_of(expected))
     assert (again.seen, notes) == ({(3, False): expected}, ["step 3: the same, content 3"])
     for other, words in (({"content": "another"}, "step 3 differs: the content"),
                          ({"model": {"a": "1", "b": "3", "c": "4"}}, "step 3 differs: RUN/model/b, RUN/model/c"),
                          ({"model": {}}, "step 3 differs: RUN/model/a, RUN/model/b")):
         with pytest.raises(UserError, match=words) as raised:
-            again.compare(expected | other)
+            again.compare(expected | other, key_of(expected))
         assert raised.value.code == Exit.DIFFERS
 
 
