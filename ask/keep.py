@@ -1,6 +1,6 @@
 """A checkpoint of a step that the run has not kept: computed again, verified by what the run saved next, put into RUN.
 
-Tests: extras/branch/tests/test_launches.py
+Tests: tests/end_to_end/test_keep.py
 """
 
 import json
@@ -49,6 +49,7 @@ def keep(again: Again, step: int) -> Path:
         if not target.exists():
             files = {file.name: partial(shutil.copy, file) for file in made.iterdir() if file.name != "MANIFEST.json"}
             place = CheckpointFolder(record.path / ".kept", 1, print)
+            shutil.rmtree(place.path, ignore_errors=True)  # of a command that was killed
             place.write(name, files, None, link)
             os.rename(place.path / name, target)
             place.path.rmdir()
@@ -77,8 +78,8 @@ def _bytes_up_to(file: Path, progress: Mapping[str, Any]) -> int:
     size = 0
     with file.open("rb") as opened:
         for line in opened:
-            found = json.loads(line)
-            if found["step"] > progress["evaluated_step" if found["split"] == "val" else "step"]:
+            record = json.loads(line)
+            if record["step"] > progress["evaluated_step" if record["split"] == "val" else "step"]:
                 return size
             size += len(line)
     return size

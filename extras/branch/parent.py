@@ -42,8 +42,8 @@ class Parent:
     @property
     def settings(self) -> dict[str, Any]:
         """The run's settings then, as config.yaml has them; with what `auto` was where a run keeps that."""
-        known, found = facts(CONFIGS[self._settings["task"]]()), self._settings
-        return found | {name: self.resolved[name] for name, value in found.items()
+        known, given = facts(CONFIGS[self._settings["task"]]()), self._settings
+        return given | {name: self.resolved[name] for name, value in given.items()
                         if value == "auto" and name in known and known[name].fixed and name in self.resolved}
 
     @property

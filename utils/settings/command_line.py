@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str], demo_settings: Mapping[str, Mapping[str, Any]]) 
     file_settings = _read_yaml(file) if file else {}
     for page in EXTRA_PAGES:
         if hasattr(page, "base"):
-            file_settings |= page.base(flags, file)
+            file_settings |= page.base(flags)
     given = file_settings | {name: value for name, value in first.items() if value is not None}
     task = str(given.get("task") or DEFAULT_TASK)
     if task not in CONFIGS:
