@@ -33,7 +33,7 @@ def test_a_checkpoint_that_was_removed_is_made_again(processes, whole, run_torch
     run = shutil.copytree(whole, tmp_path / "run")
     before, name = checkpoints(run), "step-0000000006-g1"
     shutil.rmtree(run / "checkpoints" / name)
-    (run / ".kept" / name).mkdir(parents=True)
+    shutil.copytree(whole / "checkpoints" / name, run / ".kept" / name)
     result = run_torchrun(processes, run, "--keep", 6, **VERIFY)
     assert (result.returncode, f"kept: {run}/checkpoints/{name}" in result.out) == (0, True), result.text
     assert (checkpoints(run), findings(run), (run / ".kept").exists()) == (before, [], False)
