@@ -12,13 +12,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-import extras
 from tests.unit.utils.conftest import config_of, refusal, start
 from utils.errors import Exit, UserError
 from utils.rundir import identity as identity_module
 from utils.rundir.identity import compare, kept_settings, require_same_program, run_path
 from utils.rundir.run import open_run
-from utils.settings.command_line import parse_command_line
 from utils.settings.config import ImageClassificationConfig
 from utils.settings.option import option, options
 from utils.settings.run_options import BatchOptions
@@ -117,14 +115,6 @@ def test_another_defining_value_in_a_given_run_dir_is_78(world, first, then, mes
     start(world, "--run-dir=run", *first)
     error = refusal(world, "--run-dir=run", *then)
     assert (error.code, f"run was created with different settings: {message}." in str(error)) == (Exit.OTHER_RUN, True)
-
-
-def test_the_refusal_of_another_end_says_how_to_train_past_it(world):
-    start(world, "--run-dir=my run")
-    config = parse_command_line(["--run-dir=my run", "--epochs=40"], {}, extras.pages())
-    with pytest.raises(UserError, match=r"; to train on from its end: python train\.py --branch 'my run' --epochs 40$"):
-        compare(config, Path("my run"))
-    assert "--branch" not in str(refusal(world, "--run-dir=my run", "--epochs=40"))  # without the extra
 
 
 def test_a_refused_start_changes_nothing_in_the_run(world):

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import extras
 from tests.unit.utils.conftest import config_of, start
 from utils.rundir import run as run_module
 from utils.rundir.restart import acts_fresh, device_of_run, finish_early, launch_id, words_if_finished
 from utils.rundir.run import open_run
-from utils.settings.command_line import parse_command_line
 
 ROOT = Path(__file__).parents[4]
 pytestmark = pytest.mark.usefixtures("first_start_in_a_new_folder")
@@ -97,12 +95,6 @@ def test_a_finished_run_says_so_and_exits_with_0(finished, capsys):
         finish_early(config_of("--run-dir=run"))
     text = capsys.readouterr().out
     assert (left.value.code, "step 12, top1 0.9700" in text, "--fresh" in text) == (0, True, True)
-
-
-def test_what_a_finished_run_says_can_be_pasted(finished):
-    os.rename("run", "my run")
-    words = words_if_finished(parse_command_line(["--run-dir=my run"], {}, extras.pages()))
-    assert words.endswith("--fresh starts over; to train on from its end: python train.py --branch 'my run' --epochs N")
 
 
 def test_on_several_nodes_rank_0_decides_whether_the_run_is_finished(finished, monkeypatch):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-import extras
 from utils.errors import UserError
 from utils.rundir.identity import compare, identity, kept_settings, require_same_program, run_path
 from utils.rundir.run import open_run
@@ -88,18 +87,18 @@ def test_all_settings_but_operational_ones_name_the_run(task):
 @pytest.mark.parametrize("task", CONFIGS)
 def test_a_used_run_directory_takes_what_the_kind_allows(task):
     """Refuses a defining setting, notes a tolerated one, takes an operational one; asks for no resolved one."""
-    config = CONFIGS[task](extras=extras.pages())
+    config = CONFIGS[task]()
     path, found, expected = begun(config, Path("run")), {}, {}
-    for name in settings(CONFIGS[task](extras=())):
+    for name in settings(config):
         notes = []
         try:
             compare(changed(config, name), path, notes.append)
             found[name] = TOLERATED if any(flag(name) in note for note in notes) else OPERATIONAL
         except UserError as error:
-            found[name] = (DEFINING, "to train on from its end" in str(error))
+            assert flag(name) in str(error)
+            found[name] = DEFINING
         known = facts_of(task, name)
-        kind = (DEFINING, known.ends_run) if known.kind == DEFINING else known.kind
-        expected[name] = OPERATIONAL if known.resolved else kind
+        expected[name] = OPERATIONAL if known.resolved else known.kind
     assert found == expected
 
 
