@@ -102,7 +102,7 @@ def settings_apart(one: dict[str, Any], two: dict[str, Any], where: Sequence[str
 
 def facts_of(line: dict[str, Any]) -> dict[str, Any]:
     """What a start computes with, by name: settings as they were resolved, the program, versions, hardware."""
-    hidden = ("code", "branch", "origin", *DIGESTS)
+    hidden = ("code", "branch", "origin", "left_out", *DIGESTS)
     resolved = {name: value for name, value in line["resolved"].items() if name not in hidden}
     found = {flag(name): resolved.pop(name, value) for name, value in line["settings"].items()}
     found |= {name.replace("_", " "): value for name, value in resolved.items()}

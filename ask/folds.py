@@ -98,6 +98,7 @@ from utils.settings.config import Config, flag, settings
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 OWN = dict.fromkeys(("run_dir", "fresh", "eval_only", "check"), "each run has a directory of its own; leave it out")
+OWN["without"] = "the folds take all samples; make a table of those that stay"
 CHOOSING = dict.fromkeys(("early_stop_patience", "ema_decay"),
                          "the fold that is reported would choose the model; with --inner another fold chooses it")
 FEWEST_RUNS = 5  # of an interval: one of two runs is 13 of their standard deviations wide on each side

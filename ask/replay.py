@@ -3,6 +3,7 @@
     python -m ask.replay RUN --step N                       # one step
     python -m ask.replay RUN --steps A:B                    # a table over steps: which sample is behind the spike
     python -m ask.replay RUN --step N --list                # the names alone
+    python -m ask.replay RUN --first-use FILE               # in which step each sample that FILE names is used first
     torchrun --nproc-per-node=2 -m ask.replay RUN --step N  # of a run with --strategy exact: the same bytes
 
 The run stays as it is: its steps are computed in a temporary directory, from the newest checkpoint before them. A
@@ -14,6 +15,7 @@ import argparse
 import math
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ PARSER.add_argument("--step", "--steps", dest="steps", metavar="N or A:B", defau
 PARSER.add_argument("--output", metavar="FOLDER", help="also write samples.csv, samples.json and the pictures there")
 PARSER.add_argument("--grad-norms", action="store_true", help="also the norm of each sample's gradient")
 PARSER.add_argument("--inputs-only", action="store_true", help="draw the inputs, and compute nothing")
+PARSER.add_argument("--first-use", metavar="FILE", help="names of samples, as train.py --without takes them")
 PARSER.add_argument("--list", action="store_true", help="print the samples' names, and read none of them")
 
 if __name__ == "__main__":  # before torch is imported
@@ -42,6 +45,7 @@ from ask.repeat import computing, differences, figures_of, steps_in_words
 from ask.rounding import not_as_recorded
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch
+from data.left_out import find_all
 from engine.training import Training
 from models.blocks import blocks_of
 from train import train_step
@@ -50,6 +54,7 @@ from utils.distributed.world import World
 from utils.errors import Exit, UserError, counted, say
 from utils.output_files import open_output, require_output
 from utils.rundir.scratch import require_seen
+from utils.settings.option import Names
 from utils.strategies import load_strategy
 
 
@@ -66,8 +71,9 @@ class Found:
 
 def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
     """Answer on standard output; what depends on this machine goes to standard error. Collective."""
-    (first, last), is_idle = steps_of(given), given.list or given.inputs_only
-    device = given.device or ("cpu" if given.list else None)
+    first, last = (1, 1) if given.first_use else steps_of(given)
+    is_idle = given.list or given.inputs_only or given.first_use
+    device = given.device or ("cpu" if given.list or given.first_use else None)
     with computing([given.run], device, watchdog) as place:  # Collective.
         # what is asked for
         world, found, output = place.world, Found(), Path(given.output) if given.output else None
@@ -80,7 +86,8 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
         # the answer
         if is_idle:
             with place.opened(parts[0], record) as t:  # Collective.
-                found.rows = _gathered(t, last, requested(t, last, output, given.list))  # Collective.
+                found.rows = first_uses(t, given.first_use) if given.first_use else _gathered(  # Collective.
+                    t, last, requested(t, last, output, given.list))
         else:
             for text in announced(record, parts, given, world):  # Collective.
                 if world.is_main:
@@ -88,8 +95,20 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
             recorded = read_trained(record, world, parts)  # Collective.
             place.walk(record, parts, partial(replay, (first, last), given, recorded, found))  # Collective.
         if world.is_main:
-            report(f"{steps_in_words(first, last)} of {record.path}", found, output)
+            asked = "first uses in the steps" if given.first_use else steps_in_words(first, last)
+            report(f"{asked} of {record.path}", found, output)
     return Exit.DONE
+
+
+def first_uses(t: Training, file: str) -> Rows:
+    """A row for each sample that the file names: its step in the first epoch, which uses all. Raises UserError (64)."""
+    plan, order = t.feed.plan, t.feed.sampler.order(0)
+    place_of = torch.empty_like(order, dtype=torch.int64)
+    place_of[order.long()] = torch.arange(len(order))
+    found = find_all(Names(file).names or (), *t.task.named)
+    rows = [{"step": bisect_right(plan.starts, int(place_of[index])), "sample": name}
+            for name, indices in found.items() for index in indices]
+    return sorted(rows, key=lambda row: (row["step"], row["sample"]))
 
 
 def steps_of(given: argparse.Namespace) -> tuple[int, int]:

@@ -5,7 +5,7 @@
 Legend: B samples in a batch, N of a data set, C outputs: classes, labels or targets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +32,7 @@ class Objective(Protocol):
     best: str
     figures: str  # the metric that is a table with a row for each name: "classes" or "targets" ...
     columns: tuple[str, ...]  # ... and what its columns are; the last one may be missing
+    train: np.ndarray  # [N] the labels of train, by which a global batch is normalized
     given: tuple[str, ...]  # what sample() takes from the data alone
     notes: tuple[str, ...] = ()  # for the user, a line each
     weights: Tensor | None = None  # [C], of the classes or labels in training
@@ -84,24 +85,25 @@ def label_columns_of(labels: LabelOptions | TargetOptions) -> tuple[str, ...]:
 
 def build_objective(
     config: Any, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray,
-    model: Mapping[str, Any] | None = None
+    model: Mapping[str, Any] | None = None, left_out: Collection[int] = ()
 ) -> Objective:
     """What the config of a task with labels asks for.
 
     train, evaluated: the labels of both sets, see LabelReader.encoded. model: the description (config.json) of a model
-    that is evaluated as it is. Raises UserError: 64 for settings that do not fit, 65 for a model of another kind, and
-    targets that cannot be learnt.
+    that is evaluated as it is. left_out: indices of train, of which nothing is learnt. Raises UserError: 64 for
+    settings that do not fit, 65 for a model of another kind, and targets that cannot be learnt.
     """
-    kind = kind_of(config.labels)
+    kind, learnt_from = kind_of(config.labels), np.delete(train, sorted(left_out), axis=0) if left_out else train
     if model is not None and (found := _kind_of_model(model)) not in (kind, ""):
         raise UserError(f"--eval-only: --model {config.model.model} predicts {_WORDS[found]}, and this command asks for"
                         f" {_WORDS[kind]}; give the --task and --multi-label that it was trained with", Exit.BAD_DATA)
     if kind == NUMBERS:
-        return Numbers(config.loss, names, train, evaluated, model)
+        return Numbers(config.loss, names, learnt_from, evaluated, model)
     loss = config.loss
     if model is not None and loss.loss == "auto" and loss_of(model) == "bce":
         loss = replace(loss, loss="bce")
-    objective = {CLASSES: Classes, LABELS: Labels}[kind](loss, names, train, evaluated)
+    objective = {CLASSES: Classes, LABELS: Labels}[kind](loss, names, learnt_from, evaluated)
+    objective.train = train
     objective.notes = (*lacking(names, evaluated, config.run.split),
                        *weight_notes(loss.class_weights, names, objective.weights))
     return objective
@@ -127,7 +129,7 @@ class Classes(Objective):
     columns = ("precision", "recall", "f1", "support", "auroc")
 
     def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
-        self.names, self._config, self._train = names, config, train
+        self.names, self._config, self.train = names, config, train
         self.class_counts, self.eval_counts = (
             np.bincount(labels, minlength=len(names)) for labels in (train, evaluated))  # [C] each
         self.weights = class_weights(config.class_weights, names, train)  # [C] float32, or None
@@ -138,7 +140,7 @@ class Classes(Objective):
         """The number of samples, or the sum of their class weights; a skipped bad one counts, too."""
         if self._wide_weights is None:
             return super().normalizer(indices)
-        return float(torch.from_numpy(self._wide_weights[self._train[indices.numpy()]]).sum())
+        return float(torch.from_numpy(self._wide_weights[self.train[indices.numpy()]]).sum())
 
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """In the dtype of logits, each times the weight of its class; smoothed and weighted in training alone."""

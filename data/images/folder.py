@@ -36,7 +36,8 @@ class Sample(NamedTuple):
 
     image: Tensor  # [H, W, 3] uint8; [H, W, 3 * I] of I images
     label: int | np.ndarray  # a class, or a row of labels or numbers
-    bad: str | None  # "path: reason" where the image could not be read; `image` is a grey stand-in then
+    # "path: reason" where the image could not be read, "" where it is left out; `image` is a grey stand-in then
+    bad: str | None
     digest: bytes  # see data.batch.sample_digest
 
 
@@ -53,6 +54,8 @@ class ImageFolder(Dataset):
     def __getitem__(self, item: tuple[int, int]) -> Sample:
         epoch, index = map(int, item)
         label, images, files, first = label_at(self.index.labels, index), [], [], None
+        if index in self.index.left_out:
+            return self._stand_in(label, "")
         for path in self.index.paths(index):
             try:
                 encoded = self._read(path)
@@ -61,10 +64,13 @@ class ImageFolder(Dataset):
                 with seeded(derive_seed(self.seed, "augmentation", epoch, index)):  # the same crop of each image
                     images.append(self.transform(encoded.stretched(first.height, first.width)))
             except UnreadableImage as error:
-                shape = (self.transform.size, self.transform.size, 3 * self.index.num_images)
-                return Sample(torch.full(shape, MID_GREY, dtype=torch.uint8), label, f"{path}: {error}", UNKNOWN)
+                return self._stand_in(label, f"{path}: {error}")
         image = images[0] if len(images) == 1 else torch.cat(images, dim=2)
         return Sample(image, label, None, sample_digest(self.index.name(index), label, files))
+
+    def _stand_in(self, label: int | np.ndarray, bad: str) -> Sample:
+        shape = (self.transform.size, self.transform.size, 3 * self.index.num_images)
+        return Sample(torch.full(shape, MID_GREY, dtype=torch.uint8), label, bad, UNKNOWN)
 
     def name(self, index: int) -> str:
         """What a sample is called in messages: its path, or its paths."""
@@ -73,8 +79,9 @@ class ImageFolder(Dataset):
     def digest(self, index: int) -> bytes:
         """Reads its files, and decodes as little as it can."""
         with suppress(UnreadableImage):
-            files = [self._read(path).sha256() for path in self.index.paths(index)]
-            return sample_digest(self.index.name(index), label_at(self.index.labels, index), files)
+            files = [self._read(path).sha256() for path in self.index.paths(index) if index not in self.index.left_out]
+            if files:
+                return sample_digest(self.index.name(index), label_at(self.index.labels, index), files)
         return UNKNOWN
 
 

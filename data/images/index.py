@@ -8,7 +8,8 @@ Tests: tests/unit/data/images/test_folder.py
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ class ImageIndex:
     spans: np.ndarray  # [N, 2] int64: begin and end of each path in `names`; of several, which are joined by NUL
     labels: np.ndarray  # [N] int32 classes; or rows, see data.labels.LabelReader
     num_images: int = 1  # of a sample
+    left_out: frozenset[int] = frozenset()  # indices, see data/left_out.py; their labels are 0
 
     @classmethod
     def of(cls, root: str, samples: Sequence[bytes], labels: np.ndarray, num_images: int = 1) -> "ImageIndex":
@@ -59,6 +61,32 @@ class ImageIndex:
     def path(self, index: int) -> str:
         """That of the first of them."""
         return self.paths(index)[0]
+
+    def plain(self, line: str) -> str:
+        """See data.left_out.Named: paths relative to root, with commas between those of one sample.
+
+        An absolute one ends at ": ", as a line of RUN/bad_samples.txt.
+        """
+        line = line.partition(": ")[0] if os.path.isabs(line) else line
+        paths = line.split(",") if self.num_images > 1 else [line]
+        return ",".join(os.path.relpath(os.path.join(self.root, path), self.root) for path in paths)
+
+    def find(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """See data.left_out.Named."""
+        wanted, found = {*names}, defaultdict(list)
+        for index in range(len(self) if wanted else 0):
+            name = ",".join(map(os.path.normpath, os.fsdecode(self.name(index)).split("\0")))
+            if name in wanted:
+                found[name].append(index)
+        return found
+
+    def leaving_out(self, indices: Sequence[int]) -> "ImageIndex":
+        """The same samples, of which some are left out."""
+        if not indices:
+            return self
+        labels = self.labels.copy()
+        labels[indices] = 0
+        return replace(self, labels=labels, left_out=frozenset(indices))
 
 
 @dataclass(frozen=True, eq=False)

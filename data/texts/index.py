@@ -6,7 +6,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from data.labels import require_several
+from data.labels import LabelReader, require_several
 from data.tables.source import RowReader, TableSource
 from data.tables.table import Row
 from data.texts.text_set import TokenTable
@@ -71,10 +71,17 @@ def open_texts(source: TextSource, tokenizer: PreTrainedTokenizerBase, cache: Pa
                      tuple(about["notes"]), arrays.get("groups"), folder)
 
 
-def read_texts(source: TextSource) -> Iterator[str]:
-    """The training texts, one by one. Raises UserError (65, 74), before the first one if the labels are not classes."""
+def read_texts(source: TextSource, without: Collection[str] = ()) -> Iterator[str]:
+    """The training texts, one by one. Raises UserError (65, 74), before the first one if the labels are not classes.
+
+    without: numbers of rows that are left out, as in TokenTable.texts: counted over those that are samples.
+    """
     source.require_labels()
-    return (text for _, row in source.rows("train") for text in row.texts)
+    labels = LabelReader(source.label_kind, source.label_columns)
+    rows = (row for _, row in source.rows("train"))
+    if without:
+        rows = (row for row in rows if not source.problem(row, labels, is_train=True))
+    return (text for number, row in enumerate(rows) if str(number) not in without for text in row.texts)
 
 
 def sample_rows(source: TextSource, classes: Sequence[str], numbers: np.ndarray) -> dict[int, Row]:

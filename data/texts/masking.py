@@ -50,7 +50,7 @@ class MaskedTextSet(TextSet):
         text = self.table.sample(index)
         count = int(num_predicted(self.table.num_ordinary[index], self._probability))
         with seeded(derive_seed(self._seed, "masking", epoch, index)):
-            maskable = np.flatnonzero(~self._is_special[text.ids])
+            maskable = np.flatnonzero(~self._is_special[text.ids] | (text.weight == 0))
             positions = np.sort(maskable[torch.randperm(len(maskable))[:count].numpy()])          # [P]
             draw = torch.rand(count).numpy()                                                      # [P]
             others = self._ordinary[torch.randint(len(self._ordinary), (count,)).numpy()]         # [P]

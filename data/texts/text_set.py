@@ -5,8 +5,10 @@
 Legend: N samples of a split, B samples in a batch, T tokens in the longest of them, R rows of packed samples.
 """
 
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from torch.utils.data import Dataset
 
 from data.batch import sample_digest
 from data.labels import label_at
+from utils.errors import UserError
 from utils.rundir.digests import UNKNOWN
 
 
@@ -26,6 +29,7 @@ class TextSample(NamedTuple):
     types: np.ndarray  # [length] uint8, or empty
     label: int | np.ndarray  # a class, or a row of labels or numbers
     digest: bytes = UNKNOWN  # see data.batch.sample_digest
+    weight: float = 1.0  # 0: it is left out, and stands here as padding
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +45,40 @@ class TokenTable:
     num_ordinary: np.ndarray  # [N] int32: non-special tokens
     texts: np.ndarray  # [N] int32: index of the text that a sample is, or is cut from
     lengths: np.ndarray  # [N] int32: tokens
+    left_out: frozenset[int] = frozenset()  # indices, see data/left_out.py; their labels are 0
+    pad_id: int = 0  # the token that they consist of
 
     def __len__(self) -> int:
         return len(self.spans)
 
+    @staticmethod
+    def plain(line: str) -> str:
+        """See data.left_out.Named: the number of a row, as in `texts`, alone or as TextSet.name has it."""
+        if not (match := re.fullmatch(r"(?:text )?(\d+)", line.strip())):
+            raise UserError(f"--without: {line}: give the number of a row, counted from 0 over the tables of train")
+        return str(int(match[1]))
+
+    def find(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """See data.left_out.Named."""
+        found = defaultdict(list)
+        for index in np.flatnonzero(np.isin(self.texts, [*map(int, names)])).tolist():
+            found[str(self.texts[index])].append(index)
+        return found
+
+    def leaving_out(self, indices: Sequence[int], pad_id: int, num_special: int) -> "TokenTable":
+        """The same samples, of which some are left out. num_special: special tokens in a sample."""
+        if not indices:
+            return self
+        labels, num_ordinary = self.labels.copy(), self.num_ordinary.copy()
+        labels[indices], num_ordinary[indices] = 0, np.maximum(1, self.lengths[indices] - num_special)
+        return replace(self, labels=labels, num_ordinary=num_ordinary, left_out=frozenset(indices), pad_id=pad_id)
+
     def sample(self, index: int) -> TextSample:
         """Sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
+        if index in self.left_out:
+            types = np.zeros(end - begin if len(self.types) else 0, np.uint8)
+            return TextSample(np.full(end - begin, self.pad_id), types, label_at(self.labels, index), weight=0.0)
         ids, types, label = self.ids[begin:end], self.types[begin:end], label_at(self.labels, index)
         digest = sample_digest(b"%d" % self.texts[index], label, (ids.tobytes(), types.tobytes()))
         return TextSample(ids.astype(np.int64), types, label, digest)

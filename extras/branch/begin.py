@@ -9,7 +9,7 @@ Tests: extras/branch/tests/test_launches.py
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ OF_BEST = ("model", "eval")
 WRITTEN = (*COPIED, *OF_BEST, "checkpoints", "chain.jsonl", "starts.jsonl", "config.yaml", "env.txt")
 ANEW = {  # what is resolved again where a setting differs, besides what has its name
     "micro_batch_size": ["micro_batches"], "global_batch_size": ["micro_batches"],
-    "lr": ["head_lr_factor"], "freeze": ["head_lr_factor"]}
+    "lr": ["head_lr_factor"], "freeze": ["head_lr_factor"], "without": ["left_out"]}
 
 
 def begin(config: Config, path: Path, note: Callable[[str], None]) -> None:
@@ -92,6 +92,9 @@ def require_allowed(config: Config, spec: str, parent: Parent, changed: dict[str
         if isinstance(most := getattr(config.run, name), int) and most <= number:
             raise UserError(f"--branch {spec}: {flag(name)} {most} leaves nothing to train after step {parent.step};"
                             f" give at least {flag(name)} {number + 1}")
+    if "without" in changed and (learnt := [*learnt_before(parent)]):
+        raise UserError(f"--branch {spec}: --without leaves samples out, and {some(learnt)} of RUN came from all of"
+                        " them; start a new run")
     for name, (old, new) in changed.items():
         reason = known[name].in_branch
         if reason == Kept.AMID_EPOCH and not parent.is_end_of_epoch:
@@ -102,6 +105,18 @@ def require_allowed(config: Config, spec: str, parent: Parent, changed: dict[str
         if reason and reason != Kept.AMID_EPOCH:
             raise UserError(f"--branch {spec}: {flag(name)} was {old} and cannot become {new}, because {reason}; leave"
                             " it out, or start a new run")
+
+
+def learnt_before(parent: Parent) -> Iterator[str]:
+    """What RUN has learnt from its samples before step 1."""
+    given, resolved = parent.settings, parent.resolved
+    is_pretrained = given.get("pretrained") or given.get("weights")
+    yield from (words for words, is_so in {
+        "the fitted head": resolved.get("head_init") == "features",
+        "--class-weights balanced": given.get("class_weights") == "balanced",
+        "the mean and the deviation of the targets": given["task"].endswith("-regression"),
+        "the tokenizer": given.get("tokenizer") == "auto" and "encoder" not in resolved,
+        "--image-size auto": given.get("image_size") == "auto" and not is_pretrained}.items() if is_so)
 
 
 def _lay_out(parent: Parent, folder: Path) -> bool:

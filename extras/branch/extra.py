@@ -7,12 +7,23 @@ import torch
 from safetensors.torch import load_file
 
 from engine.training import Extra, Training
+from utils.errors import UserError, some
 from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
 from utils.rundir.resolved import UNSET
 
 
 class EXTRA(Extra):
     """Looks at the first start of a branch."""
+
+    def opened(self, t: Training) -> None:
+        """Raise UserError (64) if a sample that the branch leaves out was used before it. Collective."""
+        branch, digests = t.run.resolved.branch, t.state.digests.get("train")
+        if branch is UNSET or "without" not in branch["changed"] or t.state.progress.step > branch["step"]:
+            return
+        is_noted, left_out = digests is not None and t.state.noted_since == 0, t.task.named[0].left_out
+        if used := digests.used(left_out) if is_noted else ["which samples were used is not noted"]:
+            raise UserError(f"--without: its samples were used before step {branch['step']}, where this branch begins:"
+                            f" {some(used)}; ask.replay RUN --first-use FILE says when; begin before that, or anew")
 
     def began(self, t: Training) -> None:
         """What the learning rate does, and RUN/model, at the step with which a branch begins. Rank 0."""

@@ -69,7 +69,7 @@ def survey_images(train: ImageIndex, val: ImageIndex, white: int, world: World) 
     labels, looks = np.concatenate([train.labels, val.labels]), np.ascontiguousarray(facts[:, 4:]).view(np.int8)
     return Survey(len(train), labels, exact, same[first], seen, looks, odd, unreadable,
                   lambda index: ",".join(os.path.relpath(path, train.root) for path in paths_of(index)),
-                  lambda index: ",".join(paths_of(index)))
+                  lambda index: ",".join(paths_of(index)), train.left_out)
 
 
 def _key(paths: Sequence[str], most: int) -> int:

@@ -36,6 +36,7 @@ class Survey:
     unreadable: dict[int, str]  # {index: path and reason}; none of them is in `seen`
     name: Callable[[int], str]  # what a sample is called
     where: Callable[[int], str]  # the whole path of its file, or the number of its row
+    left_out: frozenset[int] = frozenset()  # indices
 
     def pairs(self) -> Iterator[tuple[str, np.ndarray]]:
         """(what is to be said, [P, 2] indices: a sample, and the one that it is compared with, or itself)."""
@@ -62,9 +63,18 @@ class Survey:
         for kind, each in (("near leak", leaks), ("near copy", copies)):
             yield kind, each[(each[:, 2] <= CROWD) | (not has_framing), :2]
 
-    def _alike(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    def beside_left_out(self) -> np.ndarray:
+        """[P, 2] indices: a sample that stays, and one that is left out and is the same, or looks like it."""
+        left_out = np.isin(np.arange(len(self.same)), [*self.left_out])
+        first = {key: index for index, key in zip(np.flatnonzero(left_out), self.same[left_out], strict=True)}
+        same = [[index, first[self.same[index]]] for index in np.flatnonzero(~left_out) if self.same[index] in first]
+        is_out = left_out[self.seen[:len(self.looks)]]
+        near = self._alike(np.flatnonzero(~is_out), np.flatnonzero(is_out), only_before=False)
+        return np.concatenate([np.array(same, np.int64).reshape(-1, 2), near[:, :2]])
+
+    def _alike(self, rows: np.ndarray, columns: np.ndarray, only_before: bool = True) -> np.ndarray:
         """[P, 3] indices: a sample, and the one before it that looks most like it, maybe mirrored, but has another key;
-        and how many look like it.
+        and how many look like it. only_before: False = of all.
 
         rows, columns: ascending places in `looks`. The hashes are whole numbers, so their products are exact, and the
         answer does not depend on the number of threads.
@@ -78,7 +88,7 @@ class Survey:
             alike /= norms[part, None] * norms[columns]                                     # [AT_ONCE, columns]
             alike[keys[part, None] == keys[columns]] = 0
             crowd = (alike >= ALIKE).sum(axis=1)
-            alike[part[:, None] <= columns] = 0
+            alike[only_before & (part[:, None] <= columns)] = 0
             best = columns[alike.argmax(axis=1)]
             found.append(np.c_[self.seen[part], self.seen[best], crowd][alike.max(axis=1) >= ALIKE])
         return np.concatenate(found)

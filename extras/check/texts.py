@@ -39,8 +39,9 @@ def survey_texts(source: TextSource, classes: Sequence[str], train: TokenTable, 
         labels.append(table.labels[rows])
     plain = ["\t".join(" ".join(part.split()) for part in unicodedata.normalize("NFKC", text).casefold().split("\t"))
              for text in texts]
+    left_out = np.flatnonzero(np.isin(np.unique(train.texts), train.texts[sorted(train.left_out)])).tolist()
     odd = {"one character": np.flatnonzero([len({*text} - {" ", "\t"}) <= 1 for text in plain])}
     exact, same = (np.array([key_of(text.encode()) for text in each]) for each in (texts, plain))
     return Survey(num_train, np.concatenate(labels), exact, same, np.arange(len(texts)), np.zeros((0, 1), np.int8), odd,
                   {}, lambda index: f"{'val' if index >= num_train else 'train'}: {textwrap.shorten(texts[index], 60)}",
-                  lambda index: "row {1} of {0}, without those left out".format(*places[index]))
+                  lambda index: "row {1} of {0}, without those left out".format(*places[index]), frozenset(left_out))

@@ -65,7 +65,7 @@ class EXTRA(Extra):
             closing_lines["better"] = (
                 f"a linear model on frozen features: {figure(t.task, 'top1', yardstick)} by 5 folds of train;"
                 f" {command('python')} {words} --embeddings FILE.npy --output FILE.csv")
-        if t.task.objective and len(t.task.train_set) < FEW:
+        if t.task.objective and len(t.task.train_set) < FEW and not t.config.data.without:
             closing_lines["other samples"] = folds_command(t.config)
         return closing_lines
 

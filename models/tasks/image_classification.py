@@ -25,6 +25,7 @@ from data.images.mixing import Mixed, build_mixing
 from data.images.scan import build_index
 from data.images.table import TableFiles, build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
+from data.left_out import find_left_out
 from data.splits import ValSplit, require_split
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
@@ -81,7 +82,9 @@ class ImageTask(Task):
         if not described and not is_timm(config.model.model):
             require_known(config.model.model, config.model.pretrained and not config.model.weights)
         train, evaluated = index.splits["train"], index.splits[config.run.split]
-        prepared, notes = resolve_preprocessing(config.images, config.model, train, run, world)  # Collective.
+        train = train.leaving_out(find_left_out(config.data, run, train, evaluated))
+        looked_at = replace(train, spans=np.delete(train.spans, sorted(train.left_out), 0)) if train.left_out else train
+        prepared, notes = resolve_preprocessing(config.images, config.model, looked_at, run, world)  # Collective.
         self.notes, self.prepared = (*index.notes, *notes), prepared
         self.origin, self.base_lr = "from scratch", SCRATCH_LR
         self.has_weights = config.model.pretrained or config.model.weights is not None
@@ -93,7 +96,8 @@ class ImageTask(Task):
         train_transform, eval_transform = build_transforms(
             config.images.augmentation, prepared.for_eval, config.augment, prepared.mean)
         self.objective = build_objective(
-            config, self.classes, train.labels, evaluated.labels, described if described and as_they_are else None)
+            config, self.classes, train.labels, evaluated.labels, described if described and as_they_are else None,
+            left_out=train.left_out)
         self.notes += self.objective.notes
         self.metrics, self.best = self.objective.metrics, self.objective.best
         self._mix = build_mixing(config.augment, prepared.image_size)
@@ -107,6 +111,7 @@ class ImageTask(Task):
             spec = CacheSpec(config.images.cache, prepared.resize_size, prepared.interpolation, prepared.white_value)
             splits = (config.run.split,) if config.run.eval_only else ("train", "val")
             read = open_cache(index, spec, splits, world, run.note).read  # Collective.
+        self.named = train, evaluated
         self.train_set = ImageFolder(train, train_transform, config.run.seed, read)
         self.unaugmented = ImageFolder(train, eval_transform, config.run.seed, read)
         self.eval_set = ImageFolder(evaluated, eval_transform, config.run.seed, read)
@@ -116,7 +121,7 @@ class ImageTask(Task):
         return Batch(
             inputs={"images": torch.stack([sample.image for sample in samples])},
             labels=self.objective.encode([sample.label for sample in samples]),
-            sample_weight=torch.tensor([0.0 if sample.bad else 1.0 for sample in samples]),
+            sample_weight=torch.tensor([1.0 if sample.bad is None else 0.0 for sample in samples]),
             bad=tuple(sample.bad for sample in samples if sample.bad),
             digests=tuple(sample.digest for sample in samples))
 

@@ -87,8 +87,8 @@ class MaskedLM(TextTask):
             starts = [row * width for row in range(len(texts))]
         positions = np.concatenate([start + sample.positions for start, sample in zip(starts, samples, strict=True)])
         return Batch(inputs | {"positions": torch.from_numpy(positions)},
-                     torch.from_numpy(np.concatenate([sample.targets for sample in samples])), torch.ones(len(samples)),
-                     digests=tuple(text.digest for text in texts))
+                     torch.from_numpy(np.concatenate([sample.targets for sample in samples])),
+                     torch.tensor([text.weight for text in texts]), digests=tuple(text.digest for text in texts))
 
     def normalizer(self, indices: Tensor) -> float:
         """Predicted tokens in the global batch."""
@@ -124,6 +124,8 @@ class MaskedLM(TextTask):
         """The loss of guessing by the frequency of tokens in train. Of much data, a part is used."""
         special = is_special(self._tokenizer)
         counts = 1.0 + np.bincount(self.train_table.ids[:MAX_COUNTED], minlength=len(special))
+        for begin, end in self.train_table.spans[sorted(self.train_table.left_out)]:
+            counts -= np.bincount(self.train_table.ids[begin:min(end, MAX_COUNTED)], minlength=len(special))
         shares = counts / counts[~special].sum()
         chosen = range(0, len(self.eval_set), -(-len(self.eval_set) // MAX_GUESSED))
         targets = np.concatenate([self.eval_set[0, i].targets for i in chosen])

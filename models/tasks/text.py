@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data import demo
 from data.batch import Batch
+from data.left_out import find_left_out, names_of
 from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
 from data.tables.table import TEXTS
@@ -59,6 +60,7 @@ class TextTask(Task):
             max_length=config.text.max_length, split_long=split_long)
 
         # encoder's config and tokenizer
+        left_out = {*map(TokenTable.plain, names_of(config.data, run))}
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
         width = getattr(config_of(config.model.model, self._encoder), "hidden_size", None) or 768
         rates, share = self.scratch_lr, min(1, SCRATCH_WIDTH / width)
@@ -67,7 +69,7 @@ class TextTask(Task):
             rates, share = self.pretrained_lr, SHARE_OF_WIDEST ** min(1, max(0, place))
         self.base_lr = rates | {"adamw": rates["adamw"] * share}
         self._tokenizer, digest = resolve_tokenizer(  # Collective.
-            config, self._encoder, lambda: read_texts(source), run, world)
+            config, self._encoder, lambda: read_texts(source, left_out), run, world)
         self.source = source = replace(source, tokenizer=digest)
 
         # the width of batches
@@ -78,7 +80,11 @@ class TextTask(Task):
         world.on_rank_zero(lambda: opened() and None, per_node=True)  # Collective.
         index, self.eval_table = world.everywhere(opened, takes_long=True)  # Collective.
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
-        self._text_columns, self.train_table = index.text_columns, index.splits["train"]
+        self._text_columns, train = index.text_columns, index.splits["train"]
+        num_special = self._tokenizer.num_special_tokens_to_add(pair=len(self._text_columns) > 1)
+        self.train_table = train.leaving_out(
+            find_left_out(config.data, run, train, self.eval_table), self._tokenizer.pad_token_id, num_special)
+        self.named = self.train_table, self.eval_table
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
             self.lengths = Lengths(torch.from_numpy(self.train_table.lengths), WINDOW)
 

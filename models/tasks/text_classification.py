@@ -59,14 +59,16 @@ class LabelledTextTask(TextTask):
         model = None
         if config.run.eval_only and not run.is_there and self._encoder is not None:
             model = read_config(self._encoder).to_dict()
-        self.objective = build_objective(config, self.classes, self.train_table.labels, self.eval_table.labels, model)
+        self.objective = build_objective(
+            config, self.classes, self.train_table.labels, self.eval_table.labels, model,
+            self.train_table.left_out)
         self.notes += self.objective.notes
         self.metrics, self.best = self.objective.metrics, self.objective.best
 
     def collate(self, samples: Sequence[TextSample]) -> Batch:
         """Padded to the longest of them."""
         labels = self.objective.encode([sample.label for sample in samples])
-        return Batch(self.encoder_inputs(samples), labels, torch.ones(len(samples)),
+        return Batch(self.encoder_inputs(samples), labels, torch.tensor([sample.weight for sample in samples]),
                      digests=tuple(sample.digest for sample in samples))
 
     def build_model(self, initial_weights: bool) -> nn.Module:

@@ -4,7 +4,7 @@ Else a run would go on without a word after its files were overwritten: its data
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ class Digests:
         """Forget what was added last: the step changed nothing, and is taken again."""
         indices, rows = self._before
         self._rows[indices] = rows
+
+    def used(self, indices: Collection[int]) -> list[str]:
+        """The names of those of these samples that were used."""
+        return [self._name(index) for index in sorted(indices) if self._rows[index].any()]
 
     def some_used(self, most: int) -> list[int]:
         """Up to `most` of the samples that were used, from all over the set; always the same ones."""

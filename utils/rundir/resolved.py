@@ -31,6 +31,7 @@ class Resolved:
 
     # what must not change
     code: str = UNSET  # a digest of the program
+    left_out: list[str] = UNSET  # the training samples that --without names: paths in the data, or numbers of rows
     data: str = UNSET  # the fingerprint of the data set
     tokenizer: str = UNSET  # texts: a digest of RUN/tokenizer
     encoder: str = UNSET  # texts: a digest of RUN/encoder; unset for a size of --model

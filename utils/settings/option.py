@@ -7,6 +7,7 @@ Nothing here imports torch.
 """
 
 import ast
+import hashlib
 import math
 import operator
 import re
@@ -17,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
+
+from utils.errors import UserError, counted
 
 Auto = Literal["auto"]
 DEFINING, TOLERATED, OPERATIONAL = "defining", "tolerated", "operational"
@@ -106,9 +109,32 @@ def is_model_folder(name: str) -> bool:
     return name not in own_names() and Path(name).is_dir()
 
 
+class Names(str):
+    """A file with a name on each line, which counts for what it lists: "10 names (sha256)" is the value, wherever the
+    file lies. Of a value that config.yaml has, `names` is None: auto.json has them.
+    """
+
+    names: tuple[str, ...] | None
+
+    def __new__(cls, text: str) -> Self:
+        """Raises UserError if `text` is neither a file with names nor such a value."""
+        names = None
+        if not re.fullmatch(r"\d+ names? \([0-9a-f]{16}\)", text):
+            with suppress(OSError):
+                names = tuple(sorted({*Path(text).read_text("utf-8", "surrogateescape").splitlines()} - {""}))
+            if not names:
+                raise UserError(f"{text} must be a file with a name on each line")
+            digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
+            text = f"{counted(len(names), 'name')} ({digest[:16]})"
+        value = super().__new__(cls, text)
+        value.names = names
+        return value
+
+
 UNIONS = (Union, UnionType)  # `int | Literal[...]` is the one, `int | None` the other
 # A type in --help, and in a message: "must be ...".
 _TYPES = {int: ("N", "a whole number"), float: ("NUMBER", "a number"), str: ("NAME", "a name"),
+          Names: ("FILE", "a file with a name on each line"),
           Interval: ("STEPS|TIME", "a number of optimizer steps (1000) or a duration (90s, 5min, 2h)")}
 
 

@@ -6,6 +6,7 @@ The parent has 9 steps, 3 in an epoch, and a checkpoint of each 2nd step and of 
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 import extras
 from ask.integrity import findings
 from extras.branch import begin as begin_module
-from extras.branch.begin import begin, differences, require_allowed
+from extras.branch.begin import begin, differences, learnt_before, require_allowed
 from extras.branch.parent import find_parent
 from tests.harness.run_directory import contents, newest_checkpoint, records, rows_of, weights_sha256, written
 from utils.errors import Exit, UserError
@@ -196,6 +197,47 @@ def test_a_branch_takes_each_setting_or_says_why_not(name, parent):
         require_allowed(config, spec, found, changed)
     if name == "global_batch_size":
         require_allowed(config, spec, find_parent(f"{parent}@6"), changed)
+
+
+def test_a_branch_leaves_out_what_its_parent_has_not_used(parent, photos, run_train, tmp_path):
+    """Before their first use: it ends as if they had been left out from the start; behind it the branch is refused.
+
+    A branch of it still leaves them out.
+    """
+    listed = run_train(parent, "--step", 3, "--list", "--output", tmp_path / "3", script="ask/replay.py")
+    assert listed.returncode == 0, listed.text
+    (tmp_path / "names").write_text("\n".join(row["sample"] for row in rows_of(tmp_path / "3")[:5]))
+    words, first, again = ["--without", tmp_path / "names"], tmp_path / "first", tmp_path / "again"
+    late = run_train("--branch", f"{parent}@3", *words, "--run-dir", tmp_path / "late")
+    assert (late.returncode, "ask.replay RUN --first-use FILE" in late.err) == (Exit.USAGE, True), late.text
+    result = run_train("--branch", f"{parent}@2", *words, "--run-dir", first)
+    assert "--without was None and is 5 names (" in result.out, result.text
+    assert "epoch 3: trained on 52 of 57 samples" in result.out
+    whole = run_train(*WORDS[IMAGES], *LENGTH, *EXACT, *words, "--data", photos, "--run-dir", tmp_path / "whole")
+    assert (whole.returncode, contents(first)[9]) == (0, contents(tmp_path / "whole")[9]), whole.text
+    result = run_train("--branch", f"{first}@epoch:2", "--epochs", 4, "--run-dir", again)
+    assert "epoch 4: trained on 52 of 57 samples" in result.out, result.text
+    verified = run_train(again, script="ask/verify.py")
+    assert (verified.returncode, f"verified: {again}, steps 1 to 12" in verified.out) == (0, True), verified.text
+
+
+@pytest.mark.parametrize("settings, resolved, learnt", [
+    ({"task": IMAGES, "image_size": "auto", "pretrained": True}, {}, []),
+    ({"task": IMAGES, "image_size": "auto", "pretrained": False}, {}, ["--image-size auto"]),
+    ({"task": IMAGES, "image_size": "auto", "weights": "a.pth"}, {"head_init": "features"}, ["the fitted head"]),
+    ({"task": IMAGES, "image_size": 32, "class_weights": "balanced"}, {}, ["--class-weights balanced"]),
+    ({"task": "image-regression", "image_size": 32}, {}, ["the mean and the deviation of the targets"]),
+    ({"task": "masked-lm", "tokenizer": "auto"}, {}, ["the tokenizer"]),
+    ({"task": "masked-lm", "tokenizer": "folder"}, {}, []),
+    ({"task": "masked-lm", "tokenizer": "auto"}, {"encoder": "digest"}, [])])
+def test_what_was_learnt_from_all_samples_leaves_none_out(settings, resolved, learnt):
+    parent = SimpleNamespace(settings=settings, resolved=resolved)
+    assert [*learnt_before(parent)] == learnt
+    if learnt:
+        parent.step, parent.trainer = 4, {"progress": {"epoch": 1}}
+        config = with_values(CONFIGS[settings["task"]](extras=()), {"epochs": 9})
+        with pytest.raises(UserError, match=f"{learnt[0]} of RUN came from all of them"):
+            require_allowed(config, "RUN@4", parent, {"without": [None, "2 names"]})
 
 
 @pytest.mark.rows(2)

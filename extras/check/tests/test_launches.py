@@ -104,6 +104,16 @@ def test_all_that_was_planted_is_found_and_nothing_else(own_pictures, checked):
 
 
 @pytest.mark.long
+def test_images_that_are_left_out_are_no_finding_but_what_is_like_them_is(own_pictures, run_dir, checked):
+    planted, names = plant(own_pictures), run_dir.parent / "names"
+    names.write_text("\n".join(str(path.relative_to(own_pictures)) for path in own_pictures.glob("train/*/*.jpg")
+                               if str(path.relative_to(own_pictures)) not in planted["conflict"]))
+    found, result = checked(*SMALL, "--data", own_pictures, "--without", names, "--bad-samples", "skip")
+    assert result.returncode == 0 and "leak" not in found["findings"], result.text
+    assert planted["leak"] <= samples(found, "left out")
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("processes", [2, 3])
 def test_the_data_are_the_same_on_any_number_of_processes(own_pictures, checked, processes):
     plant(own_pictures)
@@ -206,6 +216,16 @@ def test_texts_that_differ_in_case_and_spaces_alone_are_the_same(run_dir, senten
     assert (count, result.returncode) == ({"leak": 23, "one character": 1} | conflicts, 0), result.text
     assert found["findings"]["leak"]["exact"] == 13 and ": 23 samples, 13 of them byte for byte;" in result.out
     assert ("texts have more than --max-length 8 tokens" in result.out) and "no problem found" not in result.out
+
+
+def test_texts_like_one_that_is_left_out_are_listed_and_no_conflict(run_dir, sentences, checked):
+    train, names = sentences["train"], run_dir.parent / "names"
+    train.insert(0, [train[9][0].upper(), "topic1"])  # before the other one, which has the label topic0
+    names.write_text("0\n")
+    data = tables(run_dir.parent / "tables", sentences)
+    found, result = checked(*TEXT, "--task", "text-classification", "--data", data, "--without", names)
+    assert [*found["findings"]] == ["left out"], result.text
+    assert "similar to one that --without leaves out: 1 sample; look at them" in result.out
 
 
 def test_two_measurements_of_one_text_are_no_conflict(run_dir, sentences, checked):

@@ -1,6 +1,7 @@
 """What is the same, what looks alike: on data where it is known."""
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -69,6 +70,15 @@ def test_candidates_among_many_need_bounded_memory_and_no_hash_is_none():
     looks[250] = looks[7]
     survey = survey_of(range(1000), 500, looks, seen=range(0, 900, 3))
     assert pairs_of(survey) == {"near leak": [[750, 21]]}
+
+
+def test_what_is_like_a_left_out_sample_is_named_wherever_it_stands():
+    looks = np.random.default_rng(0).integers(-127, 128, (8, 64))
+    looks[[1, 6]] = looks[3]
+    looks[6, 0] = 0
+    survey = replace(survey_of([1, 2, 3, 4, 5, 3, 6, 7], 5, looks), left_out=frozenset({2, 3}))
+    assert survey.beside_left_out().tolist() == [[5, 2], [1, 3], [6, 3]]
+    assert replace(survey, left_out=frozenset()).beside_left_out().tolist() == []
 
 
 def test_keys_differ_where_contents_do():
