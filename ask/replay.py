@@ -102,13 +102,11 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 
 def first_uses(t: Training, file: str) -> Rows:
     """A row for each sample that the file names: its step in the first epoch, which uses all. Raises UserError (64)."""
-    plan, order = t.feed.plan, t.feed.sampler.order(0)
-    place_of = torch.empty_like(order, dtype=torch.int64)
-    place_of[order.long()] = torch.arange(len(order))
-    found = find_all(Names(file).names or (), *t.task.named)
-    rows = [{"step": bisect_right(plan.starts, int(place_of[index])), "sample": name}
-            for name, indices in found.items() for index in indices]
-    return sorted(rows, key=lambda row: (row["step"], row["sample"]))
+    starts, train, place_of = t.feed.plan.starts, t.task.train_set.index, t.feed.sampler.order(0).argsort()
+    found = find_all(Names(file).names or (), train, t.task.eval_set.index)
+    steps = {index: bisect_right(starts, int(place_of[index])) for indices in found.values() for index in indices}
+    return [{"step": step if step <= t.total_steps and index not in train.left_out else "never",
+             "sample": train.called(index)} for index, step in sorted(steps.items(), key=lambda item: item[::-1])]
 
 
 def steps_of(given: argparse.Namespace) -> tuple[int, int]:

@@ -7,6 +7,7 @@ Tests: tests/end_to_end/test_left_out.py
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from utils.errors import UserError, some
@@ -22,50 +23,51 @@ class Named(Protocol):
 
     def __len__(self) -> int: ...
 
-    def plain(self, line: str) -> str:
-        """The name that a line of FILE means. Raises UserError (64) if it can mean none."""
+    def called(self, index: int) -> str:
+        """The name of a sample, which a run keeps."""
 
-    def find(self, names: Iterable[str]) -> Mapping[str, Sequence[int]]:
-        """{name: indices}, of the names that occur: a text may be cut into several samples."""
+    def find(self, lines: Iterable[str]) -> Mapping[str, Sequence[int]]:
+        """{line of FILE: indices}, of the lines that name a sample, or several: a long text is cut. Raises UserError.
+        """
 
 
-def names_of(options: DataOptions, run: Run) -> list[str]:
+def names_of(options: DataOptions, run: Run) -> Sequence[str]:
     """What --without lists: as the run keeps it, or at its first start as in the file. Raises UserError (64)."""
-    if options.without is None:
-        return []
-    if run.resolved.left_out is UNSET and options.without.names is None:
+    if options.without is None or run.resolved.left_out is not UNSET:
+        return [] if options.without is None else run.resolved.left_out
+    if options.without.names is None:
         raise UserError(f"--without {options.without}: another run keeps this list; give the file")
-    return list(options.without.names) if run.resolved.left_out is UNSET else run.resolved.left_out
+    return options.without.names
 
 
-def find_left_out(options: DataOptions, run: Run, train: Named, evaluated: Named) -> list[int]:
-    """Indices into train of the samples that the run leaves out, ascending; it keeps their names from here on.
+def find_left_out(options: DataOptions, run: Run, train: Named, evaluated: Named) -> frozenset[int]:
+    """Indices into train of the samples that the run leaves out; it keeps their names from here on.
 
-    Raises UserError (64): see find_all; or if no sample is left.
+    Raises UserError (64): see find_all; or if no sample is left. Of a list that is kept, names may be missing: the data
+    are not what they were, which the run says.
     """
-    found = find_all(names_of(options, run), train, evaluated)
-    indices = sorted({index for each in found.values() for index in each})
+    lines = names_of(options, run)
+    if run.resolved.left_out is not UNSET:
+        return frozenset(chain(*train.find(lines).values()))
+    indices = frozenset(chain(*find_all(lines, train, evaluated).values())) if lines else frozenset()
     if len(indices) == len(train):
         raise UserError("--without: it names all samples of train; leave some to learn from")
     if indices:
-        if run.resolved.left_out is UNSET:
-            run.note(f"{len(indices)} of the {len(train)} training samples are left out (--without)")
-        run.keep(left_out=sorted(found))
+        run.note(f"{len(indices)} of the {len(train)} training samples are left out (--without)")
+        run.keep(left_out=sorted({train.called(index) for index in indices}))
     return indices
 
 
-def find_all(lines: Iterable[str], train: Named, evaluated: Named) -> Mapping[str, Sequence[int]]:
-    """{name: indices into train} of the samples that these lines name.
+def find_all(lines: Sequence[str], train: Named, evaluated: Named) -> Mapping[str, Sequence[int]]:
+    """{line: indices into train} of the samples that these lines name.
 
     Raises UserError (64) where one is a sample that the run is evaluated on, or none at all.
     """
-    names = {train.plain(line): line for line in lines}
-    found = train.find(names)
-    missing = [name for name in names if name not in found]
+    found = train.find(lines)
+    missing = [line for line in lines if line not in found]
     if of_val := evaluated.find(missing):
-        raise UserError(f"{some(map(names.get, of_val))} cannot be left out: the run is evaluated on it, and learns"
-                        " nothing from it; name samples of train alone")
+        raise UserError(f"{some(of_val)} cannot be left out: the run is evaluated on it, and learns nothing from it;"
+                        " name samples of train alone")
     if missing:
-        raise UserError(f"{some(map(names.get, missing))} cannot be left out: train has no such sample; correct the"
-                        " file")
+        raise UserError(f"{some(missing)} cannot be left out: train has no such sample; correct the file")
     return found

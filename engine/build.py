@@ -187,8 +187,9 @@ def build_log(start: Start, done: Progress, plan: BatchPlan, optim: OptimOptions
 
 def _place(world: World) -> str:
     """What the run computes on, in words."""
-    each, processes = len(world.devices), counted(world.world_size, "process")
-    return f"{world.world_size * each} x {world.device.type}" + f" in {processes}" * (each > 1)
+    each = len(world.devices)
+    inside = f" in {counted(world.world_size, 'process')}" if each > 1 else ""
+    return f"{world.world_size * each} x {world.device.type}{inside}"
 
 
 def _rates(lr: float, head_lr_factor: float) -> str:

@@ -32,7 +32,6 @@ class Objective(Protocol):
     best: str
     figures: str  # the metric that is a table with a row for each name: "classes" or "targets" ...
     columns: tuple[str, ...]  # ... and what its columns are; the last one may be missing
-    train: np.ndarray  # [N] the labels of train, by which a global batch is normalized
     given: tuple[str, ...]  # what sample() takes from the data alone
     notes: tuple[str, ...] = ()  # for the user, a line each
     weights: Tensor | None = None  # [C], of the classes or labels in training
@@ -102,8 +101,8 @@ def build_objective(
     loss = config.loss
     if model is not None and loss.loss == "auto" and loss_of(model) == "bce":
         loss = replace(loss, loss="bce")
-    objective = {CLASSES: Classes, LABELS: Labels}[kind](loss, names, learnt_from, evaluated)
-    objective.train = train
+    objective = (Classes(loss, names, train, evaluated, left_out) if kind == CLASSES else
+                 Labels(loss, names, learnt_from, evaluated))
     objective.notes = (*lacking(names, evaluated, config.run.split),
                        *weight_notes(loss.class_weights, names, objective.weights))
     return objective
@@ -128,19 +127,23 @@ class Classes(Objective):
     best, figures, given = "top1", "classes", ("label",)
     columns = ("precision", "recall", "f1", "support", "auroc")
 
-    def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray):
-        self.names, self._config, self.train = names, config, train
+    def __init__(self, config: ClassLossOptions, names: tuple[str, ...], train: np.ndarray, evaluated: np.ndarray,
+                 left_out: Collection[int] = ()):
+        self.names, self._config, self._train, self._left_out = names, config, train, sorted(left_out)
+        learnt_from = np.delete(train, self._left_out) if left_out else train
         self.class_counts, self.eval_counts = (
-            np.bincount(labels, minlength=len(names)) for labels in (train, evaluated))  # [C] each
-        self.weights = class_weights(config.class_weights, names, train)  # [C] float32, or None
+            np.bincount(labels, minlength=len(names)) for labels in (learnt_from, evaluated))  # [C] each
+        self.weights = class_weights(config.class_weights, names, learnt_from)  # [C] float32, or None
         self._wide_weights = None if self.weights is None else self.weights.double().numpy()
         self.metrics = classification_metrics(len(names), evaluated, self.losses, config.loss)
 
     def normalizer(self, indices: Tensor) -> float:
-        """The number of samples, or the sum of their class weights; a skipped bad one counts, too."""
+        """The number of samples, or the sum of their class weights; a skipped bad one counts, too, a left out one 1."""
         if self._wide_weights is None:
             return super().normalizer(indices)
-        return float(torch.from_numpy(self._wide_weights[self.train[indices.numpy()]]).sum())
+        weights = self._wide_weights[self._train[indices.numpy()]]
+        weights[np.isin(indices.numpy(), self._left_out)] = 1
+        return float(torch.from_numpy(weights).sum())
 
     def losses(self, logits: Tensor, labels: Tensor, is_training: bool) -> Tensor:
         """In the dtype of logits, each times the weight of its class; smoothed and weighted in training alone."""

@@ -36,7 +36,7 @@ class ImageIndex:
     spans: np.ndarray  # [N, 2] int64: begin and end of each path in `names`; of several, which are joined by NUL
     labels: np.ndarray  # [N] int32 classes; or rows, see data.labels.LabelReader
     num_images: int = 1  # of a sample
-    left_out: frozenset[int] = frozenset()  # indices, see data/left_out.py; their labels are 0
+    left_out: frozenset[int] = frozenset()  # indices, see data/left_out.py
 
     @classmethod
     def of(cls, root: str, samples: Sequence[bytes], labels: np.ndarray, num_images: int = 1) -> "ImageIndex":
@@ -62,31 +62,30 @@ class ImageIndex:
         """That of the first of them."""
         return self.paths(index)[0]
 
-    def plain(self, line: str) -> str:
-        """See data.left_out.Named: paths relative to root, with commas between those of one sample.
+    def called(self, index: int) -> str:
+        """See data.left_out.Named: its paths, relative to root."""
+        return ",".join(map(os.path.normpath, os.fsdecode(self.name(index)).split("\0")))
 
-        An absolute one ends at ": ", as a line of RUN/bad_samples.txt.
+    def find(self, lines: Iterable[str]) -> dict[str, list[int]]:
+        """See data.left_out.Named: a path, or all of a sample. An absolute path may end at ": ", as in bad_samples.txt.
         """
-        line = line.partition(": ")[0] if os.path.isabs(line) else line
-        paths = line.split(",") if self.num_images > 1 else [line]
-        return ",".join(os.path.relpath(os.path.join(self.root, path), self.root) for path in paths)
-
-    def find(self, names: Iterable[str]) -> dict[str, list[int]]:
-        """See data.left_out.Named."""
-        wanted, found = {*names}, defaultdict(list)
-        for index in range(len(self) if wanted else 0):
-            name = ",".join(map(os.path.normpath, os.fsdecode(self.name(index)).split("\0")))
-            if name in wanted:
-                found[name].append(index)
+        line_of, found = {}, defaultdict(list)
+        for line in lines:
+            for name in (line.partition(": ")[0], line) if os.path.isabs(line) else (line,):
+                paths = name.split(",") if self.num_images > 1 else [name]
+                line_of[",".join(os.path.relpath(os.path.join(self.root, path), self.root) for path in paths)] = line
+        for index in range(len(self) if line_of else 0):
+            called = self.called(index)
+            for name in {called, *(called.split(",") if self.num_images > 1 else ())} & line_of.keys():
+                found[line_of[name]].append(index)
         return found
 
-    def leaving_out(self, indices: Sequence[int]) -> "ImageIndex":
-        """The same samples, of which some are left out."""
-        if not indices:
-            return self
-        labels = self.labels.copy()
-        labels[indices] = 0
-        return replace(self, labels=labels, left_out=frozenset(indices))
+
+def without_left_out(index: ImageIndex) -> ImageIndex:
+    """Those that something may be learnt from."""
+    left_out = sorted(index.left_out)
+    return replace(index, **{name: np.delete(getattr(index, name), left_out, axis=0) for name in index.per_sample},
+                   left_out=frozenset()) if left_out else index
 
 
 @dataclass(frozen=True, eq=False)

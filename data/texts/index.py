@@ -71,7 +71,7 @@ def open_texts(source: TextSource, tokenizer: PreTrainedTokenizerBase, cache: Pa
                      tuple(about["notes"]), arrays.get("groups"), folder)
 
 
-def read_texts(source: TextSource, without: Collection[str] = ()) -> Iterator[str]:
+def read_texts(source: TextSource, without: Collection[int] = ()) -> Iterator[str]:
     """The training texts, one by one. Raises UserError (65, 74), before the first one if the labels are not classes.
 
     without: numbers of rows that are left out, as in TokenTable.texts: counted over those that are samples.
@@ -81,7 +81,7 @@ def read_texts(source: TextSource, without: Collection[str] = ()) -> Iterator[st
     rows = (row for _, row in source.rows("train"))
     if without:
         rows = (row for row in rows if not source.problem(row, labels, is_train=True))
-    return (text for number, row in enumerate(rows) if str(number) not in without for text in row.texts)
+    return (text for number, row in enumerate(rows) if number not in without for text in row.texts)
 
 
 def sample_rows(source: TextSource, classes: Sequence[str], numbers: np.ndarray) -> dict[int, Row]:

@@ -45,50 +45,56 @@ class TokenTable:
     num_ordinary: np.ndarray  # [N] int32: non-special tokens
     texts: np.ndarray  # [N] int32: index of the text that a sample is, or is cut from
     lengths: np.ndarray  # [N] int32: tokens
-    left_out: frozenset[int] = frozenset()  # indices, see data/left_out.py; their labels are 0
-    pad_id: int = 0  # the token that they consist of
+    left_out: frozenset[int] = frozenset()  # indices, see data/left_out.py
+    frame: tuple[list[int], list[int], list[int]] = ([], [0], [])  # of what stands in for them, see text_of_padding
 
     def __len__(self) -> int:
         return len(self.spans)
 
-    @staticmethod
-    def plain(line: str) -> str:
-        """See data.left_out.Named: the number of a row, as in `texts`, alone or as TextSet.name has it."""
-        if not (match := re.fullmatch(r"(?:text )?(\d+)", line.strip())):
-            raise UserError(f"--without: {line}: give the number of a row, counted from 0 over the tables of train")
-        return str(int(match[1]))
+    def called(self, index: int) -> str:
+        """See data.left_out.Named: the number of its row."""
+        return str(self.texts[index])
 
-    def find(self, names: Iterable[str]) -> dict[str, list[int]]:
+    def find(self, lines: Iterable[str]) -> dict[str, list[int]]:
         """See data.left_out.Named."""
-        found = defaultdict(list)
-        for index in np.flatnonzero(np.isin(self.texts, [*map(int, names)])).tolist():
-            found[str(self.texts[index])].append(index)
+        line_of, found = {row_number(line): line for line in lines}, defaultdict(list)
+        for index in np.flatnonzero(np.isin(self.texts, [*line_of])).tolist():
+            found[line_of[int(self.texts[index])]].append(index)
         return found
 
-    def leaving_out(self, indices: Sequence[int], pad_id: int, num_special: int) -> "TokenTable":
-        """The same samples, of which some are left out. num_special: special tokens in a sample."""
+    def leaving_out(self, indices: frozenset[int], frame: tuple[list[int], list[int], list[int]]) -> "TokenTable":
+        """The same samples, of which some are left out. frame: see text_of_padding."""
         if not indices:
             return self
-        labels, num_ordinary = self.labels.copy(), self.num_ordinary.copy()
-        labels[indices], num_ordinary[indices] = 0, np.maximum(1, self.lengths[indices] - num_special)
-        return replace(self, labels=labels, num_ordinary=num_ordinary, left_out=frozenset(indices), pad_id=pad_id)
+        num_ordinary, places = self.num_ordinary.copy(), sorted(indices)
+        num_ordinary[places] = np.maximum(1, self.lengths[places] - len(frame[0]) - len(frame[2]))
+        return replace(self, num_ordinary=num_ordinary, left_out=indices, frame=frame)
 
     def sample(self, index: int) -> TextSample:
         """Sample `index`, 0 <= index < N."""
         begin, end = self.spans[index]
         if index in self.left_out:
-            types = np.zeros(end - begin if len(self.types) else 0, np.uint8)
-            return TextSample(np.full(end - begin, self.pad_id), types, label_at(self.labels, index), weight=0.0)
+            first, pad, last = self.frame
+            ids = np.array([*first, *pad * (end - begin - len(first) - len(last)), *last])[:end - begin]
+            types = np.zeros(len(ids) if len(self.types) else 0, np.uint8)
+            return TextSample(ids, types, label_at(self.labels, index) * 0, weight=0.0)
         ids, types, label = self.ids[begin:end], self.types[begin:end], label_at(self.labels, index)
         digest = sample_digest(b"%d" % self.texts[index], label, (ids.tobytes(), types.tobytes()))
         return TextSample(ids.astype(np.int64), types, label, digest)
+
+
+def row_number(line: str) -> int:
+    """What a line of --without means: the number of a row, as in TokenTable.texts, alone or as TextSet.name has it."""
+    if not (match := re.fullmatch(r"(?:text )?(\d{1,18})", line.strip())):
+        raise UserError(f"--without: {line}: give the number of a row, counted from 0 over the tables of train")
+    return int(match[1])
 
 
 class TextSet(Dataset):
     """A SampleSet; the epoch changes nothing here."""
 
     def __init__(self, table: TokenTable):
-        self.table = table
+        self.table = self.index = table
 
     def __len__(self) -> int:
         return len(self.table)

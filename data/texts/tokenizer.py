@@ -88,6 +88,14 @@ def without_ends(tokenizer: PreTrainedTokenizerBase, columns: list[list[str]], m
     return kept
 
 
+def text_of_padding(tokenizer: PreTrainedTokenizerBase, is_pair: bool) -> tuple[list[int], list[int], list[int]]:
+    """The special tokens before a text, the padding that it consists of, and those behind it: some models need them."""
+    ids = tokenizer(*["a"] * (1 + is_pair))["input_ids"]
+    special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+    first = next((place for place, token in enumerate(ids) if token not in special), 0)
+    return ids[:first], [tokenizer.pad_token_id], [token for token in ids[first:] if token in special]
+
+
 def is_special(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """[V] bool: which tokens do not stand for text. V is one more than the largest id."""
     flags = np.zeros(max(tokenizer.get_vocab().values()) + 1, dtype=bool)

@@ -9,14 +9,14 @@ Tests: extras/branch/tests/test_launches.py
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from extras.branch import OPTIONS
 from extras.branch.parent import Parent, checkpoints_of, find_parent, name_of_run, parts_of
 from utils.errors import Exit, UserError, some
-from utils.files import lines_of, write_atomically
+from utils.files import json_lines, lines_of, write_atomically
 from utils.rundir.chain import files_in, read_lines, valid_links
 from utils.rundir.checkpoint_folder import find_damage
 from utils.rundir.identity import compare, kept_settings
@@ -92,9 +92,9 @@ def require_allowed(config: Config, spec: str, parent: Parent, changed: dict[str
         if isinstance(most := getattr(config.run, name), int) and most <= number:
             raise UserError(f"--branch {spec}: {flag(name)} {most} leaves nothing to train after step {parent.step};"
                             f" give at least {flag(name)} {number + 1}")
-    if "without" in changed and (learnt := [*learnt_before(parent)]):
-        raise UserError(f"--branch {spec}: --without leaves samples out, and {some(learnt)} of RUN came from all of"
-                        " them; start a new run")
+    if changed.get("without", [None, None])[1] and (learnt := learnt_before(parent)):
+        raise UserError(f"--branch {spec}: RUN has learnt {some(learnt)} from its samples before step 1, those that"
+                        " --without names included; start a new run")
     for name, (old, new) in changed.items():
         reason = known[name].in_branch
         if reason == Kept.AMID_EPOCH and not parent.is_end_of_epoch:
@@ -107,16 +107,18 @@ def require_allowed(config: Config, spec: str, parent: Parent, changed: dict[str
                             " it out, or start a new run")
 
 
-def learnt_before(parent: Parent) -> Iterator[str]:
-    """What RUN has learnt from its samples before step 1."""
-    given, resolved = parent.settings, parent.resolved
-    is_pretrained = given.get("pretrained") or given.get("weights")
-    yield from (words for words, is_so in {
-        "the fitted head": resolved.get("head_init") == "features",
-        "--class-weights balanced": given.get("class_weights") == "balanced",
-        "the mean and the deviation of the targets": given["task"].endswith("-regression"),
-        "the tokenizer": given.get("tokenizer") == "auto" and "encoder" not in resolved,
-        "--image-size auto": given.get("image_size") == "auto" and not is_pretrained}.items() if is_so)
+def learnt_before(parent: Parent) -> list[str]:
+    """What RUN, or a run that it branched from, has learnt from its samples before step 1; sizes: see extra.py."""
+    starts = [(line["settings"], line["resolved"]) for line in json_lines(parent.path / "starts.jsonl")]
+    found = {}
+    for given, resolved in starts or [(parent.settings, parent.resolved)]:
+        found |= {
+            "a head": resolved.get("head_init") == "features",
+            "class weights": given.get("class_weights") == "balanced",
+            "the mean and the deviation of the targets": given["task"].endswith("-regression"),
+            "a tokenizer": given.get("tokenizer") == "auto" and "encoder" not in resolved} | {
+            words: True for words, is_so in found.items() if is_so}
+    return [words for words, is_so in found.items() if is_so]
 
 
 def _lay_out(parent: Parent, folder: Path) -> bool:

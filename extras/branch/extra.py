@@ -6,7 +6,9 @@ Tests: extras/branch/tests/test_launches.py
 import torch
 from safetensors.torch import load_file
 
+from data.images.index import ImageIndex, without_left_out
 from engine.training import Extra, Training
+from models.vision.preprocessing import size_for, white_for
 from utils.errors import UserError, some
 from utils.rundir.checkpoint_folder import CheckpointFolder, step_of
 from utils.rundir.resolved import UNSET
@@ -16,14 +18,21 @@ class EXTRA(Extra):
     """Looks at the first start of a branch."""
 
     def opened(self, t: Training) -> None:
-        """Raise UserError (64) if a sample that the branch leaves out was used before it. Collective."""
-        branch, digests = t.run.resolved.branch, t.state.digests.get("train")
+        """Raise UserError (64) if RUN has used, or measured, a sample that the branch leaves out. Collective."""
+        branch, index, digests = t.run.resolved.branch, t.task.train_set.index, t.state.digests.get("train")
         if branch is UNSET or "without" not in branch["changed"] or t.state.progress.step > branch["step"]:
             return
-        is_noted, left_out = digests is not None and t.state.noted_since == 0, t.task.named[0].left_out
-        if used := digests.used(left_out) if is_noted else ["which samples were used is not noted"]:
-            raise UserError(f"--without: its samples were used before step {branch['step']}, where this branch begins:"
-                            f" {some(used)}; ask.replay RUN --first-use FILE says when; begin before that, or anew")
+        problem = ""
+        if digests is None or t.state.noted_since:
+            problem = "it is not noted which samples RUN has used"
+        elif used := digests.used(index.left_out):
+            problem = (f"RUN has used {some(used)} up to step {branch['step']}; ask.replay RUN --first-use FILE says in"
+                       " which step")
+        elif isinstance(index, ImageIndex) and t.world.on_rank_zero(lambda: _is_measured(t, index)):  # Collective.
+            problem = "the image size, or what is white in its files, comes from them"
+        if index.left_out and problem:
+            raise UserError(f"--without: this branch cannot leave these samples out, because {problem}; begin at an"
+                            " earlier step, or start a new run")
 
     def began(self, t: Training) -> None:
         """What the learning rate does, and RUN/model, at the step with which a branch begins. Rank 0."""
@@ -37,6 +46,13 @@ class EXTRA(Extra):
             t.log.note(f"the best model up to step {step} is gone; the best one is looked for from this step on")
         elif not (t.run.path / "model").exists():
             export_best(t)
+
+
+def _is_measured(t: Training, index: ImageIndex) -> bool:
+    """Whether the run's sizes are those of its files, and would be others without the samples that are left out."""
+    resolved = t.run.resolved
+    return any(kept == find(index) != find(without_left_out(index))
+               for kept, find in ((resolved.image_size, size_for), (resolved.white_value, white_for)))
 
 
 def export_best(t: Training) -> None:

@@ -58,7 +58,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     defaults = identity(usual) | {"bad_samples": usual.data.bad_samples}  # which decides what there is to train on
     given = {name: Path(value).name if known[name].path and str(value).startswith("/") else value
              for name, value in (identity(config) | {"bad_samples": config.data.bad_samples}).items()
-             if name != "device"}
+             if name != "device"} | ({"without": "FILE"} if config.data.without else {})
     command = shlex.join(["python", "train.py", *(
         word for name, value in given.items() if value != defaults[name] or name == "task"
         for word in as_words(name, value, kinds[name]))])
@@ -94,7 +94,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
         use=FINE_TUNE if given["task"] == "masked-lm" else PREDICT,
-        num_train=len(task.train_set), num_val=num_val, origin=origin,
+        num_train=len(task.train_set) - len(task.train_set.index.left_out), num_val=num_val, origin=origin,
         figures="\n".join(f"| {name} | {rounded(value)}{ends.get(name, '')} |" for name, value in figures.items()),
         pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",
         values="\n".join(f"| {name} | {resolved[name]} |" for name in VALUES),

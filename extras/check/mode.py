@@ -52,7 +52,7 @@ FINDINGS = {  # by the names of Survey.pairs: what is true of the samples, and w
     "conflict": ("the same as another one, with another label", "correct one of the labels, or remove both"),
     "leak": ("in val, and in train, too", "remove them from one of the two, as training has seen what val measures"),
     "copy": ("the same as another one of the split", "remove the copies, unless they are meant to count twice"),
-    "left out": ("similar to one that --without leaves out", "look at them, and add them to the file if they are the"
+    "left out": ("similar to one that --without leaves out", "look at them, and add to its file those that are the"
                  " same"),
     "near leak": (f"in val, similar to one of train ({BY_HASH})", LOOK),
     "near copy": (f"similar to another one of the split ({BY_HASH})", LOOK),
@@ -112,9 +112,7 @@ def _data(task: Task, survey: Survey) -> dict[str, Any]:
         return f"{survey.name(index)} ({task.objective.label_words(label)})"
 
     findings, parts = {}, {"train": slice(survey.num_train), "val": slice(survey.num_train, None)}
-    left_out = [*survey.left_out]
-    for kind, pairs in (*survey.pairs(), ("left out", survey.beside_left_out())):
-        pairs = pairs if kind == "left out" else pairs[~np.isin(pairs, left_out).any(axis=1)]
+    for kind, pairs in (*survey.of_the_others().pairs(), ("left out", survey.beside_left_out())):
         num_exact = int((survey.exact[pairs[:, 0]] == survey.exact[pairs[:, 1]])[pairs[:, 0] > pairs[:, 1]].sum())
         words = [" ~ ".join(map(shown, dict.fromkeys(pair))) for pair in pairs.tolist()]
         where = [[*map(survey.where, dict.fromkeys(pair))] for pair in pairs.tolist()]

@@ -7,7 +7,7 @@ Legend: N samples, those of train first, then those of val; S of them that were 
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -64,13 +64,26 @@ class Survey:
             yield kind, each[(each[:, 2] <= CROWD) | (not has_framing), :2]
 
     def beside_left_out(self) -> np.ndarray:
-        """[P, 2] indices: a sample that stays, and one that is left out and is the same, or looks like it."""
-        left_out = np.isin(np.arange(len(self.same)), [*self.left_out])
-        first = {key: index for index, key in zip(np.flatnonzero(left_out), self.same[left_out], strict=True)}
-        same = [[index, first[self.same[index]]] for index in np.flatnonzero(~left_out) if self.same[index] in first]
-        is_out = left_out[self.seen[:len(self.looks)]]
-        near = self._alike(np.flatnonzero(~is_out), np.flatnonzero(is_out), only_before=False)
-        return np.concatenate([np.array(same, np.int64).reshape(-1, 2), near[:, :2]])
+        """[P, 2] indices: a training sample that stays, and one that is left out and is the same, or looks like it."""
+        train = np.arange(self.num_train)
+        left_out = np.isin(train, [*self.left_out])
+        first = {key: index for index, key in zip(train[left_out], self.same[train[left_out]], strict=True)}
+        same = [[index, first[self.same[index]]] for index in train[~left_out] if self.same[index] in first]
+        seen = self.seen[:len(self.looks)]
+        stays, away = (np.flatnonzero((seen < self.num_train) & (np.isin(seen, train[left_out]) == side))
+                       for side in (False, True))
+        near = self._alike(stays, away, only_before=False)
+        return np.concatenate([np.array(same, np.int64).reshape(-1, 2), near[near[:, 2] <= CROWD, :2]])
+
+    def of_the_others(self) -> "Survey":
+        """What is known without the samples that are left out."""
+        gone, is_seen = np.array([*self.left_out], np.int64), ~np.isin(self.seen, [*self.left_out])
+        same = self.same.copy()
+        same[gone] = [key_of(b"left out %d" % index) for index in gone]  # like no other one
+        return replace(
+            self, same=same, seen=self.seen[is_seen], looks=self.looks[is_seen[:len(self.looks)]],
+            odd={kind: np.setdiff1d(indices, gone) for kind, indices in self.odd.items()},
+            unreadable={index: reason for index, reason in self.unreadable.items() if index not in self.left_out})
 
     def _alike(self, rows: np.ndarray, columns: np.ndarray, only_before: bool = True) -> np.ndarray:
         """[P, 3] indices: a sample, and the one before it that looks most like it, maybe mirrored, but has another key;

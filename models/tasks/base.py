@@ -32,7 +32,6 @@ class Task(ABC):
     train_set: SampleSet
     unaugmented: SampleSet  # train_set as an evaluation sees it; of a task with an objective
     eval_set: SampleSet  # always of epoch 0
-    named: tuple[Any, Any]  # train_set and eval_set as data.left_out.Named: their samples by name
     objective: Objective | None = None  # what is predicted, with its metrics and normalizer; None without labels
     metrics: tuple[Metric, ...]
     best: str  # the metric that decides which model is best: among the names of `metrics`

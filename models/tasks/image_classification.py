@@ -20,7 +20,7 @@ from data.images.augment import build_transforms
 from data.images.cache import CacheSpec, open_cache
 from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
-from data.images.index import FolderIndex
+from data.images.index import FolderIndex, without_left_out
 from data.images.mixing import Mixed, build_mixing
 from data.images.scan import build_index
 from data.images.table import TableFiles, build_table_index, is_table
@@ -82,9 +82,9 @@ class ImageTask(Task):
         if not described and not is_timm(config.model.model):
             require_known(config.model.model, config.model.pretrained and not config.model.weights)
         train, evaluated = index.splits["train"], index.splits[config.run.split]
-        train = train.leaving_out(find_left_out(config.data, run, train, evaluated))
-        looked_at = replace(train, spans=np.delete(train.spans, sorted(train.left_out), 0)) if train.left_out else train
-        prepared, notes = resolve_preprocessing(config.images, config.model, looked_at, run, world)  # Collective.
+        train = replace(train, left_out=find_left_out(config.data, run, train, evaluated))
+        prepared, notes = resolve_preprocessing(  # Collective.
+            config.images, config.model, without_left_out(train), run, world)
         self.notes, self.prepared = (*index.notes, *notes), prepared
         self.origin, self.base_lr = "from scratch", SCRATCH_LR
         self.has_weights = config.model.pretrained or config.model.weights is not None
@@ -111,7 +111,6 @@ class ImageTask(Task):
             spec = CacheSpec(config.images.cache, prepared.resize_size, prepared.interpolation, prepared.white_value)
             splits = (config.run.split,) if config.run.eval_only else ("train", "val")
             read = open_cache(index, spec, splits, world, run.note).read  # Collective.
-        self.named = train, evaluated
         self.train_set = ImageFolder(train, train_transform, config.run.seed, read)
         self.unaugmented = ImageFolder(train, eval_transform, config.run.seed, read)
         self.eval_set = ImageFolder(evaluated, eval_transform, config.run.seed, read)

@@ -19,7 +19,8 @@ from data.sampler import WINDOW, Lengths
 from data.splits import ValSplit, hold_out, require_split, select
 from data.tables.table import TEXTS
 from data.texts.index import TextIndex, TextSource, open_texts, read_texts
-from data.texts.text_set import TextSample, TokenTable, padded
+from data.texts.text_set import TextSample, TokenTable, padded, row_number
+from data.texts.tokenizer import text_of_padding
 from models.tasks.base import Task
 from models.text.bert import EncoderSpec, build_encoder, config_of, save_model_folder
 from models.text.hub import find_folder, resolve_encoder, resolve_tokenizer
@@ -60,7 +61,7 @@ class TextTask(Task):
             max_length=config.text.max_length, split_long=split_long)
 
         # encoder's config and tokenizer
-        left_out = {*map(TokenTable.plain, names_of(config.data, run))}
+        left_out = {*map(row_number, names_of(config.data, run))}
         self._encoder = resolve_encoder(config.model.model, run, world)  # Collective.
         width = getattr(config_of(config.model.model, self._encoder), "hidden_size", None) or 768
         rates, share = self.scratch_lr, min(1, SCRATCH_WIDTH / width)
@@ -81,10 +82,9 @@ class TextTask(Task):
         index, self.eval_table = world.everywhere(opened, takes_long=True)  # Collective.
         self.classes, self.fingerprint, self.notes = index.classes, index.fingerprint, index.notes
         self._text_columns, train = index.text_columns, index.splits["train"]
-        num_special = self._tokenizer.num_special_tokens_to_add(pair=len(self._text_columns) > 1)
         self.train_table = train.leaving_out(
-            find_left_out(config.data, run, train, self.eval_table), self._tokenizer.pad_token_id, num_special)
-        self.named = self.train_table, self.eval_table
+            find_left_out(config.data, run, train, self.eval_table),
+            text_of_padding(self._tokenizer, is_pair=len(self._text_columns) > 1))
         with warnings.catch_warnings(action="ignore"):  # the array is read-only; nobody writes the tensor
             self.lengths = Lengths(torch.from_numpy(self.train_table.lengths), WINDOW)
 

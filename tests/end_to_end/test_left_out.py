@@ -10,12 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image
 
 from ask.integrity import findings
+from data.images.index import ImageIndex
 from data.tables.source import TableSource
 from data.tables.table import TEXTS
 from data.texts.index import TextSource, read_texts
+from data.texts.tokenizer import text_of_padding, train_tokenizer
+from tests.harness.encoders import configured, write_encoder
 from tests.harness.run_directory import contents, records, rows_of
 from utils.errors import Exit, UserError
 from utils.settings.option import Names
@@ -32,8 +37,10 @@ CASES = {  # settings by name: those of a task on images or texts
     "images of any size": ["--model", "small-cnn"],
     "texts": ["--task", "text-classification", *BERT, "--class-weights", "balanced"],
     "own network": ["--task", "text-classification", "--model", "bag-of-words", *BERT[2:]],
+    "fitted": ["--task", "text-classification", "--max-length", "32", "--text-column", "text"],
+    "several labels": ["--task", "text-classification", *BERT, "--multi-label", "--class-weights", "balanced"],
     "numbers": ["--task", "text-regression", *BERT, "--label-column", "number"],
-    "masked": ["--task", "masked-lm", *BERT]}
+    "masked": ["--task", "masked-lm", *BERT, "--max-length", "16"]}  # one of the left-out texts is cut in two
 
 
 @pytest.fixture
@@ -89,15 +96,19 @@ def test_with_any_content_of_left_out_samples_a_run_has_the_same_hash(
         data = [write_table(tmp_path / word, word, *labels)
                 for word, labels in (("a", ("topic0", 1)), ("b" if case == "masked" else "ϟ", ("topic2", 10**6)))]
         names = written(tmp_path / "numbers.txt", NUMBERS)
-    runs = [tmp_path / "run", tmp_path / "other"]
+    more, runs = [], [tmp_path / "run", tmp_path / "other"]
+    if case == "fitted":
+        more = ["--model", tmp_path / "model"]
+        write_encoder(more[1], "bert", transformers.AutoModel, train_tokenizer(["a b c d e f g h i j"], 100))
     for run, place in zip(runs, data, strict=True):
-        words = [*CASES[case], *LENGTH, "--data", place, "--run-dir", run, "--without", names]
+        words = [*CASES[case], *more, *LENGTH, "--data", place, "--run-dir", run, "--without", names]
         stopped = run_torchrun(processes, *words, "--stop-after", 4)
         assert stopped.code == Exit.STOPPED, stopped.text
         assert run_torchrun(processes, *words).returncode == 0
     ends = [(contents(run), records(run)) for run in runs]
     assert ends[0] == ends[1] and len(ends[0][0]) > 5
-    result = run_torchrun(1, *CASES[case], *LENGTH, "--data", data[1], "--run-dir", tmp_path / "all")
+    assert json.loads((runs[0] / "auto.json").read_text())["head_init"] == "features" if more else "random"
+    result = run_torchrun(1, *CASES[case], *more, *LENGTH, "--data", data[1], "--run-dir", tmp_path / "all")
     assert result.returncode == 0 and contents(tmp_path / "all") != ends[0][0], result.text
 
 
@@ -123,8 +134,10 @@ def test_the_names_are_in_the_run_and_the_path_of_their_file_is_not(names, own_p
     moved = names.rename(tmp_path / "moved.txt")
     written(moved, reversed(lines))
     assert run_train(*words, moved).returncode == 0
-    assert (str(tmp_path / "names"), findings(tmp_path / "run")) not in [
-        ((tmp_path / "run" / name).read_text(), []) for name in ("config.yaml", "auto.json", "starts.jsonl")]
+    for name in ("config.yaml", "auto.json", "starts.jsonl"):
+        text = (tmp_path / "run" / name).read_text()
+        assert str(names) not in text and str(moved) not in text
+    assert findings(tmp_path / "run") == []
     written(moved, lines[1:])
     other = run_train(*words, moved)
     assert other.returncode == Exit.OTHER_RUN
@@ -173,6 +186,21 @@ def test_the_first_use_of_a_sample_is_the_step_that_lists_it(parent, run_train, 
     assert {name.partition("photos/")[2]: step for name, step in steps.items()} == found and len(found) == 57
 
 
+@pytest.mark.parametrize("name", ["bart", "t5", "roberta"])
+def test_a_text_that_is_left_out_is_read_by_models_that_need_its_end(name, tmp_path):
+    """Encoder-decoders look for the token that ends each text; a pair has as many of them as other pairs have."""
+    tokenizer = train_tokenizer(["a b c d e f g h i j"], 100)
+    tokenizer.eos_token = "[SEP]"
+    for is_pair in (False, True):
+        first, pad, last = text_of_padding(tokenizer, is_pair)
+        config = configured(name, tokenizer, num_labels=2, eos_token_id=tokenizer.eos_token_id)
+        model = transformers.AutoModelForSequenceClassification.from_config(config).eval()
+        usual = tokenizer(*["a b c"] * (1 + is_pair), return_tensors="pt")["input_ids"]
+        count = usual.shape[1] - len(first) - len(last)
+        ids = torch.cat([usual, torch.tensor([[*first, *pad * count, *last]])])
+        assert model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.isfinite().all()
+
+
 @pytest.mark.parametrize("skip_bad", [False, True])
 def test_a_tokenizer_is_trained_without_the_rows_that_are_left_out(skip_bad, tmp_path):
     """Rows are counted as the samples are: without those that are no sample."""
@@ -181,7 +209,13 @@ def test_a_tokenizer_is_trained_without_the_rows_that_are_left_out(skip_bad, tmp
     source = TextSource(root=str(table), inputs=TEXTS, input_column="auto", label_columns=("label",), skip_bad=skip_bad,
                         tokenizer="", max_length=9, split_long=False)
     assert isinstance(source, TableSource)
-    assert [*read_texts(source, {"1"})] == ["zero", "three"]
+    assert [*read_texts(source, {1})] == ["zero", "three"]
+
+
+@pytest.mark.parametrize("line", ["a.png,b.png", "/d/a.png", "/d/b.png: not an image", "x/../a.png,b.png"])
+def test_a_line_names_a_sample_by_all_its_images_or_by_one(line):
+    index = ImageIndex.of("/d", [b"a.png\0b.png", b"c.png\0d.png"], np.zeros(2, np.int32), num_images=2)
+    assert index.find([line]) == {line: [0]} and index.find(["/d/e.png"]) == {}
 
 
 def test_a_list_counts_for_what_is_in_it(tmp_path):

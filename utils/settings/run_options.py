@@ -56,8 +56,8 @@ class DataOptions:
                                  " or test", at_least=0, below=1, in_branch=Kept.SAMPLES)
     group_column: str | None = option(None, "column of a table that says which samples belong together (of a patient, a"
                                       " video): whole groups are held out", rare=True, in_branch=Kept.SAMPLES)
-    without: Names | None = option(None, "file with training samples to leave out, one on each line: paths relative to"
-                                   " --data, or numbers of rows, counted from 0", rare=True)
+    without: Names | None = option(None, "file with training samples to leave out, one on each line: paths in the data,"
+                                   " or of texts numbers of rows, counted from 0", rare=True)
     bad_samples: Literal["stop", "skip"] = option("stop", "a sample that cannot be read: stop the run (exit code 65),"
                                                   " or skip (list it; its sample weight is 0)", OPERATIONAL, rare=True)
     workers: int | Auto = option(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 
 import extras
 from ask.integrity import findings
@@ -209,7 +210,7 @@ def test_a_branch_leaves_out_what_its_parent_has_not_used(parent, photos, run_tr
     (tmp_path / "names").write_text("\n".join(row["sample"] for row in rows_of(tmp_path / "3")[:5]))
     words, first, again = ["--without", tmp_path / "names"], tmp_path / "first", tmp_path / "again"
     late = run_train("--branch", f"{parent}@3", *words, "--run-dir", tmp_path / "late")
-    assert (late.returncode, "ask.replay RUN --first-use FILE" in late.err) == (Exit.USAGE, True), late.text
+    assert (late.returncode, "RUN has used " in late.err, "up to step 3" in late.err) == (Exit.USAGE, True, True)
     result = run_train("--branch", f"{parent}@2", *words, "--run-dir", first)
     assert "--without was None and is 5 names (" in result.out, result.text
     assert "epoch 3: trained on 52 of 57 samples" in result.out
@@ -222,22 +223,45 @@ def test_a_branch_leaves_out_what_its_parent_has_not_used(parent, photos, run_tr
 
 
 @pytest.mark.parametrize("settings, resolved, learnt", [
-    ({"task": IMAGES, "image_size": "auto", "pretrained": True}, {}, []),
-    ({"task": IMAGES, "image_size": "auto", "pretrained": False}, {}, ["--image-size auto"]),
-    ({"task": IMAGES, "image_size": "auto", "weights": "a.pth"}, {"head_init": "features"}, ["the fitted head"]),
-    ({"task": IMAGES, "image_size": 32, "class_weights": "balanced"}, {}, ["--class-weights balanced"]),
-    ({"task": "image-regression", "image_size": 32}, {}, ["the mean and the deviation of the targets"]),
-    ({"task": "masked-lm", "tokenizer": "auto"}, {}, ["the tokenizer"]),
+    ({"task": IMAGES}, {}, []), ({"task": IMAGES}, {"head_init": "features"}, ["a head"]),
+    ({"task": IMAGES, "class_weights": "balanced"}, {}, ["class weights"]),
+    ({"task": "image-regression"}, {}, ["the mean and the deviation of the targets"]),
+    ({"task": "masked-lm", "tokenizer": "auto"}, {}, ["a tokenizer"]),
     ({"task": "masked-lm", "tokenizer": "folder"}, {}, []),
     ({"task": "masked-lm", "tokenizer": "auto"}, {"encoder": "digest"}, [])])
-def test_what_was_learnt_from_all_samples_leaves_none_out(settings, resolved, learnt):
-    parent = SimpleNamespace(settings=settings, resolved=resolved)
-    assert [*learnt_before(parent)] == learnt
+def test_what_was_learnt_from_all_samples_leaves_none_out(settings, resolved, learnt, tmp_path):
+    """In any start of RUN, also of the run that it branched from. To leave out none any more is no such wish."""
+    later = {"settings": {"task": settings["task"]}, "resolved": {"encoder": "digest"}}
+    lines = [{"settings": settings, "resolved": resolved}, later]
+    (tmp_path / "starts.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    parent = SimpleNamespace(path=tmp_path, step=4, trainer={"progress": {"epoch": 1}})
+    assert learnt_before(parent) == learnt
+    config = with_values(CONFIGS[settings["task"]](extras=()), {"epochs": 9})
+    require_allowed(config, "RUN@4", parent, {"without": ["2 names", None]})
     if learnt:
-        parent.step, parent.trainer = 4, {"progress": {"epoch": 1}}
-        config = with_values(CONFIGS[settings["task"]](extras=()), {"epochs": 9})
-        with pytest.raises(UserError, match=f"{learnt[0]} of RUN came from all of them"):
+        with pytest.raises(UserError, match=f"RUN has learnt {learnt[0]} from its samples before step 1"):
             require_allowed(config, "RUN@4", parent, {"without": [None, "2 names"]})
+
+
+@pytest.mark.long
+def test_a_branch_leaves_no_image_out_that_decided_the_image_size(photos, run_train, tmp_path):
+    """Of 57 images 29 are large, which makes the size that of a large one: without one of them it would be another."""
+    data, run = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "run"
+    every = sorted(data.glob("train/*/*.png"))
+    for number, file in enumerate(every):
+        Image.open(file).resize((40, 40) if number % 2 else (90, 90)).save(file)
+    words = ["--model", "small-cnn", "--save-every", 1, *LENGTH, "--data", data, "--max-steps", 2]
+    assert run_train(*words, "--run-dir", run).returncode == 0
+    names = tmp_path / "names"
+    for place, expected in ((0, Exit.USAGE), (1, 0)):
+        names.write_text("\n".join(str(file.relative_to(data)) for file in every[place::2]))
+        uses = run_train(run, "--first-use", names, "--output", tmp_path / str(place), script="ask/replay.py")
+        assert uses.returncode == 0, uses.text
+        names.write_text(next(row["sample"] for row in rows_of(tmp_path / str(place)) if row["step"] == "never"))
+        words = ["--branch", run, "--max-steps", 3, "--without", names]
+        result = run_train(*words, "--run-dir", tmp_path / f"run-{place}")
+        assert result.returncode == expected, result.text
+        assert ("because the image size" in result.err) == bool(expected)
 
 
 @pytest.mark.rows(2)

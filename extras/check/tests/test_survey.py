@@ -72,13 +72,18 @@ def test_candidates_among_many_need_bounded_memory_and_no_hash_is_none():
     assert pairs_of(survey) == {"near leak": [[750, 21]]}
 
 
-def test_what_is_like_a_left_out_sample_is_named_wherever_it_stands():
+def test_what_is_like_a_left_out_sample_is_named_if_it_is_of_train():
     looks = np.random.default_rng(0).integers(-127, 128, (8, 64))
     looks[[1, 6]] = looks[3]
     looks[6, 0] = 0
-    survey = replace(survey_of([1, 2, 3, 4, 5, 3, 6, 7], 5, looks), left_out=frozenset({2, 3}))
-    assert survey.beside_left_out().tolist() == [[5, 2], [1, 3], [6, 3]]
+    survey = replace(survey_of([1, 2, 3, 4, 3, 3, 6, 7], 5, looks), left_out=frozenset({2, 3}))
+    assert survey.beside_left_out().tolist() == [[4, 2], [1, 3]]
     assert replace(survey, left_out=frozenset()).beside_left_out().tolist() == []
+
+
+def test_what_is_true_of_the_others_is_said_though_the_first_is_left_out():
+    survey = replace(survey_of([7, 7, 7, 7, 8], 3, labels=[0, 0, 1, 0, 0]), left_out=frozenset({0}))
+    assert pairs_of(survey.of_the_others()) == {"conflict": [[2, 1]], "leak": [[3, 1]], "copy": [[2, 1]]}
 
 
 def test_keys_differ_where_contents_do():
