@@ -8,9 +8,9 @@ import json
 import numpy as np
 
 from data import demo
-from data.images.scan import build_index
 from data.images.table import TableFiles, is_table
 from data.labels import SEPARATOR
+from data.shards.index import build_image_index
 from data.splits import ValSplit, sort_classes
 from data.tables.source import RowReader, TableSource
 from data.tables.table import IMAGES, TEXTS, Columns, Row
@@ -32,7 +32,9 @@ def read_samples(config: Config) -> tuple[list[str], tuple[str, ...], np.ndarray
 
     # folders of classes, or a table
     if is_image and not is_table(root):
-        index = build_index(root, ValSplit(data.val_fraction, config.run.seed, only="train"), cache_path())
+        val = ValSplit(data.val_fraction, config.run.seed, only="train")
+        columns = config.images.image_column, config.labels.label_column
+        index = build_image_index(root, val, cache_path(), lambda text: None, columns)
         index = index.labelled(sort_classes(index.classes))  # in the order of a table's
         columns, names, train = Columns(("image",), ("label",)), index.classes, index.splits["train"]
         rows = [Row((train.path(number),), (names[label],), 0) for number, label in enumerate(train.labels)]

@@ -21,7 +21,7 @@ BESIDE = (
     "models/features.py", "models/predict.py", "models/prediction_files.py", "models/export.py", "models/exported.py",
     "models/exported_images.py", "models/run_exported.py", "models/own.py", "models/trial.py",
     "models/text/own_classifier.py", "models/vision/timm_models.py",
-    "data/tables", "data/images/table.py", "data/images/cache.py",
+    "data/tables", "data/shards", "data/pack.py", "data/images/table.py", "data/images/cache.py",
     *(f"utils/strategies/{name}.py" for name in ("fsdp", "dp", "dp_classic", "model_parallel")), "utils/cpu",
     *(f"utils/settings/{name}.py" for name in ("command_line", "help", "spelling", "habits", "option")))
 TEXTS = ("models/text", "data/texts", "data/demo_text.py", "utils/settings/text_options.py",

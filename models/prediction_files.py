@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.images.scan import images_in
+from data.images.folder import images_of
 from models.blocks import watch_features
 from models.objectives import answer
 from models.output import Prediction, Predictions
@@ -121,7 +121,7 @@ def write_files(given: argparse.Namespace, found: Predictions, parts: Path | Non
 
 
 def _files(inputs: Sequence[str]) -> list[str]:
-    return [file for name in inputs for file in (images_in(name) if os.path.isdir(name) else [name])]
+    return [file for name in inputs for file in images_of(name)]
 
 
 def _read_part(path: Path) -> tuple[str, list[str], int]:

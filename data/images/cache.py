@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader
 from data.images.augment import RESERVE, resized
 from data.images.decode import LONGEST, WHITES, EncodedImage, PackedImage, UnreadableImage
 from data.images.index import FolderIndex
+from data.shards.shard import stat_of
 from utils.array_folder import describe, digest_of, open_arrays
 from utils.distributed.signals import end_worker_with
 from utils.distributed.world import World
@@ -180,8 +181,7 @@ def _digest(paths: Sequence[str]) -> str:
         for path in paths[first:first + STAMPED]:
             found.append(path)
             with suppress(OSError):
-                stat = os.stat(path)
-                found.append((stat.st_size, stat.st_mtime_ns))
+                found.append(stat_of(path))
         return sha256(repr(found).encode()).hexdigest()
 
     with ThreadPoolExecutor(32) as pool:

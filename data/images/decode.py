@@ -17,8 +17,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import simplejpeg
@@ -48,6 +47,15 @@ class UnreadableImage(ValueError):
     """The file holds no usable image; the text is the reason, in a few words."""
 
 
+def opened(path: str) -> BinaryIO:
+    """A file; SHARD.tar/MEMBER is one, too. Raises OSError."""
+    try:
+        return open(path, "rb")
+    except NotADirectoryError:
+        from data.shards.shard import read_member
+        return io.BytesIO(read_member(path))
+
+
 class EncodedImage:
     """An image whose size is known and whose pixels are decoded on request. source: a path, or the file's bytes.
 
@@ -59,7 +67,7 @@ class EncodedImage:
     def __init__(self, source: str | bytes, white: int | None = None):
         self.white = white
         with _as_unreadable():
-            self._data = source if isinstance(source, bytes) else Path(source).read_bytes()
+            self._data = source if isinstance(source, bytes) else opened(source).read()
             if not self._data:
                 raise UnreadableImage("the file is empty")
             if self._data.startswith(b"version https://git-lfs"):
@@ -152,7 +160,7 @@ def left_out(path: str) -> str:
 
     The second picture of a camera's JPEG (MPO: a preview, a depth) is not meant.
     """
-    with suppress(Exception), Image.open(path, formats=FORMATS) as image:
+    with suppress(Exception), opened(path) as file, Image.open(file, formats=FORMATS) as image:
         if image.format not in ("JPEG", "MPO") and getattr(image, "is_animated", False):
             return "several pages or frames: the first is used"
         is_undeclared = image.mode == "RGBA" and not _has_transparency(image)

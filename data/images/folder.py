@@ -23,6 +23,7 @@ from data.images.decode import EncodedImage, UnreadableImage
 from data.images.index import ImageIndex
 from data.images.scan import images_in
 from data.labels import label_at
+from data.shards.shard import ENDING, open_shard
 from data.tables.table import TABLES, Columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
@@ -85,6 +86,13 @@ class ImageFolder(Dataset):
         return UNKNOWN
 
 
+def images_of(name: str) -> list[str]:
+    """The images in a folder or in a tar file; else the file alone. Raises UserError (65, 66)."""
+    if name.endswith(ENDING) and os.path.isfile(name):
+        return [f"{name}/{os.fsdecode(member)}" for member in open_shard(name).names.tolist()]
+    return images_in(name) if os.path.isdir(name) else [name]
+
+
 def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[str] = ("image",)) -> list[str]:
     """Files as given; for a folder, the images in it and below, sorted by path; A,B for several images of a sample.
 
@@ -106,5 +114,5 @@ def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[st
         is_there, wanted = (os.path.isfile, "file") if num_images > 1 else (os.path.exists, "file or folder")
         if missing := [file for file in files if not is_there(file)]:
             raise UserError(f"there is no {wanted} {missing[0]}", Exit.NO_INPUT)
-        paths += images_in(name) if os.path.isdir(name) else [name]
+        paths += images_of(name)
     return paths

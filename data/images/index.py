@@ -22,6 +22,7 @@ from utils.array_folder import Kept, digest_of, kept_arrays, open_arrays
 from utils.files import one_at_a_time, read_checked, sync, write_checked
 
 CACHE_VERSION = 5
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 ARRAYS = ("names", "spans", "labels")
 
 
@@ -30,6 +31,7 @@ class ImageIndex:
     """Paths and labels of a split in three arrays, which processes share: no Python object per file."""
 
     per_sample: ClassVar = ("spans", "labels")
+    arrays: ClassVar = ARRAYS  # that the cache keeps
 
     root: str
     names: np.ndarray  # uint8: paths relative to root, as bytes, joined; may hold more paths than this split has
@@ -111,21 +113,23 @@ class FolderIndex:
 Found = tuple[dict[str, Any], dict[str, ImageIndex], np.ndarray | None]
 
 
-def kept_index(file: Path, read: Callable[[], Found], val: ValSplit, data: str) -> FolderIndex:
+def kept_index(
+    file: Path, read: Callable[[], Found], val: ValSplit, data: str, kind: type[ImageIndex] = ImageIndex
+) -> FolderIndex:
     """What read() finds, from the cache if no directory changed since; val is held out of train if the data lack it.
 
     One process per node should come first, so that the others find its cache; any number at once is safe.
     file: of the cache; its name holds all else that decides what is found. It names the folder with the arrays, whose
     own name is that of its content: copies of the data share it, and who has mapped an older one keeps it.
-    data: the value of --data, for messages. Raises UserError (64, 65, 66, 74).
+    data: the value of --data, for messages. kind: of a split. Raises UserError (64, 65, 66, 74).
     """
     # the index of what is there
     if (found := _opened(file)) is None:
         with one_at_a_time(file):
             found = _opened(file) or _kept(file, *read())
     about, arrays = found
-    splits = {split: ImageIndex(about["root"], *(arrays[f"{split}.{name}"] for name in ARRAYS),
-                                num_images=len(about["columns"])) for split in about["splits"]}
+    splits = {split: kind(about["root"], num_images=len(about["columns"]),
+                          **{name: arrays[f"{split}.{name}"] for name in kind.arrays}) for split in about["splits"]}
     index = FolderIndex(tuple(about["classes"]), splits, about["fingerprint"], tuple(about["notes"]),
                         tuple(about["columns"]))
 
@@ -147,7 +151,7 @@ def _opened(file: Path) -> Kept | None:
 
 
 def _kept(file: Path, about: dict[str, Any], splits: dict[str, ImageIndex], groups: np.ndarray | None) -> Kept:
-    arrays = {f"{split}.{name}": getattr(index, name) for split, index in splits.items() for name in ARRAYS}
+    arrays = {f"{split}.{name}": getattr(index, name) for split, index in splits.items() for name in index.arrays}
     arrays |= {} if groups is None else {"groups": groups}
     about["splits"] = list(splits)
     content = {name: hashlib.sha256(array).hexdigest() for name, array in arrays.items()}

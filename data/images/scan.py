@@ -18,13 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from data.images.index import CACHE_VERSION, FolderIndex, Found, ImageIndex, kept_index
+from data.images.index import CACHE_VERSION, EXTENSIONS, FolderIndex, Found, ImageIndex, kept_index
 from data.splits import SPLIT_NAMES, ClassNames, ValSplit, hint_at, require_classes, require_split, splits_in
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users
 
-EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".jpe", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 NOT_READ = {".avif", ".dcm", ".dng", ".heic", ".heif", ".jp2", ".jxl", ".svg"}  # pictures, too
 
 

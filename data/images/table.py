@@ -17,9 +17,10 @@ from pathlib import Path
 from data.images.index import ARRAYS, FolderIndex, Found, ImageIndex, kept_index
 from data.images.scan import EXTENSIONS
 from data.labels import require_several
+from data.shards.shard import names_in
 from data.splits import ValSplit, hint_at
 from data.tables.source import RowReader, TableSource
-from data.tables.table import TABLES, Row
+from data.tables.table import PARQUET, TABLES, Row
 from utils.errors import Exit, UserError
 
 CACHE_VERSION = 2
@@ -28,7 +29,8 @@ CACHE_VERSION = 2
 def is_table(root: str) -> bool:
     """Whether --data names a table, or a folder with tables (train.csv, ...)."""
     path = Path(root)
-    return path.suffix in TABLES if path.is_file() else any((path / f"train{suffix}").is_file() for suffix in TABLES)
+    usual = {*TABLES} - {PARQUET}  # which holds the images themselves
+    return path.suffix in usual if path.is_file() else any((path / f"train{suffix}").is_file() for suffix in usual)
 
 
 def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> FolderIndex:
@@ -88,9 +90,13 @@ class TableFiles:
             if folder not in self._names:
                 self._names[folder] = frozenset()
                 with suppress(OSError):
-                    self.times[folder] = os.stat(folder).st_mtime_ns  # before listing: a later change outdates it
-                    with os.scandir(folder) as entries:
-                        self._names[folder] = frozenset(entry.name for entry in entries if not entry.is_dir())
+                    try:
+                        self.times[folder] = os.stat(folder).st_mtime_ns  # before listing: a later change outdates it
+                        with os.scandir(folder) as entries:
+                            self._names[folder] = frozenset(entry.name for entry in entries if not entry.is_dir())
+                    except NotADirectoryError:
+                        shard, self._names[folder] = names_in(folder)
+                        self.times[shard] = os.stat(shard).st_mtime_ns
             if name not in self._names[folder]:
                 return f"there is no file {path}{self._hint(path, folder, name)}"
         return ""

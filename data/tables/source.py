@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from data.labels import CLASSES, LabelReader, require_labels
+from data.shards.files import files_by_split
 from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
-from data.tables.table import SPLIT, TEXTS, Columns, Inputs, Row, choose_columns, column_names, read_rows
+from data.tables.table import PARQUET, SPLIT, TEXTS, Columns, Inputs, Row, choose_columns, column_names, read_rows
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.files import is_users
@@ -195,6 +196,12 @@ def find_tables(
     files with `suffixes`; or a folder that holds such files directly, all for training. labels: columns without which
     test is not used for validation. Raises UserError (65, 66).
     """
+    # Parquet files
+    if found := files_by_split(root, PARQUET):
+        named = splits_in(found)
+        notes = [f"there is no val, so {named.get('val')} is used for validation"] * (named.get("val", "val") != "val")
+        return {split: [*map(Path, found[name])] for split, name in named.items()}, notes
+
     # a file
     top = Path(root)
     if not top.exists():

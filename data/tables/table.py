@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.labels import SEPARATOR
+from data.tables.parquet import PARQUET, objects_in, schema_of
 from utils.errors import Exit, UserError, some
 
-TABLES = (".csv", ".tsv", ".jsonl")  # endings; a file of another has a text on each line
+TABLES = (".csv", ".tsv", ".jsonl", PARQUET)  # endings; a file of another has a text on each line
 MAX_FIELD = 2**20  # characters; a longer field is most likely a quote that was never closed
 MAX_LINE = 2**24  # bytes
 _SEPARATORS = {"\t": "tabs", ";": "semicolons", ",": "commas", "|": "vertical bars"}
@@ -128,7 +129,7 @@ def read_rows(path: Path, columns: Columns, keep_blank: bool = False, unwanted: 
 
     # a table
     wanted = [*columns.texts, *columns.labels, *filter(None, (columns.group, columns.split))]
-    for number, values in _objects(path):
+    for number, values in objects_in(str(path), wanted) if path.suffix == PARQUET else _objects(path):
         if _is_blank(values.values()):
             if not keep_blank:
                 continue
@@ -148,7 +149,8 @@ def column_names(path: Path) -> list[str] | None:
     """Those of a table, by its first row; None for a text file. Raises UserError (65)."""
     if path.suffix not in TABLES:
         return None
-    names = (next((list(values) for _, values in _objects(path) if values), []) if path.suffix == ".jsonl" else
+    names = (schema_of(str(path)).names if path.suffix == PARQUET else
+             next((list(values) for _, values in _objects(path) if values), []) if path.suffix == ".jsonl" else
              list(dict.fromkeys(_names(path, _fields(path)))))
     if not names:
         raise UserError(f"{path}: is empty; it must hold a table", Exit.BAD_DATA)
@@ -207,7 +209,7 @@ def _is_blank(cells: Iterable[Any]) -> bool:
 def _separator_meant(path: Path) -> str:
     """What to do if the first line has no separator of the kind that the file's ending promises, but another; or ""."""
     own = {".csv": ",", ".tsv": "\t"}.get(path.suffix)
-    line = next((line.strip() for _, line in _lines(path) if line.strip()), "")
+    line = next((line.strip() for _, line in _lines(path) if line.strip()), "") if own else ""
     mark = next((mark for mark in _SEPARATORS if mark in line), None)
     if not own or own in line or not mark:
         return ""

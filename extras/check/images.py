@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from data.images.augment import MAX_RATIO
-from data.images.decode import EncodedImage, UnreadableImage
+from data.images.decode import EncodedImage, UnreadableImage, opened
 from data.images.index import ImageIndex
 from extras.check.survey import Survey, first_with, key_of, shared_out
 from models.tasks.base import Task
@@ -77,8 +77,10 @@ def _key(paths: Sequence[str], most: int) -> int:
     content = b""
     try:
         for path in paths:
-            with open(path, "rb") as file:
-                content += b"%d:" % os.fstat(file.fileno()).st_size + file.read(most)
+            with opened(path) as file:
+                content += b"%d:" % file.seek(0, os.SEEK_END)
+                file.seek(0)
+                content += file.read(most)
     except OSError:  # _look says why
         return key_of(os.fsencode("\0".join(paths)))
     return key_of(content)

@@ -22,10 +22,11 @@ from data.images.decode import EncodedImage
 from data.images.folder import ImageFolder, Sample, list_images
 from data.images.index import FolderIndex, without_left_out
 from data.images.mixing import Mixed, build_mixing
-from data.images.scan import build_index
 from data.images.table import TableFiles, build_table_index, is_table
 from data.labels import CLASSES, NUMBERS, label_at
 from data.left_out import find_left_out
+from data.shards.index import build_image_index
+from data.shards.parquet import is_parquet
 from data.splits import ValSplit, require_split
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
@@ -68,7 +69,7 @@ class ImageTask(Task):
         self._root = root = demo.data_root(config.data.data, config.run.task, cache_path(), world)  # Collective.
         as_they_are = config.run.eval_only and not run.is_there  # weights
         val = ValSplit(config.data.val_fraction, config.run.seed, config.run.split if as_they_are else "")
-        build = partial(_index_of, config, root, val)
+        build = partial(_index_of, config, root, val, run.note)
         world.on_rank_zero(lambda: len(build().classes), per_node=True)  # Collective.
         index = world.everywhere(build, takes_long=True)  # Collective.
         require_split(config.run.split, index.splits, root)
@@ -232,13 +233,14 @@ def _table_of(config: ImageClassificationConfig | ImageRegressionConfig, root: s
         data.bad_samples == "skip", config.run.split)
 
 
-def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str, val: ValSplit) -> FolderIndex:
-    """The index of a folder of classes, or of a table. Raises UserError (64, 65, 66)."""
+def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: str, val: ValSplit,
+              note: Callable[[str], None]) -> FolderIndex:
+    """The index of a folder of classes, of a table, or of tar files. Raises UserError (64, 65, 66)."""
     # a table
     if is_table(root):
         return build_table_index(_table_of(config, root), val, cache_path())
 
-    # a folder
+    # a folder, tar files or Parquet files
     if os.path.exists(root) and kind_of(config.labels) != CLASSES:
         what = "numbers" if kind_of(config.labels) == NUMBERS else "several labels"
         raise UserError(f"--data {root}: class folders hold one class of each image; for {what} give a table (.csv,"
@@ -246,6 +248,7 @@ def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: s
     usual = {"label_column": LabelOptions().label_column, "image_column": ImageOptions().image_column,
              "group_column": None}
     for name, value in settings(config).items():
-        if name in usual and value != usual[name]:
+        if name in usual and value != usual[name] and not is_parquet(root):
             raise UserError(f"{flag(name)} {value}: --data {root} has no columns; leave it out, or give a table")
-    return build_index(root, val, cache_path())
+    columns = config.images.image_column, config.labels.label_column
+    return build_image_index(root, val, cache_path(), note, columns)

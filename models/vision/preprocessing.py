@@ -17,7 +17,7 @@ import torchvision
 from PIL import Image
 
 from data.images.augment import CentreCrop, usual_resize_size
-from data.images.decode import WHITES, EncodedImage, UnreadableImage, left_out
+from data.images.decode import WHITES, EncodedImage, UnreadableImage, left_out, opened
 from data.images.index import ImageIndex
 from models.vision.timm_models import is_timm, timm_preprocessing
 from utils.distributed.world import World, is_folder
@@ -134,7 +134,7 @@ def size_for(index: ImageIndex) -> int:
     sides = []
     for position in range(0, len(index), -(-len(index) // MEASURED)):
         try:
-            with Image.open(index.path(position)) as image:  # reads the header
+            with opened(index.path(position)) as file, Image.open(file) as image:  # reads the header
                 sides.append(min(image.size))
         except (OSError, ValueError, SyntaxError):
             continue  # the training says so when it reads it

@@ -50,8 +50,8 @@ class DataOptions:
 
     # nodes and starts compare a fingerprint of the samples
     data: str = option("demo", "a folder (of images: train/CLASS/*, val/CLASS/*, or CLASS/*; of tables: train.csv,"
-                       " val.csv, ...), or a table of images or texts (.csv, .tsv, .jsonl; texts also .txt); demo = the"
-                       " built-in data", path=PATH, per_node=True, resolved=True)
+                       " val.csv, ...; of .tar or .parquet files), or a table of images or texts (.csv, .tsv, .jsonl;"
+                       " texts also .txt); demo = the built-in data", path=PATH, per_node=True, resolved=True)
     val_fraction: float = option(0.1, "fraction of train to hold out, per class, if there is no val, valid, validation"
                                  " or test", at_least=0, below=1, in_branch=Kept.SAMPLES)
     group_column: str | None = option(None, "column of a table that says which samples belong together (of a patient, a"

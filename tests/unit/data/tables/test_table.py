@@ -161,8 +161,8 @@ def test_a_split_without_train_is_refused_by_name(write, tmp_path, name):
 
 
 def test_an_empty_train_folder_is_not_said_to_be_missing(write, tmp_path):
-    write("train/data.parquet")
-    write("val/data.parquet")
+    write("train/data.feather")
+    write("val/data.feather")
     code, message = refusal(find_tables, str(tmp_path))
     assert (code, "no train" in message) == (Exit.BAD_DATA, False)
 
@@ -187,7 +187,7 @@ def test_a_script_beside_loose_files_is_no_split(write, tmp_path):
 
 
 @pytest.mark.parametrize("names, words", [
-    ((), "it holds nothing, and no table"), (("a.parquet", "notes"), "it holds a.parquet, notes, and no table")])
+    ((), "it holds nothing, and no table"), (("a.feather", "notes"), "it holds a.feather, notes, and no table")])
 def test_a_folder_without_tables_is_refused_and_says_what_it_holds(write, tmp_path, names, words):
     for name in names:
         write(name)
@@ -215,11 +215,11 @@ def test_a_path_that_is_not_there_is_66(tmp_path):
                                                             f"--data {tmp_path}/gone: there is no such file or folder")
 
 
-@pytest.mark.parametrize("name", ["reviews.parquet", "reviews", "reviews.csv.gz"])
+@pytest.mark.parametrize("name", ["reviews.feather", "reviews", "reviews.csv.gz"])
 def test_a_file_with_another_ending_is_refused_with_those_there_are(write, name):
     file = write(name, "text,label\na,b\n")
     assert refusal(find_tables, str(file)) == (Exit.BAD_DATA,
-                                               f"{file}: a file of texts ends in .csv, .tsv, .jsonl, .txt")
+                                               f"{file}: a file of texts ends in .csv, .tsv, .jsonl, .parquet, .txt")
 
 
 # --- which columns

@@ -1,0 +1,136 @@
+"""Pack images with classes into tar files, which train.py reads as the folder that they were.
+
+    python -m data.pack DATA --output OUT [--shard-size 500MB]
+    python train.py --data OUT              # with --strategy exact: the hash of --data DATA
+
+OUT gets SPLIT/00000.tar, ..., classes.txt, and beside each tar file a table of its images with their sizes and
+sha256. A member is CLASS/NAME.jpg; CLASS/NAME.cls beside it has the number of its class, by the lines of classes.txt. A
+dot in NAME is written %2E, because the first dot ends the name of a sample. The same DATA give the same bytes. The same
+command continues after a kill.
+
+Tests: tests/end_to_end/test_shards.py
+"""
+
+import argparse
+import csv
+import hashlib
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.images.decode import opened
+from data.images.index import FolderIndex, ImageIndex
+from data.images.table import build_table_index, is_table
+from data.shards.index import CLASSES, build_image_index
+from data.shards.shard import ENDING, member_of, stat_of
+from data.shards.writing import write_shard
+from data.splits import ValSplit
+from data.tables.source import TableSource
+from data.tables.table import IMAGES
+from utils.array_folder import digest_of
+from utils.errors import Exit, Parser, UserError, counted, exit_after, say
+from utils.files import cache_path, lines_of, write_atomically
+
+PARSER = Parser("data.pack", __doc__)
+PARSER.add_argument("data", metavar="DATA", help="a folder, a table or tar files, as train.py --data takes them")
+PARSER.add_argument("--output", metavar="OUT", required=True, help="folder for the tar files")
+PARSER.add_argument("--shard-size", metavar="SIZE", default="1GB",
+                    help="of a tar file, about; such as 500MB (default: 1GB)")
+UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A sample, as it will lie in a tar file."""
+
+    member: str  # CLASS/NAME.jpg
+    label: int
+    path: str
+    stat: tuple[int, int]  # size, time
+
+
+def main(given: argparse.Namespace) -> int:
+    """Pack each split. Returns the exit code. Raises UserError."""
+    size = re.fullmatch(rf"(\d+)({'|'.join(UNITS)})", given.shard_size)
+    if not size or size[1].strip("0") == "":
+        raise UserError(f"--shard-size {given.shard_size}: give a whole number of {', '.join(UNITS)}, such as 500MB")
+    index, output = index_of(given.data), Path(given.output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(output / CLASSES, "".join(f"{name}\n" for name in index.classes))
+        for split, samples in index.splits.items():
+            is_folder = os.path.isdir(os.path.join(samples.root, "train"))
+            folder = output / (samples.name(0).partition(b"/")[0].decode() if is_folder else "")
+            parts = cut(samples, index.classes, is_folder, int(size[1]) * UNITS[size[2]])
+            pack(parts, folder)
+            say(f"pack: {counted(len(samples), 'sample')} of {split} in {folder}", sys.stdout)
+    except OSError as error:
+        raise UserError(f"{error.filename or output}: {error.strerror}", Exit.IO) from None
+    return Exit.DONE
+
+
+def index_of(data: str) -> FolderIndex:
+    """All samples of the data, none held out. Raises UserError (65, 66, 74)."""
+    val = ValSplit(0, 0, only="train")
+    if is_table(data):
+        return build_table_index(TableSource(data, IMAGES, "auto", ("label",)), val, cache_path())
+    return build_image_index(data, val, cache_path(), say)
+
+
+def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int) -> Iterator[list[Packed]]:
+    """The samples of each tar file: in their order, until `most` bytes are reached. Raises UserError (65), OSError."""
+    part, num_bytes = [], 0
+    for index, label in enumerate(samples.labels.tolist()):
+        name = os.fsdecode(samples.name(index))
+        name = name.partition("/")[2] if has_folder else name
+        name = name if name.startswith(f"{classes[label]}/") else f"{classes[label]}/{name}"
+        if "\0" in name or ".." in name.split("/"):
+            raise UserError(f"{name} cannot be packed: a sample is one image, in the folder of the data", Exit.BAD_DATA)
+        path = samples.path(index)
+        part.append(Packed(os.fsdecode(member_of(os.fsencode(name))), label, path, stat_of(path)))
+        num_bytes += part[-1].stat[0]
+        if num_bytes >= most:
+            yield part
+            part, num_bytes = [], 0
+    if part:
+        yield part
+
+
+def pack(parts: Iterator[list[Packed]], folder: Path) -> None:
+    """Write what is not there yet. Raises UserError (73) where the folder holds other tar files, OSError."""
+    folder.mkdir(exist_ok=True)
+    number = -1
+    for number, part in enumerate(parts):
+        file = folder / f"{number:05}{ENDING}"
+        source = digest_of([(each.member, each.label, each.path, each.stat) for each in part])
+        if file.exists():
+            if lines_of(file.with_suffix(".csv"))[:1] != [f"# {source}".encode()]:
+                raise UserError(f"{file} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
+            continue
+        table = io.StringIO()
+        write = csv.writer(table, lineterminator="\n").writerow
+        table.write(f"# {source}\n")
+        write(["member", "size", "sha256"])
+        write_shard(file.with_suffix(f".packed{ENDING}"), _contents(part, write))
+        write_atomically(file.with_suffix(".csv"), table.getvalue())  # first: a tar file has its table
+        os.rename(file.with_suffix(f".packed{ENDING}"), file)
+    if others := [path.name for path in folder.glob(f"*{ENDING}") if path.stem > f"{number:05}"]:
+        raise UserError(f"{folder} holds {others[0]}, which is of other data; remove it, or use an empty --output",
+                        Exit.CANNOT_CREATE)
+
+
+def _contents(part: list[Packed], write: Callable[[list], object]) -> Iterator[tuple[str, bytes, int]]:
+    for each in part:
+        with opened(each.path) as file:
+            content = file.read()
+        write([ascii(each.member)[1:-1], len(content), hashlib.sha256(content).hexdigest()])
+        yield each.member, content, each.label
+
+
+if __name__ == "__main__":
+    GIVEN = PARSER.parse_args()
+    exit_after(lambda: main(GIVEN), PARSER.name)

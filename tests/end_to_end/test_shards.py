@@ -1,0 +1,286 @@
+"""--data of tar files: a run of a folder and of what it was packed into is one run; every command reads them."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.pack import PARSER, main
+from data.shards.index import build_image_index
+from data.splits import ValSplit
+from tests.harness.run_directory import contents, records
+from utils.errors import Exit, UserError
+
+WORDS = ["--model", "small-cnn", "--image-size", "16", "--epochs", "2", "--global-batch-size", "24", "--threads", "1",
+         "--log-every", "1", "--strategy", "exact", "--micro-batch-size", "4"]
+WHOLE = ValSplit(0, 0, only="train")
+
+
+@pytest.fixture(scope="module")
+def module_cache(session_dir):
+    """One cache for the indexes that this process makes."""
+    before = os.environ.get("LOCKSTEP_CACHE")
+    os.environ["LOCKSTEP_CACHE"] = str(session_dir / "cache-of-shards")
+    yield Path(os.environ["LOCKSTEP_CACHE"])
+    os.environ.pop("LOCKSTEP_CACHE")
+    if before is not None:
+        os.environ["LOCKSTEP_CACHE"] = before
+
+
+def pack(data, output, size="20kB"):
+    assert main(PARSER.parse_args([str(data), "--output", str(output), "--shard-size", size])) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def packed(photos, session_dir, module_cache) -> Path:
+    return pack(photos, session_dir / "packed")
+
+
+@pytest.fixture(scope="module")
+def table(photos, packed, session_dir) -> Path:
+    """A table with the same samples in the same order, whose images lie in the tar files."""
+    folder = session_dir / "table"
+    folder.mkdir()
+    for split in ("train", "val"):
+        index = build_image_index(str(packed), WHOLE, session_dir / "cache-of-shards", print).splits[split]
+        with (folder / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["image", "label"])
+            for number, label in enumerate(index.labels.tolist()):
+                writer.writerow([index.path(number), f"tint{label}"])
+    return folder
+
+
+# --- one run
+
+
+@pytest.mark.rows(1)
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_packed_folder_has_the_folders_hash(processes, photos, packed, table, run_torchrun, start_torchrun, tmp_path):
+    """Through a kill and a growth; the table, too."""
+    ends = {}
+    for name, data in (("folder", photos), ("tar", packed), ("table", table)):
+        words = [*WORDS, "--data", data, "--run-dir", tmp_path / name, "--save-every", "1"]
+        if name == "folder":
+            assert run_torchrun(1, *words).returncode == 0
+        else:
+            launch = start_torchrun(processes, *words)
+            launch.wait_for(lambda name=name: len(records(tmp_path / name)) > 1, "two steps")
+            launch.kill_all()
+            assert run_torchrun(processes + 1, *words).returncode == 0
+        ends[name] = contents(tmp_path / name)[6]
+    assert ends["tar"] == ends["folder"] == ends["table"]
+    kept = [json.loads((tmp_path / name / "auto.json").read_text())["data"] for name in ("folder", "tar")]
+    assert kept[0] == kept[1]
+
+
+def test_a_run_goes_on_where_its_folder_was_packed(photos, packed, run_train, tmp_path):
+    """Its samples are what they were, by names and digests; and it is verified with them."""
+    words = [*WORDS, "--run-dir", tmp_path / "run"]
+    assert run_train(*words, "--data", photos, "--stop-after", 2).returncode == Exit.STOPPED
+    result = run_train(*words, "--data", packed)
+    assert result.returncode == 0, result.text
+    verified = run_train(tmp_path / "run", script="ask/verify.py")
+    assert (verified.returncode, f"verified: {tmp_path / 'run'}" in verified.out) == (0, True), verified.text
+
+
+@pytest.mark.long
+def test_every_command_reads_tar_files(photos, packed, run_train, tmp_path):
+    runs = {}
+    for name, data in (("folder", photos), ("tar", packed)):
+        runs[name] = tmp_path / name
+        assert run_train(*WORDS, "--data", data, "--run-dir", runs[name]).returncode == 0
+    evaluated = [json.loads(run_train("--eval-only", "--run-dir", run).out) for run in runs.values()]
+    assert evaluated[0]["top1"] == evaluated[1]["top1"] and evaluated[0]["loss"] == evaluated[1]["loss"]
+
+    shard = packed / "val" / "00000.tar"
+    predicted = run_train(runs["tar"], shard, script="models/predict.py")
+    rows = [*csv.DictReader(io.StringIO(predicted.out))]
+    with tarfile.open(shard) as archive:
+        names = [f"{shard}/{name}" for name in archive.getnames() if not name.endswith(".cls")]
+    assert sorted(row["input"] for row in rows) == sorted(names), predicted.text
+
+    checked = run_train(*WORDS[:4], "--data", packed, "--check")
+    assert checked.returncode == 0 and "no problem found in the data" in checked.out, checked.text
+    replayed = run_train(runs["tar"], "--step", 2, script="ask/replay.py")
+    assert replayed.returncode == 0 and ".tar/tint" in replayed.out, replayed.text
+    compared = run_train(*runs.values(), script="ask/compare.py")
+    assert compared.returncode == 0 and "the same, bit for bit" in compared.out, compared.text
+    folds = run_train("--folds", 2, "--output", tmp_path / "folds", "--", *WORDS, "--data", packed,
+                      script="ask/folds.py")
+    assert folds.returncode == 0, folds.text
+    cached = run_train(*WORDS, "--data", packed, "--cache", "raw", "--run-dir", tmp_path / "cached")
+    assert cached.returncode == 0 and contents(tmp_path / "cached")[6] == contents(runs["folder"])[6], cached.text
+
+
+def test_a_shard_that_changes_while_its_run_is_stopped_ends_it(photos, module_cache, run_train, tmp_path):
+    packed = pack(photos, tmp_path / "packed", "1MB")
+    words = [*WORDS, "--data", packed, "--run-dir", tmp_path / "run"]
+    assert run_train(*words, "--stop-after", 2).returncode == Exit.STOPPED
+    shard = packed / "train" / "00000.tar"
+    data = bytearray(shard.read_bytes())
+    data[600] ^= 1  # of the first image
+    shard.write_bytes(data)
+    result = run_train(*words)
+    assert result.returncode == Exit.BAD_DATA and f"{shard}/tint0/" in result.err, result.text
+    shard.unlink()
+    gone = run_train(*words)
+    assert gone.returncode == Exit.OTHER_RUN or "no tar files of train" in gone.err, gone.text
+
+
+# --- packing
+
+
+NASTY = ["a.b.jpg", "a-1.jpg", "a.jpg", "a b.PNG", "sub/a.jpg", "sub.x/b.jpg", "ä.jpg", "%2E.jpg", "%252E.jpg",
+         "%25.jpg", "z,z.jpg", "0.JPEG"]
+
+
+def nasty_folder(root) -> Path:
+    for split, count in (("train", len(NASTY)), ("val", 3)):
+        for name in ("10", "2", "cat.dog"):
+            for number, file in enumerate(NASTY[:count]):
+                path = root / split / name / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                kind = "png" if path.suffix == ".PNG" else "jpeg"
+                Image.fromarray(np.full((6, 6, 3), 20 * number, np.uint8)).save(path, kind)
+    return root
+
+
+@pytest.mark.unit
+def test_a_packed_folder_is_the_same_index_whatever_its_files_are_called(module_cache, tmp_path):
+    folder = nasty_folder(tmp_path / "folder")
+    packed = pack(folder, tmp_path / "packed", "2kB")
+    assert len([*packed.glob("train/*.tar")]) > 3
+    one, two = (build_image_index(str(root), WHOLE, module_cache, print) for root in (folder, packed))
+    assert (one.classes, one.fingerprint) == (two.classes, two.fingerprint)
+    for split in ("train", "val"):
+        first, second = one.splits[split], two.splits[split]
+        assert [first.name(each) for each in range(len(first))] == [second.name(each) for each in range(len(second))]
+        assert first.labels.tolist() == second.labels.tolist()
+    again = pack(packed, tmp_path / "again", "2kB")  # tar files are packed, too
+    assert digests(again) == digests(packed)
+
+
+def digests(folder):
+    return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.tar")}
+
+
+@pytest.mark.unit
+def test_packing_goes_on_after_a_kill_and_gives_the_same_bytes(module_cache, tmp_path):
+    """And what is there of other data is not written over."""
+    folder = nasty_folder(tmp_path / "folder")
+    whole, output = digests(pack(folder, tmp_path / "whole", "2kB")), pack(folder, tmp_path / "output", "2kB")
+    kept, lost = output / "train" / "00000.tar", output / "train" / "00002.tar"
+    time = kept.stat().st_mtime_ns
+    lost.rename(lost.with_suffix(".tmp"))
+    lost.with_suffix(".tmp").write_bytes(b"cut off")
+    assert digests(pack(folder, output, "2kB")) == whole and kept.stat().st_mtime_ns == time
+    with pytest.raises(UserError, match="was packed from other data; use an empty --output"):
+        pack(folder, output, "3kB")
+    (folder / "train" / "2" / "a.jpg").write_bytes((folder / "train" / "2" / "a-1.jpg").read_bytes() + b"x")
+    with pytest.raises(UserError, match="was packed from other data"):
+        pack(folder, output, "2kB")
+
+
+@pytest.mark.unit
+def test_the_table_beside_a_tar_file_has_sizes_and_digests(module_cache, tmp_path):
+    packed = pack(nasty_folder(tmp_path / "folder"), tmp_path / "packed", "1MB")
+    with (packed / "train" / "00000.csv").open() as file, tarfile.open(packed / "train" / "00000.tar") as archive:
+        next(file)
+        rows = [*csv.DictReader(file)]
+        for row in rows[:4]:
+            data = archive.extractfile(row["member"]).read()
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (int(row["size"]), row["sha256"])
+    assert len(rows) == 3 * len(NASTY) and (packed / "classes.txt").read_text() == "10\n2\ncat.dog\n"
+
+
+# --- what others have packed
+
+
+def write_shard(path, samples):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in samples:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def web_samples(first, count, label=lambda number: b"%d" % (number % 3), ending="cls"):
+    for number in range(first, first + count):
+        data = io.BytesIO()
+        level = np.random.default_rng(number).integers(0, 256, (8, 8, 3))
+        Image.fromarray(level.astype(np.uint8)).save(data, "jpeg")
+        yield f"{number:06}.jpg", data.getvalue()
+        yield f"{number:06}.{ending}", label(number)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("names, words", [
+    (("train/0.tar", "train/1.tar", "val/0.tar"), ""), (("training/0.tar", "validation/0.tar", "test/0.tar"), ""),
+    (("set-train-0.tar", "set-train-1.tar", "set-validation-0.tar"), ""), (("0.tar", "1.tar", "2.tar"), ""),
+    (("0.tar", "1.tar", "2.tar"), "*.tar"), (("one.tar",), "one.tar")])
+def test_splits_are_folders_or_in_the_names_and_else_val_is_held_out(names, words, module_cache, tmp_path):
+    for number, name in enumerate(names):
+        write_shard(tmp_path / "set" / name, web_samples(30 * number, 30))
+    index = build_image_index(str(tmp_path / "set" / words), ValSplit(0.1, 0), module_cache, print)
+    has_val = any("val" in name for name in names)
+    counts = {split: len(each) for split, each in index.splits.items()}
+    num_train = 30 * sum("val" not in name and "test" not in name for name in names)
+    assert counts["train"] == (num_train if has_val else round(num_train * 0.9)), counts
+    assert counts["val"] == (30 if has_val else round(num_train * 0.1)) and ("test" in counts) == ("test" in str(names))
+    assert index.classes == ("0", "1", "2")
+    assert ("are held out" in str(index.notes)) != has_val
+
+
+@pytest.mark.unit
+def test_labels_are_numbers_of_lines_or_names(module_cache, tmp_path):
+    root = tmp_path / "set"
+    write_shard(root / "train" / "0.tar", web_samples(0, 12, lambda number: b'{"label": %d}' % (number % 3), "json"))
+    (root / "classes.txt").write_text("2\n10\n1\nunused\n")
+    index = build_image_index(str(root), ValSplit(0.1, 0), module_cache, print)
+    assert index.classes == ("2", "10", "1", "unused") and "no sample of unused" in str(index.notes)
+    assert sorted(index.splits["train"].labels.tolist()) == [0] * 3 + [1] * 3 + [2] * 3
+    write_shard(root / "val" / "0.tar", web_samples(0, 3, lambda number: b"7"))
+    with pytest.raises(UserError, match=r"val has the label 7, which train \(or classes.txt\) lacks") as raised:
+        build_image_index(str(root), ValSplit(0.1, 0), module_cache, print)
+    assert raised.value.code == Exit.BAD_DATA
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("members, words", [
+    ([], "no images in it; a sample is KEY.jpg and KEY.cls"), ([("a.txt", b"text")], "no images in it"),
+    ([*web_samples(0, 4, lambda number: b"0")], "there is only one class, 0"),
+    ([*web_samples(0, 4), *web_samples(3, 1)], "000003.jpg is there twice")])
+def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache, tmp_path):
+    write_shard(tmp_path / "set" / "0.tar", members)
+    with pytest.raises(UserError, match=words) as raised:
+        build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+    assert raised.value.code == Exit.BAD_DATA
+
+
+@pytest.mark.unit
+def test_a_key_in_two_shards_is_refused_with_both(module_cache, tmp_path):
+    for name in ("0.tar", "1.tar"):
+        write_shard(tmp_path / "set" / name, web_samples(0, 4))
+    with pytest.raises(UserError, match=r"'000000.jpg' is in .*0.tar, .*1.tar; a KEY must be one sample"):
+        build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+
+
+def test_a_pattern_is_trained_on_as_it_is_typed(run_train, tmp_path):
+    for number in range(3):
+        write_shard(tmp_path / "set" / f"{number}.tar", web_samples(20 * number, 20))
+    result = run_train("--data", tmp_path / "set" / "*.tar", *WORDS, "--run-dir", tmp_path / "run")
+    assert result.returncode == 0 and "54 training and 6 validation samples" in result.out, result.text
+    none = run_train("--data", tmp_path / "set" / "none-*.tar", *WORDS, "--run-dir", tmp_path / "none")
+    assert none.returncode == Exit.NO_INPUT and "there is no such file" in none.err, none.text
+
+

@@ -1,0 +1,172 @@
+"""Tar files: the same members as Python's tarfile finds; and one clear error for whatever is damaged or hostile."""
+
+import io
+import json
+import os
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.images.decode import EncodedImage, UnreadableImage
+from data.shards.headers import BLOCK, MAX_EXTENDED, Reader, members_of
+from data.shards.shard import MAX_LABEL, open_shard, read_member
+from utils.errors import Exit, UserError
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path / "cache"))
+
+
+def picture(level=0) -> bytes:
+    data = io.BytesIO()
+    Image.fromarray(np.full((4, 4, 3), level, np.uint8)).save(data, "png")
+    return data.getvalue()
+
+
+def write_tar(path, members, form=tarfile.PAX_FORMAT):
+    """members: {name: bytes, or a TarInfo with its bytes}, or (name, bytes) pairs."""
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, content in members.items() if isinstance(members, dict) else members:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return str(path)
+
+
+def sample(key, label="0", ending="png"):
+    return {f"{key}.{ending}": picture(), f"{key}.cls": label.encode()}
+
+
+def found_in(path):
+    with Reader(path) as reader:
+        return [*members_of(reader)]
+
+
+NAMES = ["a.png", "folder/b.png", "x" * 99 + "/c.png", "long/" * 30 + "d.png", "long/" * 80 + "e.png", "ä/é.png",
+         "with space.png", "y" * 100, "z" * 101, "p" * 154 + "/" + "q" * 99]
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 100_000])
+def test_members_are_those_that_tarfile_finds(form, size, tmp_path):
+    names = [name for name in NAMES if form != tarfile.USTAR_FORMAT or (len(name) < 250 and name[0] != "z")]
+    path = write_tar(tmp_path / "a.tar", [(name, os.urandom(size)) for name in names], form)
+    with tarfile.open(path) as archive:
+        expected = [(os.fsencode(each.name), each.offset_data, each.size) for each in archive.getmembers()]
+    assert [tuple(each) for each in found_in(path)] == expected
+
+
+def test_folders_and_what_is_no_file_are_left_out_and_global_attributes_change_nothing(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "made by a test"}) as archive:
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+        info = tarfile.TarInfo("folder/a.txt")
+        info.size = 3
+        archive.addfile(info, io.BytesIO(b"abc"))
+    assert [(each.name, each.size) for each in found_in(str(path))] == [(b"folder/a.txt", 3)]
+
+
+def changed(path, place, content):
+    """The tar file with other bytes at this place, and a header whose sum is right again."""
+    data = bytearray(path.read_bytes())
+    data[place:place + len(content)] = content
+    data[148:156] = b" " * 8
+    data[148:156] = b"%06o\0 " % sum(data[:BLOCK])
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("size, words", [
+    (b"77777777777\0", "ends behind the end of the file"), (b"\x80" + bytes(3) + b"\x7f" * 8, "ends behind the end"),
+    (b"\xff" * 12, "ends behind the end"), (b"-0000000001\0", "ends behind the end"), (b"zzzzzzzzzzz\0", "ends behind"),
+    (b"00000002001\0", "ends behind the end of the file, which is cut off")])
+def test_a_size_that_cannot_be_is_refused(size, words, tmp_path):
+    path = tmp_path / "a.tar"
+    write_tar(path, {"a.png": b"x" * 600})
+    path.write_bytes(path.read_bytes()[:3 * BLOCK])
+    changed(path, 124, size)
+    with pytest.raises(UserError, match=words) as raised:
+        found_in(str(path))
+    assert raised.value.code == Exit.BAD_DATA
+
+
+def of_kind(kind, name="a.png", content=b"", linkname=""):
+    info = tarfile.TarInfo(name)
+    info.type, info.size, info.linkname = kind, len(content), linkname
+    return info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % BLOCK)
+
+
+@pytest.mark.parametrize("content, words", [
+    (b"no tar file at all" * 100, "there is no header at byte 0"), (b"short", "there is no header at byte 0"),
+    (b"\x1f\x8b" + bytes(700), "is compressed, .* unpack it: gzip -d"), (b"\x28\xb5\x2f\xfd" + bytes(700), "zstd -d"),
+    (of_kind(b"1", linkname="b.png"), "is a link; make the file with tar --hard-dereference"),
+    (of_kind(b"2", linkname="b.png"), "is a link; make the file with tar --dereference"),
+    (of_kind(b"S"), "is sparse; make the file with tar without --sparse"),
+    (of_kind(b"x", content=b"25 GNU.sparse.major=1\n"), "cannot be read"),
+    (of_kind(b"x", content=b"22 GNU.sparse.major=1\n"), "a sparse member"),
+    (of_kind(b"x", content=b"9 size=-1\n"), "cannot be read"), (of_kind(b"x", content=b"11 size=-1\n"), "the size -1"),
+    (of_kind(b"x", content=b"30 size=9" + b"9" * 20 + b"\n"), "of the size 9999"),
+    (of_kind(b"x", content=b"x" * 40), "attributes"),
+    (of_kind(b"L", content=b"x" * (MAX_EXTENDED + 1)), "1048577 bytes"),
+    (of_kind(b"0", "a.png", b"x")[:BLOCK] + b"y" * BLOCK + b"junk" * 128, "there is no header at byte 1024")])
+def test_what_is_damaged_or_hostile_has_one_clear_error(content, words, tmp_path):
+    path = tmp_path / "a.tar"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words) as raised:
+        found_in(str(path))
+    assert raised.value.code == Exit.BAD_DATA and str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("members, words", [
+    ([*sample("a").items(), *sample("a").items()], "a.png is there twice"),
+    ({"a.png": picture(), "a.jpg": picture(), "a.cls": b"1"}, "a has several images"),
+    ({"a.png": picture()}, "a has no label"), ({"a.cls": b"1"}, "a has a label and no image"),
+    ({"a.png": picture(), "a.cls": b"1", "a.json": b'{"label": 2}'}, "a has the labels '1' and '2'"),
+    ({"a.png": picture(), "a.json": b'{"label": [1, 2]}'}, "a has no label"),
+    ({"a.png": picture(), "a.json": b"{"}, "a.json is no text in UTF-8, or no JSON"),
+    ({"a.png": picture(), "a.json": b"[" * 60_000}, "a.json is no text in UTF-8, or no JSON"),
+    ({"a.png": picture(), "a.cls": b"\xff"}, "a.cls is no text in UTF-8"),
+    ({"a.png": picture(), "a.cls": b" \n"}, "a has no label"),
+    ({"a.png": picture(), "a.cls": b"x" * (MAX_LABEL + 1)}, f"a.cls has {MAX_LABEL + 1} bytes"),
+    ({"\x1b[31ma.png": picture()}, r"'\\x1b\[31ma' has no label")])
+def test_what_is_no_sample_is_refused_by_its_name(members, words, tmp_path):
+    path = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(UserError, match=words) as raised:
+        open_shard(path)
+    assert raised.value.code == Exit.BAD_DATA and str(raised.value).isprintable()
+
+
+def test_samples_have_their_labels_and_their_bytes(tmp_path):
+    members = {"b.JPG": b"jpeg", "b.cls": b"5\n", "folder/a.png": b"png", "folder/a.json": json.dumps({"label": "cat"}),
+               "c.png": b"other", "c.json": json.dumps({"cls": 7}), "c.txt": "a caption", "notes": "of no sample"}
+    path = write_tar(tmp_path / "a.tar", {name: content if isinstance(content, bytes) else content.encode()
+                                          for name, content in members.items()})
+    shard = open_shard(path)
+    assert [*zip(shard.names.tolist(), shard.labels.tolist(), strict=True)] == [
+        (b"b.JPG", b"5"), (b"c.png", b"7"), (b"folder/a.png", b"cat")]
+    assert shard.others.tolist() == [2]
+    assert [read_member(f"{path}/{name}") for name in ("b.JPG", "folder/a.png")] == [b"jpeg", b"png"]
+    assert [*(tmp_path / "cache").glob("shard-*")] and len(open_shard(path)) == 3
+    with pytest.raises(FileNotFoundError):
+        read_member(f"{path}/none.png")
+
+
+def test_a_tar_file_that_is_written_again_has_another_index(tmp_path):
+    path = write_tar(tmp_path / "a.tar", sample("a"))
+    assert open_shard(path).names.tolist() == [b"a.png"]
+    write_tar(path, sample("b") | sample("c"))
+    assert open_shard(path).names.tolist() == [b"b.png", b"c.png"]
+
+
+def test_a_member_is_an_image_and_one_that_is_gone_is_unreadable(tmp_path):
+    path = write_tar(tmp_path / "a.tar", {"a.png": picture(77), "a.cls": b"0"})
+    assert EncodedImage(f"{path}/a.png").pixels().unique().tolist() == [77]
+    for name in (f"{path}/b.png", str(tmp_path / "none.tar" / "a.png")):
+        with pytest.raises(UnreadableImage):
+            EncodedImage(name)
