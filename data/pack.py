@@ -61,7 +61,10 @@ def main(given: argparse.Namespace) -> int:
     index, output = index_of(given.data), Path(given.output)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        write_atomically(output / CLASSES, "".join(f"{name}\n" for name in index.classes))
+        names = "".join(f"{name}\n" for name in index.classes)
+        if (output / CLASSES).exists() and (output / CLASSES).read_text("utf-8") != names:
+            raise UserError(f"{output} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
+        write_atomically(output / CLASSES, names)
         for split, samples in index.splits.items():
             is_folder = os.path.isdir(os.path.join(samples.root, "train"))
             folder = output / (samples.name(0).partition(b"/")[0].decode() if is_folder else "")
@@ -83,13 +86,17 @@ def index_of(data: str) -> FolderIndex:
 
 def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int) -> Iterator[list[Packed]]:
     """The samples of each tar file: in their order, until `most` bytes are reached. Raises UserError (65), OSError."""
-    part, num_bytes = [], 0
+    part, num_bytes, keys = [], 0, set()
     for index, label in enumerate(samples.labels.tolist()):
         name = os.fsdecode(samples.name(index))
         name = name.partition("/")[2] if has_folder else name
         name = name if name.startswith(f"{classes[label]}/") else f"{classes[label]}/{name}"
         if "\0" in name or ".." in name.split("/"):
             raise UserError(f"{name} cannot be packed: a sample is one image, in the folder of the data", Exit.BAD_DATA)
+        if (key := name.rpartition(".")[0]) in keys:
+            raise UserError(f"{name} cannot be packed: another image has its name with another ending, and in a tar"
+                            " file both would be one sample; rename one", Exit.BAD_DATA)
+        keys.add(key)
         path = samples.path(index)
         part.append(Packed(os.fsdecode(member_of(os.fsencode(name))), label, path, stat_of(path)))
         num_bytes += part[-1].stat[0]
@@ -115,9 +122,9 @@ def pack(parts: Iterator[list[Packed]], folder: Path) -> None:
         write = csv.writer(table, lineterminator="\n").writerow
         table.write(f"# {source}\n")
         write(["member", "size", "sha256"])
-        write_shard(file.with_suffix(f".packed{ENDING}"), _contents(part, write))
+        write_shard(file.with_suffix(".packed"), _contents(part, write))
         write_atomically(file.with_suffix(".csv"), table.getvalue())  # first: a tar file has its table
-        os.rename(file.with_suffix(f".packed{ENDING}"), file)
+        os.rename(file.with_suffix(".packed"), file)
     if others := [path.name for path in folder.glob(f"*{ENDING}") if path.stem > f"{number:05}"]:
         raise UserError(f"{folder} holds {others[0]}, which is of other data; remove it, or use an empty --output",
                         Exit.CANNOT_CREATE)

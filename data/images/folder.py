@@ -23,7 +23,7 @@ from data.images.decode import EncodedImage, UnreadableImage
 from data.images.index import ImageIndex
 from data.images.scan import images_in
 from data.labels import label_at
-from data.shards.shard import ENDING, open_shard
+from data.shards.shard import ENDING, is_member, open_shard
 from data.tables.table import TABLES, Columns, read_rows, require_columns
 from utils.errors import Exit, UserError
 from utils.numerics.seed import derive_seed, seeded
@@ -112,7 +112,7 @@ def list_images(inputs: Sequence[str], num_images: int = 1, columns: Sequence[st
             raise UserError(f"{name}: the model takes {num_images} images of each sample; give their paths with"
                             " commas between them and no spaces, or a table")
         is_there, wanted = (os.path.isfile, "file") if num_images > 1 else (os.path.exists, "file or folder")
-        if missing := [file for file in files if not is_there(file)]:
+        if missing := [file for file in files if not (is_there(file) or is_member(file))]:
             raise UserError(f"there is no {wanted} {missing[0]}", Exit.NO_INPUT)
         paths += images_of(name)
     return paths

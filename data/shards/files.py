@@ -9,6 +9,8 @@ import re
 from collections import defaultdict
 
 from data.splits import SPLIT_NAMES
+from utils.errors import Exit, UserError, some
+from utils.files import is_users
 
 _SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_NAMES)})(?=[-_.\d])")  # in the name of a file
 
@@ -16,20 +18,35 @@ _SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_NAMES)})(?=[-_.\d])")  # in t
 def files_by_split(root: str, ending: str) -> dict[str, list[str]]:
     """{split, as the data call it: its files with this ending}; all are of train if no name says a split.
 
-    root: a folder, a file or a pattern. Empty if there are none.
+    root: a folder, a file or a pattern. In a folder beside other folders such files do not count: those may be classes.
+    Empty if there are none. Raises UserError (65) if some names say a split, and others do not.
     """
-    alone = sorted(filter(os.path.isfile, glob.glob(root))) if root.endswith(ending) else []
-    if os.path.isdir(root):
-        of_folder = {name: _listed(root, name, ending) for name in (*SPLIT_NAMES, "data")}  # there may be many folders
-        if found := {name: paths for name, paths in of_folder.items() if paths and name in SPLIT_NAMES}:
-            return found
-        alone = _listed(root, "", ending) or of_folder.get("data", [])  # where the hub has them
+    if root.endswith(ending):
+        alone = [root] if os.path.isfile(root) else sorted(filter(os.path.isfile, glob.glob(root)))
+    elif not os.path.isdir(root):
+        return {}
+    else:
+        alone = _listed(root, ending)
+        for name in (*SPLIT_NAMES, "data"):  # the hub has data/train-0.parquet
+            alone += _listed(os.path.join(root, name), ending)
+
     named = defaultdict(list)
     for path in alone:
         word = _SPLIT.search(os.path.basename(path))
-        named[word[1] if word else ""].append(path)
-    return dict(named) if alone and "" not in named and "train" in named else {"train": alone} if alone else {}
+        folder = os.path.basename(os.path.dirname(path))
+        name = folder if folder in SPLIT_NAMES else word[1] if word else ""
+        named["train" if name == "training" else name].append(path)
+    if "" in named and len(named) > 1:
+        raise UserError(f"--data {root}: the name of {some(named[''])} says no split, and others do; rename it, move it"
+                        " away, or give a pattern", Exit.BAD_DATA)
+    return {name or "train": paths for name, paths in named.items()}
 
 
-def _listed(root: str, name: str, ending: str) -> list[str]:
-    return sorted(glob.glob(os.path.join(glob.escape(os.path.join(root, name)), f"*{ending}")))
+def _listed(folder: str, ending: str) -> list[str]:
+    """Paths, sorted; none where there is a folder beside them."""
+    if not os.path.isdir(folder):
+        return []
+    with os.scandir(folder) as entries:
+        every = sorted((entry.name, entry.is_dir()) for entry in entries if is_users(entry.name))
+    files = [os.path.join(folder, name) for name, is_folder in every if not is_folder and name.endswith(ending)]
+    return [] if any(is_folder and name != "data" for name, is_folder in every) else files

@@ -14,6 +14,7 @@ Tests: tests/end_to_end/test_shards.py
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -78,7 +79,6 @@ def build_image_index(root: str, val: ValSplit, cache: Path, note: Callable[[str
 def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, note: Callable[[str], None]) -> Found:
     """For kept_index(). only: see ValSplit. Raises UserError (65, 66, 74)."""
     # the splits, and all tar files
-    by_split = {"train" if name == "training" else name: paths for name, paths in by_split.items()}
     names = splits_in(by_split)
     if "train" not in by_split:
         if only not in names and only not in by_split:
@@ -92,6 +92,8 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
     words = {}  # by split: its labels, and the place of each sample's among them
     for split, each in paths.items():
         labels = np.concatenate([opened[path].labels for path in each])
+        if not len(labels) and split == "test" != only:
+            continue  # the hub's have no labels
         if not len(labels):
             raise UserError(f"--data {data}: {some(each)}: no images in it; a sample is KEY.jpg and KEY.cls",
                             Exit.BAD_DATA)
@@ -107,7 +109,7 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
 
     # each split, sorted
     splits, digest, notes = {}, hashlib.sha256(), []
-    for split in sorted(paths):
+    for split in sorted(words):
         in_words, inverse, _ = words[split]
         if unknown := [word.decode() for word in in_words.tolist() if word.decode() not in number_of]:
             raise UserError(f"--data {data}: {split} has the label {some(unknown)}, which {first} (or {CLASSES}) lacks"
@@ -123,14 +125,15 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
         notes.append(f"skipped {counted(num_others, 'member')} of the tar files, neither images nor their labels")
     about = {"root": root, "classes": classes, "fingerprint": digest.hexdigest(), "notes": notes, "columns": ["image"],
              "directories": {path: os.stat(path).st_mtime_ns for path in opened}}
-    return about, {split: splits[split] for split in names}, None
+    return about, {split: splits[split] for split in names if split in splits}, None
 
 
 def _open_all(paths: list[str], note: Callable[[str], None]) -> dict[str, Shard]:
     """The index of each tar file, by its path; scanned by all cores. Raises UserError."""
     num_samples, said = 0, SAID_EVERY
-    with get_context("fork").Pool(min(available_cores(), len(paths))) as pool:
-        for number, count in enumerate(pool.imap(_num_samples, paths), 1):
+    # no multiprocessing.Pool: it ends its processes by SIGTERM, which the watchdog has blocked in them, too
+    with ProcessPoolExecutor(min(available_cores(), len(paths)), get_context("fork")) as pool:
+        for number, count in enumerate(pool.map(_num_samples, paths), 1):
             num_samples += count
             if num_samples >= said:
                 note(f"{num_samples} samples in {number} of {counted(len(paths), 'tar file')}")

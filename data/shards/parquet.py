@@ -97,8 +97,10 @@ def choose_columns(root: str, paths: list[str], image: str, label: str) -> Colum
         raise UserError(f"--data {root}: the column {label} {found}; give --label-column one of"
                         f" {some([*named] or [name for name in schema.names if name not in images])}", Exit.BAD_DATA)
     for path, other in zip(paths, schemas, strict=True):
-        if lacking := [name for name in (chosen, label) if name not in other.names]:
-            raise UserError(f"--data {root}: {path} has no column {some(lacking)}, as {paths[0]} has", Exit.BAD_DATA)
+        if any(name not in other.names or other.field(name).type != schema.field(name).type for name in (chosen, label)
+               ) or class_names(other).get(label) != named.get(label):
+            raise UserError(f"--data {root}: {path} has other columns {chosen} and {label}, or other classes, than"
+                            f" {paths[0]}", Exit.BAD_DATA)
     return Columns(chosen, label, named.get(label, ()))
 
 
@@ -112,14 +114,20 @@ def _import(folder: Path, columns: Columns, wanted: tuple[str, str, int]) -> Non
     target = _target(folder, split, number)
     target.parent.mkdir(exist_ok=True)
     write_shard(target, ((f"{number:05}-{row:09}.{ending}", content, label)
-                         for row, (ending, content, label) in enumerate(_rows(path, columns))))
+                         for row, (ending, content, label) in enumerate(_rows(path, columns, split == "test"))))
 
 
-def _rows(path: str, columns: Columns) -> Iterator[tuple[str, bytes, str]]:
-    """(ending, file, label) of each row. Raises UserError (65)."""
+def _rows(path: str, columns: Columns, is_test: bool) -> Iterator[tuple[str, bytes, str]]:
+    """(ending, file, label) of each row; of a test, whose labels the hub often withholds, of those with a label.
+
+    Raises UserError (65).
+    """
     for place, (image, label) in enumerate(rows_of(path, [columns.image, columns.label])):
         content = (image or {}).get("bytes")
-        if not content or label is None or label == -1:  # the hub's word for no label
+        has_label = label not in (None, "", -1)  # the hub's word for no label is -1
+        if is_test and not has_label:
+            continue
+        if not content or not has_label:
             raise UserError(f"{path}: row {place}, counted from 0, has no"
                             f" {columns.label if content else f'bytes in {columns.image}'}; remove it", Exit.BAD_DATA)
         yield next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "jpg"), content, str(label)

@@ -91,6 +91,13 @@ def stat_of(path: str) -> tuple[int, int]:
         return size, os.stat(shard).st_mtime_ns
 
 
+def is_member(path: str) -> bool:
+    """Whether it is SHARD.tar/MEMBER of an image that is there."""
+    with suppress(OSError):
+        return bool(_find(path))
+    return False
+
+
 def read_member(path: str) -> bytes:
     """The bytes of SHARD.tar/MEMBER. Raises OSError."""
     _, file, (offset, size) = _find(path)
@@ -104,7 +111,7 @@ def _find(path: str) -> tuple[str, "_File", list[int]]:
     """The tar file of SHARD.tar/MEMBER, opened; first byte and size of the member. Raises OSError."""
     name, member = shard_of(path)
     with suppress(UserError):
-        shard, file = _opened(name)
+        shard, file = _index(name), _opened(name)
         place = int(np.searchsorted(shard.names, wanted := np.bytes_(os.fsencode(member))))
         if place < len(shard) and shard.names[place] == wanted:
             return name, file, shard.places[place].tolist()
@@ -121,9 +128,8 @@ class _File:
         os.close(self.descriptor)
 
 
-@lru_cache(MAX_OPEN)
-def _opened(path: str) -> tuple[Shard, _File]:
-    return open_shard(path), _File(path)
+_index = lru_cache(maxsize=None)(open_shard)  # mapped, not read
+_opened = lru_cache(MAX_OPEN)(_File)
 
 
 def _scan(path: str) -> dict[str, np.ndarray]:

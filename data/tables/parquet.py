@@ -32,7 +32,8 @@ def class_names(schema: Any) -> dict[str, tuple[str, ...]]:
     """{column: the names of its classes}, as the hub's features have them in the schema's metadata."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: tuple(each["names"]) for name, each in features.items() if each["_type"] == "ClassLabel"}
+        return {name: tuple(each["names"]) for name, each in features.items()
+                if isinstance(each, dict) and each.get("_type") == "ClassLabel"}
     except (KeyError, ValueError, TypeError):
         return {}
 
@@ -51,7 +52,7 @@ def objects_in(path: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str
             raise UserError(f"{path}: the column {name} is {kind}; texts and labels are strings, numbers or lists of"
                             " strings", Exit.BAD_DATA)
     for number, values in enumerate(rows_of(path, wanted), 1):
-        yield number, {name: names[name][value] if name in names and isinstance(value, int) and value >= 0 else value
+        yield number, {name: names[name][value] if value in range(len(names.get(name, ()))) else value
                        for name, value in zip(wanted, values, strict=True)}
 
 

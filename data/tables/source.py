@@ -197,8 +197,12 @@ def find_tables(
     test is not used for validation. Raises UserError (65, 66).
     """
     # Parquet files
-    if found := files_by_split(root, PARQUET):
+    usual = [name for name in TEXTS.suffixes if name != PARQUET and [*Path(root).glob(f"*{name}")]]
+    if found := {} if usual else files_by_split(root, PARQUET):
         named = splits_in(found)
+        if "train" not in found:
+            raise UserError(f"--data {root}: has {some(found)}, but no Parquet files of train; name them so",
+                            Exit.BAD_DATA)
         notes = [f"there is no val, so {named.get('val')} is used for validation"] * (named.get("val", "val") != "val")
         return {split: [*map(Path, found[name])] for split, name in named.items()}, notes
 

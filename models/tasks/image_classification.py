@@ -248,7 +248,7 @@ def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: s
     usual = {"label_column": LabelOptions().label_column, "image_column": ImageOptions().image_column,
              "group_column": None}
     for name, value in settings(config).items():
-        if name in usual and value != usual[name] and not is_parquet(root):
+        if name in usual and value != usual[name] and (name == "group_column" or not is_parquet(root)):
             raise UserError(f"{flag(name)} {value}: --data {root} has no columns; leave it out, or give a table")
     columns = config.images.image_column, config.labels.label_column
     return build_image_index(root, val, cache_path(), note, columns)

@@ -162,6 +162,23 @@ def test_rows_that_are_no_samples_are_named(files, labels, words, own_cache, tmp
 
 
 @pytest.mark.unit
+def test_rows_of_a_test_without_labels_are_left_out(own_cache, tmp_path):
+    for name, labels in (("train", [0, 1] * 5), ("validation", [0, 1]), ("test", [-1, -1])):
+        write_images(tmp_path / "set" / f"{name}-0.parquet", [picture(9)] * len(labels), labels, ["cat", "dog"])
+    index = build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), own_cache, print)
+    assert {split: len(each) for split, each in index.splits.items()} == {"train": 10, "val": 2}
+
+
+@pytest.mark.unit
+def test_files_with_other_classes_are_refused(own_cache, tmp_path):
+    """A label would mean another class in each."""
+    for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
+        write_images(tmp_path / "set" / f"train-{number}.parquet", [picture(9)] * 2, [0, 1], names)
+    with pytest.raises(UserError, match=r"train-1\.parquet has other columns image and label, or other classes, than"):
+        imported(str(tmp_path / "set"), "auto", "label", own_cache, print)
+
+
+@pytest.mark.unit
 def test_what_is_no_parquet_file_is_refused(own_cache, tmp_path):
     (tmp_path / "a.parquet").write_text("not at all")
     with pytest.raises(UserError, match="cannot be read as Parquet"):

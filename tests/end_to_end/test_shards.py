@@ -5,6 +5,9 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -107,6 +110,8 @@ def test_every_command_reads_tar_files(photos, packed, run_train, tmp_path):
     with tarfile.open(shard) as archive:
         names = [f"{shard}/{name}" for name in archive.getnames() if not name.endswith(".cls")]
     assert sorted(row["input"] for row in rows) == sorted(names), predicted.text
+    alone = run_train(runs["tar"], names[0], script="models/predict.py")
+    assert alone.returncode == 0 and names[0] in alone.out, alone.text
 
     checked = run_train(*WORDS[:4], "--data", packed, "--check")
     assert checked.returncode == 0 and "no problem found in the data" in checked.out, checked.text
@@ -180,8 +185,8 @@ def test_packing_goes_on_after_a_kill_and_gives_the_same_bytes(module_cache, tmp
     whole, output = digests(pack(folder, tmp_path / "whole", "2kB")), pack(folder, tmp_path / "output", "2kB")
     kept, lost = output / "train" / "00000.tar", output / "train" / "00002.tar"
     time = kept.stat().st_mtime_ns
-    lost.rename(lost.with_suffix(".tmp"))
-    lost.with_suffix(".tmp").write_bytes(b"cut off")
+    lost.rename(lost.with_suffix(".packed"))
+    lost.with_suffix(".packed").write_bytes(b"cut off")
     assert digests(pack(folder, output, "2kB")) == whole and kept.stat().st_mtime_ns == time
     with pytest.raises(UserError, match="was packed from other data; use an empty --output"):
         pack(folder, output, "3kB")
@@ -273,6 +278,50 @@ def test_a_key_in_two_shards_is_refused_with_both(module_cache, tmp_path):
         write_shard(tmp_path / "set" / name, web_samples(0, 4))
     with pytest.raises(UserError, match=r"'000000.jpg' is in .*0.tar, .*1.tar; a KEY must be one sample"):
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+
+
+@pytest.mark.unit
+def test_files_beside_folders_of_classes_are_no_data(module_cache, tmp_path):
+    """An archive of the data often lies beside them."""
+    folder = nasty_folder(tmp_path / "folder")
+    one = build_image_index(str(folder), WHOLE, module_cache, print)
+    for name in ("photos.tar", "train/photos.tar", "metadata.parquet"):
+        (folder / name).write_bytes(b"of no interest")
+    two = build_image_index(str(folder), WHOLE, module_cache, print)
+    assert (one.fingerprint, len(one.splits["train"])) == (two.fingerprint, len(two.splits["train"]))
+
+
+@pytest.mark.unit
+def test_a_name_without_a_split_beside_others_is_refused(module_cache, tmp_path):
+    for number, name in enumerate(("set-train-0.tar", "set-val-0.tar", "extra.tar")):
+        write_shard(tmp_path / "set" / name, web_samples(10 * number, 10))
+    with pytest.raises(UserError, match=r"extra\.tar says no split, and others do; rename it, move it away, or give a"):
+        build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+    both = build_image_index(str(tmp_path / "set" / "set-*.tar"), ValSplit(0.1, 0), module_cache, print)
+    assert {split: len(index) for split, index in both.splits.items()} == {"train": 10, "val": 10}
+
+
+@pytest.mark.unit
+def test_a_scan_ends_where_signals_are_blocked(tmp_path):
+    """As the watchdog blocks them in a start, and in all that it forks."""
+    for number in range(6):
+        write_shard(tmp_path / "set" / f"{number}.tar", web_samples(10 * number, 10))
+    program = f"""if True:
+        import signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM, signal.SIGINT}})
+        from pathlib import Path
+        from data.shards.index import build_image_index
+        from data.splits import ValSplit
+        build_image_index({str(tmp_path / "set")!r}, ValSplit(0.1, 0), Path({str(tmp_path / "cache")!r}), print)"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.unit
+def test_two_images_of_one_name_and_another_ending_cannot_be_packed(module_cache, tmp_path):
+    folder = nasty_folder(tmp_path / "folder")
+    shutil.copy(folder / "train" / "2" / "a.jpg", folder / "train" / "2" / "a.jpeg")
+    with pytest.raises(UserError, match="another image has its name with another ending"):
+        pack(folder, tmp_path / "packed")
 
 
 def test_a_pattern_is_trained_on_as_it_is_typed(run_train, tmp_path):
