@@ -126,7 +126,8 @@ def test_a_class_that_only_val_has_is_refused_once_on_two_processes(own_photos, 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "exact"])
 def test_ranks_beyond_the_micro_batches_are_idle_and_change_nothing(photos, run_dir, run_torchrun, strategy):
     """Three processes for two micro-batches compute what two do."""
-    words = [*SMALL, "--data", photos, "--micro-batch-size", "12", "--strategy", strategy, "--threads", "1"]
+    words = [*SMALL, "--data", photos, "--micro-batch-size", "12", "--strategy", strategy, "--threads", "1",
+             "--epochs", "3"]
     for processes in (2, 3):
         result = run_torchrun(processes, *words, "--run-dir", run_dir / str(processes))
         assert result.returncode == 0, result.text
