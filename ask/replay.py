@@ -103,8 +103,8 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 def first_uses(t: Training, file: str) -> Rows:
     """A row for each sample that the file names: its step in the first epoch, which uses all. Raises UserError (64)."""
     starts, train, place_of = t.feed.plan.starts, t.task.train_set.index, t.feed.sampler.order(0).argsort()
-    found = find_all(Names(file).names or (), train, t.task.eval_set.index)
-    steps = {index: bisect_right(starts, int(place_of[index])) for indices in found.values() for index in indices}
+    indices_of = find_all(Names(file).names or (), train, t.task.eval_set.index)
+    steps = {index: bisect_right(starts, int(place_of[index])) for indices in indices_of.values() for index in indices}
     return [{"step": step if step <= t.total_steps and index not in train.left_out else "never",
              "sample": train.called(index)} for index, step in sorted(steps.items(), key=lambda item: item[::-1])]
 

@@ -33,8 +33,10 @@ class Named(Protocol):
 
 def names_of(options: DataOptions, run: Run) -> Sequence[str]:
     """What --without lists: as the run keeps it, or at its first start as in the file. Raises UserError (64)."""
-    if options.without is None or run.resolved.left_out is not UNSET:
-        return [] if options.without is None else run.resolved.left_out
+    if options.without is None:
+        return []
+    if run.resolved.left_out is not UNSET:
+        return run.resolved.left_out
     if options.without.names is None:
         raise UserError(f"--without {options.without}: another run keeps this list; give the file")
     return options.without.names
@@ -63,11 +65,11 @@ def find_all(lines: Sequence[str], train: Named, evaluated: Named) -> Mapping[st
 
     Raises UserError (64) where one is a sample that the run is evaluated on, or none at all.
     """
-    found = train.find(lines)
-    missing = [line for line in lines if line not in found]
+    indices_of = train.find(lines)
+    missing = [line for line in lines if line not in indices_of]
     if of_val := evaluated.find(missing):
         raise UserError(f"{some(of_val)} cannot be left out: the run is evaluated on it, and learns nothing from it;"
                         " name samples of train alone")
     if missing:
         raise UserError(f"{some(missing)} cannot be left out: train has no such sample; correct the file")
-    return found
+    return indices_of

@@ -8,6 +8,7 @@ compressed files, sparse members, links. Every number of a header is checked bef
 Tests: tests/unit/data/shards/test_shard.py
 """
 
+import io
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from utils.errors import Exit, UserError, counted
 
 BLOCK = 512  # bytes: of a header; what members are padded to
-AHEAD = 2**16  # bytes that are read at once where members are small
+MAX_NAME = 1024  # bytes: the names of a tar file are an array, which is as wide as the longest
 MAX_EXTENDED = 2**20  # bytes of a long name, or of pax records
 _MAGIC = {b"\x1f\x8b": "gzip -d", b"BZh": "bzip2 -d", b"\xfd7zXZ": "xz -d", b"\x28\xb5\x2f\xfd": "zstd -d"}
 
@@ -28,39 +29,31 @@ class Member(NamedTuple):
     size: int  # bytes
 
 
-class Reader:
-    """Reads a file at any place, and keeps what follows: small members stand close together."""
+class Reader(io.BufferedReader):
+    """A file that is read at any place. What follows is in the buffer: small members stand close together."""
 
     def __init__(self, path: str):
-        self.path = path
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.size = os.fstat(self._file).st_size
-        self._begin, self._data = 0, b""
+        super().__init__(io.FileIO(path))
+        self.path, self.size = path, os.fstat(self.fileno()).st_size
 
-    def __enter__(self) -> "Reader":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._file)
-
-    def read(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         """Up to `size` bytes from `offset` on; fewer at the end of the file."""
-        place = offset - self._begin
-        if not 0 <= place <= len(self._data) - size:
-            is_near = 0 <= place <= len(self._data) + AHEAD // 8
-            self._begin, self._data, place = offset, os.pread(self._file, max(size, AHEAD * is_near), offset), 0
-        return self._data[place:place + size]
+        self.seek(offset)
+        return self.read(size)
 
 
 def members_of(reader: Reader) -> Iterator[Member]:
     """The regular files in a tar file, in its order; folders are left out. Raises UserError (65, 74)."""
     offset, long_name, long_size = 0, b"", -1
-    while (header := reader.read(offset, BLOCK)) and header.strip(b"\0"):
+    while (header := reader.read_at(offset, BLOCK)) and header.strip(b"\0"):
         # the header
         if len(header) < BLOCK or not _is_sound(header):
             raise _error(reader, offset, header)
         kind, begin = header[156:157], offset + BLOCK
         name, size = long_name or _name_in(header), long_size if long_size >= 0 else _number(header[124:136])
+        if len(name) > MAX_NAME or name.startswith(b"/") or b".." in name.split(b"/"):
+            raise _damaged(reader, f"the name of member {shown(name[:99])} leads out of the tar file, or is longer than"
+                           f" {MAX_NAME} bytes; make the file with shorter, relative names")
         if not 0 <= size <= reader.size - begin:
             raise _damaged(reader, f"member {shown(name)} ends behind the end of the file, which is cut off")
         offset = begin + -(-size // BLOCK) * BLOCK
@@ -69,7 +62,7 @@ def members_of(reader: Reader) -> Iterator[Member]:
         if kind in b"Lx":
             if size > MAX_EXTENDED:
                 raise _damaged(reader, f"a name or an attribute of {counted(size, 'byte')}; {MAX_EXTENDED} are allowed")
-            content = reader.read(begin, size)
+            content = reader.read_at(begin, size)
             records = _records(reader, content) if kind == b"x" else {b"path": content.rstrip(b"\0")}
             long_name, long_size = records.get(b"path", long_name), int(records.get(b"size", long_size))
         if kind in b"LKxg":
@@ -94,11 +87,11 @@ def shown(name: bytes) -> str:
 def _is_sound(header: bytes) -> bool:
     """Whether the sum of the header's bytes is what it says; some programs have added them as signed ones."""
     try:
-        said = int(header[148:156].strip(b" \0") or b"-1", 8)
+        checksum = int(header[148:156].strip(b" \0") or b"-1", 8)
     except ValueError:
         return False
     unsigned = sum(header) - sum(header[148:156]) + 8 * 32
-    return said == unsigned or said == unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
+    return checksum == unsigned or checksum == unsigned - 256 * sum(byte > 127 for byte in header[:148] + header[156:])
 
 
 def _number(field: bytes) -> int:

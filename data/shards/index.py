@@ -98,9 +98,9 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
             raise UserError(f"--data {data}: {some(each)}: no images in it; a sample is KEY.jpg and KEY.cls",
                             Exit.BAD_DATA)
         words[split] = np.unique(labels, return_inverse=True, return_counts=True)
-    found = [label.decode() for label in words[first][0].tolist()]
+    labels_of_first = [label.decode() for label in words[first][0].tolist()]
     named = _named_classes(root, data)
-    classes = named or sort_classes(found)
+    classes = named or sort_classes(labels_of_first)
     number_of = {name: number for number, name in enumerate(classes)} | {
         str(number): number for number in range(len(named))}
     if len(classes) == 1 and not only:
@@ -148,7 +148,7 @@ def _num_samples(path: str) -> int:
 def _named_classes(root: str, data: str) -> list[str]:
     """The names in classes.txt; [] without one. Raises UserError (65)."""
     file = Path(root) / CLASSES
-    names = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    names = file.read_text(encoding="utf-8-sig").splitlines() if file.exists() else []
     if names and (len({*names}) < len(names) or "" in names):
         raise UserError(f"--data {data}: {file} must have the name of a class on each line, and none twice",
                         Exit.BAD_DATA)

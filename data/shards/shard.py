@@ -29,6 +29,7 @@ CACHE_VERSION = 1
 ENDING = ".tar"
 CLASSES = "classes.txt"  # the names of the classes, of which a label is the number of the line, counted from 0
 MAX_LABEL = 2**16  # bytes of a KEY.cls or KEY.json
+MAX_WORD = 1024  # bytes of the label in it
 MAX_OPEN = 64  # tar files that a process keeps open
 
 
@@ -149,7 +150,7 @@ def _samples_in(reader: Reader) -> tuple[Iterator[tuple[bytes, Member, dict[byte
     for member in members_of(reader):
         folder, slash, file = member.name.rpartition(b"/")
         stem, _, ending = file.partition(b".")
-        if not stem or b"\0" in member.name or b".." in folder.split(b"/"):
+        if not stem or b"\0" in member.name:
             continue
         parts = parts_of.setdefault(folder + slash + stem, {})
         if ending.lower() in parts:
@@ -172,7 +173,7 @@ def _label(reader: Reader, key: bytes, parts: dict[bytes, Member]) -> bytes:
         member = parts[ending]
         if member.size > MAX_LABEL:
             raise _wrong(reader, member.name, f"has {member.size} bytes; a label has at most {MAX_LABEL}")
-        text = reader.read(member.offset, member.size)
+        text = reader.read_at(member.offset, member.size)
         try:
             found[ending] = text.decode().strip() if ending == b"cls" else _word(json.loads(text))
         except (ValueError, RecursionError):
@@ -181,7 +182,10 @@ def _label(reader: Reader, key: bytes, parts: dict[bytes, Member]) -> bytes:
     if len(labels) != 1:
         raise _wrong(reader, key, f"has the labels {' and '.join(map(repr, sorted(labels)))}; keep one" if labels else
                      'has no label; it needs KEY.cls, or KEY.json with {"label": ...}')
-    return labels.pop().encode()
+    label = labels.pop()
+    if len(label.encode(errors="replace")) > MAX_WORD or not label.isprintable():
+        raise _wrong(reader, key, f"has the label {label[:99]!a}; a label is printable, of at most {MAX_WORD} bytes")
+    return label.encode()
 
 
 def _word(value: Any) -> str:

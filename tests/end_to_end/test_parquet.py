@@ -106,7 +106,7 @@ def own_cache(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.unit
-def test_an_import_that_was_killed_goes_on_and_changed_files_are_imported_anew(own_cache, tmp_path):
+def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, tmp_path):
     folder, said = tmp_path / "set", []
     for number in range(3):
         write_images(folder / f"train-{number}.parquet", [picture(10 * number)] * 4, [0, 1, 0, 1], ["cat", "dog"])

@@ -111,7 +111,7 @@ def is_model_folder(name: str) -> bool:
 
 class Names(str):
     """A file with a name on each line, which counts for what it lists: "10 names (sha256)" is the value, wherever the
-    file lies. Of a value that config.yaml has, `names` is None: auto.json has them.
+    file lies. A value that stands in config.yaml has no `names` (None): they are in auto.json.
     """
 
     names: tuple[str, ...] | None

@@ -61,7 +61,7 @@ def test_members_are_those_that_tarfile_finds(form, size, tmp_path):
     assert [tuple(each) for each in found_in(path)] == expected
 
 
-def test_folders_and_what_is_no_file_are_left_out_and_global_attributes_change_nothing(tmp_path):
+def test_folders_are_left_out_and_global_attributes_change_nothing(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "made by a test"}) as archive:
         folder = tarfile.TarInfo("folder")
@@ -113,6 +113,8 @@ def of_kind(kind, name="a.png", content=b"", linkname=""):
     (of_kind(b"x", content=b"9 size=-1\n"), "cannot be read"), (of_kind(b"x", content=b"11 size=-1\n"), "the size -1"),
     (of_kind(b"x", content=b"30 size=9" + b"9" * 20 + b"\n"), "of the size 9999"),
     (of_kind(b"x", content=b"x" * 40), "attributes"),
+    (of_kind(b"0", "/etc/a.png"), "leads out of the tar file"), (of_kind(b"0", "a/../../b.png"), "leads out of the"),
+    (of_kind(b"L", content=b"n" * 1025) + of_kind(b"0", content=b"x"), "is longer than 1024 bytes"),
     (of_kind(b"L", content=b"x" * (MAX_EXTENDED + 1)), "1048577 bytes"),
     (of_kind(b"0", "a.png", b"x")[:BLOCK] + b"y" * BLOCK + b"junk" * 128, "there is no header at byte 1024")])
 def test_what_is_damaged_or_hostile_has_one_clear_error(content, words, tmp_path):
@@ -134,6 +136,9 @@ def test_what_is_damaged_or_hostile_has_one_clear_error(content, words, tmp_path
     ({"a.png": picture(), "a.cls": b"\xff"}, "a.cls is no text in UTF-8"),
     ({"a.png": picture(), "a.cls": b" \n"}, "a has no label"),
     ({"a.png": picture(), "a.cls": b"x" * (MAX_LABEL + 1)}, f"a.cls has {MAX_LABEL + 1} bytes"),
+    ({"a.png": picture(), "a.cls": b"cat\x1b[31m"}, r"a has the label 'cat\\x1b\[31m'"),
+    ({"a.png": picture(), "a.cls": b"x" * 1025}, "a label is printable, of at most 1024 bytes"),
+    ({"a.png": picture(), "a.json": b'{"label": "\\ud800"}'}, "a has the label"),
     ({"\x1b[31ma.png": picture()}, r"'\\x1b\[31ma' has no label")])
 def test_what_is_no_sample_is_refused_by_its_name(members, words, tmp_path):
     path = write_tar(tmp_path / "a.tar", members)
