@@ -45,7 +45,7 @@ from ask.repeat import computing, differences, figures_of, steps_in_words
 from ask.rounding import not_as_recorded
 from ask.samples import Rows, requested, shortened, table, watch, write_rows
 from data.batch import GlobalBatch
-from data.left_out import find_all
+from data.left_out import find_all, named
 from engine.training import Training
 from models.blocks import blocks_of
 from train import train_step
@@ -102,7 +102,9 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 
 def first_uses(t: Training, file: str) -> Rows:
     """A row for each sample that the file names: its step in the first epoch, which uses all. Raises UserError (64)."""
-    starts, train, place_of = t.feed.plan.starts, t.task.train_set.index, t.feed.sampler.order(0).argsort()
+    starts, train, place_of = t.feed.plan.starts, named(t.task.train_set), t.feed.sampler.order(0).argsort()
+    if train is None:
+        raise UserError("--first-use: this task's samples have no names")
     indices_of = find_all(Names(file).names or (), train, t.task.eval_set.index)
     steps = {index: bisect_right(starts, int(place_of[index])) for indices in indices_of.values() for index in indices}
     return [{"step": step if step <= t.total_steps and index not in train.left_out else "never",

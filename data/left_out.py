@@ -8,16 +8,18 @@ Tests: tests/end_to_end/test_left_out.py
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from data.batch import SampleSet
 from utils.errors import UserError, some
 from utils.rundir.resolved import UNSET
 from utils.rundir.run import Run
 from utils.settings.run_options import DataOptions
 
 
+@runtime_checkable
 class Named(Protocol):
-    """Samples of a split, which names find."""
+    """Samples of a split, which names find: `index` of a task's train_set and eval_set, if the task knows --without."""
 
     left_out: frozenset[int]  # indices
 
@@ -29,6 +31,18 @@ class Named(Protocol):
     def find(self, lines: Iterable[str]) -> Mapping[str, Sequence[int]]:
         """{line of FILE: indices}, of the lines that name a sample, or several: a long text is cut. Raises UserError.
         """
+
+
+def named(samples: SampleSet) -> Named | None:
+    """The index of a task's samples; None if the task does not know --without."""
+    index = getattr(samples, "index", None)
+    return index if isinstance(index, Named) else None
+
+
+def require_named(options: DataOptions, samples: SampleSet) -> None:
+    """Raise UserError (64) if samples are to be left out of these, and their task does not know --without."""
+    if options.without and named(samples) is None:
+        raise UserError("--without: this task leaves no sample out; make a table of those that stay")
 
 
 def names_of(options: DataOptions, run: Run) -> Sequence[str]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from data.left_out import require_named
 from data.loader import BadSamples, build_loader, num_workers
 from data.plan import BatchPlan
 from data.sampler import ElasticDistributedSampler
@@ -71,6 +72,7 @@ def open_start(config: Config, world: World, watchdog: Watchdog, note: Callable[
         lambda: f"step {run.progress.step}{on_device}" if run.progress else "starting", run.end):
         precision = resolve_arithmetic(config.device, run, world)  # Collective.
         task = load_task(config.run.task)(config, run, world)  # Collective.
+        require_named(config.data, task.train_set)
         for text in task.notes:
             note(text)
         run.require_same_data(task.fingerprint, world)  # Collective.
@@ -162,9 +164,8 @@ def build_data(start: Start, state: TrainState, plan: BatchPlan, eval_batch: int
     flags = Agreement(world, start.watchdog.wants_to_stop, checkpoints.is_due_by_clock, checkpoints.has_failed,
                       bad_samples.has_stopped, outcome.is_wrong)
     sampler = ElasticDistributedSampler(plan, world.rank, world.world_size, config.run.seed, task.lengths)
-    workers = num_workers(config.data.workers, world)
     checkpoints.warn_of_small_disk()
-    loader = build_loader(task.train_set, task.collate, sampler, workers, world)
+    loader = build_loader(task.train_set, task.collate, sampler, num_workers(config.data.workers, world), world)
     feed = Feed(start, loader, state.progress, bad_samples, clock)
     evaluation = Evaluation(start, state.strategy, eval_batch, bad_samples, flags)
     return Feeds(feed, evaluation, flags, outcome, bad_samples, clock)
@@ -203,8 +204,7 @@ def _plan_that_fits(start: Start, state: TrainState, is_new: bool) -> BatchPlan:
     plan = resolve_plan(start, strategy)
     attempt = partial(try_training, start, strategy.module, optimizer=state.optimizer,
                       bytes_per_param=strategy.bytes_per_param)
-    is_auto = start.config.batch.micro_batch_size == "auto"
-    is_free = is_auto and is_new and not strategy.is_invariant  # else bits depend on it
+    is_free = is_new and start.config.batch.micro_batch_size == "auto" and not strategy.is_invariant  # else bits differ
     start.watchdog.enter("looking for sizes that fit", start.config.faults.section_timeout)
     world.all_reduce_sum(torch.zeros((), device=world.device))  # Collective: allocates what collectives need, first
     largest = plan.sizes[1]

@@ -84,7 +84,7 @@ def choose_columns(root: str, paths: list[str], image: str, label: str) -> Colum
     images = [each.name for each in schema if types.is_struct(each.type) and each.type.get_field_index("bytes") >= 0]
     chosen = image if image != "auto" else next((name for name in (*USUAL, *images[:1]) if name in images), "")
     if chosen not in images:
-        texts = "; if these are texts, give --task text-classification" * (not images)
+        texts = "; texts have tasks of their own (--task)" * (not images)
         raise UserError(f"--data {root}: its columns are {some(schema.names)}; an image is a struct with bytes, and"
                         f" {some(images) or 'none'} is one{texts}", Exit.BAD_DATA)
 

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from data.images.index import ImageIndex, without_left_out
+from data.left_out import named
 from engine.training import Extra, Training
 from models.vision.preprocessing import size_for, white_for
 from utils.errors import UserError, some
@@ -19,7 +20,7 @@ class EXTRA(Extra):
 
     def opened(self, t: Training) -> None:
         """Raise UserError (64) if RUN has used, or measured, a sample that the branch leaves out. Collective."""
-        branch, index, digests = t.run.resolved.branch, t.task.train_set.index, t.state.digests.get("train")
+        branch, index, digests = t.run.resolved.branch, named(t.task.train_set), t.state.digests.get("train")
         if branch is UNSET or "without" not in branch["changed"] or t.state.progress.step > branch["step"]:
             return
         problem = ""

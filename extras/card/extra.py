@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 import utils
+from data.left_out import named
 from engine.start import Start
 from engine.training import Extra, Training
 from models.metrics.metric import share_interval
@@ -54,6 +55,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
     """Write the card of the model in `folder`. values: of its evaluation, at `step`."""
     # settings; of a path its last part
     config, task, described = start.config, start.task, read_json(folder / "config.json")
+    index = named(task.train_set)
     known, kinds, usual = facts(config), types(config), type(config)()
     defaults = identity(usual) | {"bad_samples": usual.data.bad_samples}  # which decides what there is to train on
     given = {name: Path(value).name if known[name].path and str(value).startswith("/") else value
@@ -94,7 +96,7 @@ def write_card(start: Start, step: int, values: Mapping[str, Any], folder: Path)
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
         name=name, version=utils.__version__, task=given["task"], step=step,
         use=FINE_TUNE if given["task"] == "masked-lm" else PREDICT,
-        num_train=len(task.train_set) - len(task.train_set.index.left_out), num_val=num_val, origin=origin,
+        num_train=len(task.train_set) - len(index.left_out if index else ()), num_val=num_val, origin=origin,
         figures="\n".join(f"| {name} | {rounded(value)}{ends.get(name, '')} |" for name, value in figures.items()),
         pipeline=f"\nWith transformers:\n\n{pipeline.format(**described)}" if is_alone else "",
         values="\n".join(f"| {name} | {resolved[name]} |" for name in VALUES),

@@ -146,6 +146,15 @@ def test_a_model_without_a_config_has_a_card(train, run_dir):
     assert "library_name: lockstep" in (run / "model" / "README.md").read_text()
 
 
+@pytest.mark.long
+def test_a_task_that_leaves_no_sample_out_says_so(changed, run_dir, session_dir):
+    (run_dir.parent / "names.txt").write_text("0\n")
+    words = f"--data {table_in(run_dir.parent / 'table', 64)} --without {run_dir.parent / 'names.txt'} --device cpu"
+    done = run_in(changed("Add a task")[0], f"python train.py --task table-regression {words} --run-dir {run_dir}",
+                  session_dir / "cache")
+    assert done.returncode == 64 and "--without: this task leaves no sample out" in done.stderr
+
+
 @pytest.mark.slow
 def test_the_task_learns_and_gives_one_hash_on_one_and_two_processes(train, run_dir):
     words = f"--data {table_in(run_dir.parent / 'table')} --lr 0.01 --device cpu --workers 0"
