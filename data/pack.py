@@ -28,7 +28,7 @@ from data.images.table import build_table_index, is_table
 from data.shards.index import CLASSES, build_image_index
 from data.shards.shard import ENDING, member_of, stat_of
 from data.shards.writing import write_shard
-from data.splits import ValSplit
+from data.splits import ValSplit, plain
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
 from utils.array_folder import digest_of
@@ -90,7 +90,7 @@ def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int
     for index, label in enumerate(samples.labels.tolist()):
         name = os.fsdecode(samples.name(index))
         name = name.partition("/")[2] if has_folder else name
-        name = name if name.startswith(f"{classes[label]}/") else f"{classes[label]}/{name}"
+        name = name if plain(name.partition("/")[0]) == classes[label] else f"{classes[label]}/{name}"
         if "\0" in name or ".." in name.split("/"):
             raise UserError(f"{name} cannot be packed: a sample is one image, in the folder of the data", Exit.BAD_DATA)
         if (key := name.rpartition(".")[0]) in keys:

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from utils.files import make_folder, read_checked, write_checked
 
 ABOUT = "about.json"
+_NOTHING = np.zeros(0, np.uint8)
 
 
 def digest_of(*parts: Any) -> str:
@@ -58,8 +60,10 @@ def open_arrays(folder: Path) -> Kept | None:
         for name, (dtype, entry, size) in about["arrays"].items():
             if (folder / name).stat().st_size != size:
                 return None
-            flat = np.memmap(folder / name, dtype, "r") if size else np.zeros(0, dtype)
-            arrays[name] = flat.reshape(-1, *entry)
+            # not numpy.memmap, which keeps a descriptor of each file: a data set may have thousands of tar files
+            flat = torch.from_file(str(folder / name), size=size, dtype=torch.uint8).numpy() if size else _NOTHING
+            arrays[name] = flat.view(dtype).reshape(-1, *entry)
+            arrays[name].flags.writeable = False
         return about, arrays
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # torch raises the last
         return None

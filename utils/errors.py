@@ -224,14 +224,14 @@ def leave(message: str, code: int, stream: TextIO | None = None) -> NoReturn:
 
 
 class Parser(ArgumentParser):
-    """argparse's, for `python -m MODULE`: --help has the module's docstring as it is, and nothing is abbreviated.
+    """argparse's, for `python -m MODULE`: --help has the module's docstring, and nothing is abbreviated.
 
     Invalid arguments exit with 64, which is 2 there. name: of the command, before its messages.
     """
 
     def __init__(self, module: str, about: str | None, **given: str):
-        super().__init__(f"python -m {module}", description=about, allow_abbrev=False,
-                         formatter_class=RawDescriptionHelpFormatter, **given)
+        super().__init__(f"python -m {module}", description=(about or "").partition("\n\nTests: ")[0],
+                         allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **given)
         self.name = module.rpartition(".")[2]
 
     def error(self, message: str) -> NoReturn:

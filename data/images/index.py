@@ -71,16 +71,21 @@ class ImageIndex:
     def find(self, lines: Iterable[str]) -> dict[str, list[int]]:
         """See data.left_out.Named: a path, or all of a sample. An absolute path may end at ": ", as in bad_samples.txt.
         """
-        line_of, found = {}, defaultdict(list)
+        lines_of, found = defaultdict(list), defaultdict(list)
         for line in lines:
             for name in (line.partition(": ")[0], line) if os.path.isabs(line) else (line,):
                 paths = name.split(",") if self.num_images > 1 else [name]
-                line_of[",".join(os.path.relpath(os.path.join(self.root, path), self.root) for path in paths)] = line
-        for index in range(len(self) if line_of else 0):
-            called = self.called(index)
-            for name in {called, *(called.split(",") if self.num_images > 1 else ())} & line_of.keys():
-                found[line_of[name]].append(index)
+                wanted = ",".join(os.path.relpath(os.path.join(self.root, path), self.root) for path in paths)
+                lines_of[wanted].append(line)
+        for index in range(len(self) if lines_of else 0):
+            for line in {line for name in self.all_names(index) & lines_of.keys() for line in lines_of[name]}:
+                found[line].append(index)
         return found
+
+    def all_names(self, index: int) -> set[str]:
+        """What a sample may be called: its paths together, or each of them; relative to root."""
+        called = self.called(index)
+        return {called, *(called.split(",") if self.num_images > 1 else ())}
 
 
 def without_left_out(index: ImageIndex) -> ImageIndex:

@@ -156,8 +156,8 @@ class _Scan:
                                   " is better")
             elif not images_of[class_name] and split == "train":
                 has = [os.path.relpath(name, place) for name in self.strays if name.startswith(f"{place}/")]
-                more = f", but {some(has)}; convert them, or remove or fill the folder" if has else (
-                    "; remove it or fill it")
+                more = (f", but {some(has)}; convert them, remove or fill the folder, or, if they are the data, give"
+                        f" --data {self.root}/{place}") if has else "; remove it or fill it"
                 raise UserError(f"--data {self.root}: the class folder {place} holds no images"
                                 f" ({' '.join(EXTENSIONS)}){more}", Exit.BAD_DATA)
         if not any(images_of.values()) and (split != "test" or self._only == split):

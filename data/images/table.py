@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,9 +33,9 @@ def is_table(root: str) -> bool:
 
 
 def build_table_index(source: TableSource, val: ValSplit, cache: Path) -> FolderIndex:
-    """The index of the images in `source`. See kept_index(): here, val is held out whatever is evaluated."""
+    """The index of the images in `source`. See kept_index()."""
     file = cache / f"image-table-{source.digest(CACHE_VERSION)}.json"
-    return kept_index(file, lambda: _read(source), replace(val, only=""), source.root)
+    return kept_index(file, lambda: _read(source), val, source.root)
 
 
 def _read(source: TableSource) -> Found:

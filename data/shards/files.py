@@ -18,17 +18,20 @@ _SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_NAMES)})(?=[-_.\d])")  # in t
 def files_by_split(root: str, ending: str) -> dict[str, list[str]]:
     """{split, as the data call it: its files with this ending}; all are of train if no name says a split.
 
-    root: a folder, a file or a pattern. In a folder beside other folders such files do not count: those may be classes.
-    Empty if there are none. Raises UserError (65) if some names say a split, and others do not.
+    root: a folder, a file or a pattern. The files of a folder lie in it, in the folders of its splits, or in its only
+    folder; beside other folders they do not count, which may be classes. Empty if there are none. Raises UserError (65)
+    if some names say a split, and others do not.
     """
     if root.endswith(ending):
         alone = [root] if os.path.isfile(root) else sorted(filter(os.path.isfile, glob.glob(root)))
     elif not os.path.isdir(root):
         return {}
     else:
-        alone = _listed(root, ending)
-        for name in (*SPLIT_NAMES, "data"):  # the hub has data/train-0.parquet
-            alone += _listed(os.path.join(root, name), ending)
+        folders, alone = _listed(root, ending)
+        alone = alone if {*folders} <= {"data"} else []
+        for name in folders if len(folders) == 1 else [name for name in folders if name in (*SPLIT_NAMES, "data")]:
+            inside, files = _listed(os.path.join(root, name), ending)  # the hub has data/train-0.parquet
+            alone += files if not inside else []
 
     named = defaultdict(list)
     for path in alone:
@@ -42,11 +45,9 @@ def files_by_split(root: str, ending: str) -> dict[str, list[str]]:
     return {name or "train": paths for name, paths in named.items()}
 
 
-def _listed(folder: str, ending: str) -> list[str]:
-    """Paths, sorted; none where there is a folder beside them."""
-    if not os.path.isdir(folder):
-        return []
+def _listed(folder: str, ending: str) -> tuple[list[str], list[str]]:
+    """The names of the folders in it, and the paths of its files with this ending, sorted."""
     with os.scandir(folder) as entries:
         every = sorted((entry.name, entry.is_dir()) for entry in entries if is_users(entry.name))
-    files = [os.path.join(folder, name) for name, is_folder in every if not is_folder and name.endswith(ending)]
-    return [] if any(is_folder and name != "data" for name, is_folder in every) else files
+    return ([name for name, is_folder in every if is_folder],
+            [os.path.join(folder, name) for name, is_folder in every if not is_folder and name.endswith(ending)])

@@ -45,7 +45,7 @@ class Reader(io.BufferedReader):
 def members_of(reader: Reader) -> Iterator[Member]:
     """The regular files in a tar file, in its order; folders are left out. Raises UserError (65, 74)."""
     offset, long_name, long_size = 0, b"", -1
-    while (header := reader.read_at(offset, BLOCK)) and header.strip(b"\0"):
+    while (header := reader.read_at(offset, BLOCK)).strip(b"\0"):
         # the header
         if len(header) < BLOCK or not _is_sound(header):
             raise _error(reader, offset, header)
@@ -76,6 +76,11 @@ def members_of(reader: Reader) -> Iterator[Member]:
             raise _damaged(reader, f"member {shown(name)} is {words}; make the file with tar {way_out}")
         if kind in b"0\x007":
             yield Member(name, begin, size)
+
+    # blocks of zeros end a tar file
+    if not header or reader.read_at(offset, MAX_EXTENDED).strip(b"\0"):
+        raise _damaged(reader, "more follows behind its end, as if files were joined; give each of them" if header
+                       else "its end is missing, so it is cut off")
 
 
 def shown(name: bytes) -> str:

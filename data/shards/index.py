@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +30,7 @@ from data.labels import lacking
 from data.shards.files import files_by_split
 from data.shards.parquet import imported, is_parquet
 from data.shards.shard import CACHE_VERSION, CLASSES, ENDING, Shard, member_of, open_shard
-from data.splits import ValSplit, hint_at, require_classes, sort_classes, splits_in
+from data.splits import SPLIT_NAMES, ValSplit, hint_at, plain, require_classes, sort_classes, splits_in
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores
@@ -53,6 +54,10 @@ class ShardIndex(ImageIndex):
         member = member_of(self.name(index).removeprefix(_prefix(shard)))
         return [os.path.join(self.root, shard, os.fsdecode(member))]
 
+    def all_names(self, index: int) -> set[str]:
+        """As in a folder, or SHARD.tar/MEMBER."""
+        return {self.called(index), os.path.relpath(self.path(index), self.root)}
+
 
 def build_image_index(root: str, val: ValSplit, cache: Path, note: Callable[[str], None],
                       columns: tuple[str, str] = ("auto", "label")) -> FolderIndex:
@@ -70,9 +75,7 @@ def build_image_index(root: str, val: ValSplit, cache: Path, note: Callable[[str
     if not every:
         raise UserError(f"--data {root}: there is no such file", Exit.NO_INPUT)
     place = root if os.path.isdir(root) else os.path.dirname(every[0])
-    named = Path(place) / CLASSES
-    states = [[str(path), os.stat(path).st_size, os.stat(path).st_mtime_ns]
-              for path in every + [named] * named.exists()]
+    states = [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in every + _file_of_classes(place)]
     file = cache / f"shards-{digest_of(CACHE_VERSION, place, states, val.only)}.json"
     return kept_index(file, lambda: _read(place, root, by_split, val.only, note), val, root, ShardIndex)
 
@@ -82,7 +85,7 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
     # the splits, and all tar files
     names = splits_in(by_split)
     if "train" not in by_split:
-        if only not in names and only not in by_split:
+        if names.get(only, only) not in by_split:
             raise UserError(f"--data {data}: has {some(by_split)}, but no tar files of train; name the folder, or the"
                             " files, so", Exit.BAD_DATA)
         names = {only: names.get(only, only)}
@@ -147,13 +150,20 @@ def _num_samples(path: str) -> int:
     return len(open_shard(path))
 
 
+def _file_of_classes(root: str) -> list[str]:
+    """The path of classes.txt, which lies beside the tar files, or above the folder of their split; [] without one."""
+    above = [os.path.dirname(root)] * (os.path.basename(root) in SPLIT_NAMES)
+    return [path for path in (os.path.join(place, CLASSES) for place in (root, *above)) if os.path.isfile(path)][:1]
+
+
 def _named_classes(root: str, data: str) -> list[str]:
     """The names in classes.txt; [] without one. Raises UserError (65)."""
-    file = Path(root) / CLASSES
-    names = file.read_text(encoding="utf-8-sig").splitlines() if file.exists() else []
-    if names and (len({*names}) < len(names) or "" in names):
-        raise UserError(f"--data {data}: {file} must have the name of a class on each line, and none twice",
-                        Exit.BAD_DATA)
+    names = []
+    for file in _file_of_classes(root):
+        names = Path(file).read_text(encoding="utf-8-sig").rstrip().splitlines()
+        if len({*names}) < len(names) or "" in names:
+            raise UserError(f"--data {data}: {file} must have the name of a class on each line, and none twice",
+                            Exit.BAD_DATA)
     return names
 
 
@@ -177,9 +187,14 @@ def _sorted_index(root: str, data: str, paths: Sequence[str], shards: Sequence[S
 
 def _are_named_by_class(index: ShardIndex, classes: Sequence[str]) -> bool:
     """Whether each name says the class, as in a folder: then the fingerprint is that of a folder."""
-    prefix = _prefix(os.fsdecode(index.shards[0]))
-    wanted = [prefix + os.fsencode(name) + b"/" for name in classes]
-    return all(index.name(number).startswith(wanted[label]) for number, label in enumerate(index.labels.tolist()))
+    begin = len(_prefix(os.fsdecode(index.shards[0])))
+
+    @cache
+    def is_class(folder: bytes, label: int) -> bool:
+        return plain(os.fsdecode(folder)) == classes[label]
+
+    return all(is_class(index.name(number)[begin:].partition(b"/")[0], label)
+               for number, label in enumerate(index.labels.tolist()))
 
 
 def _name(key: bytes) -> bytes:

@@ -18,13 +18,14 @@ from typing import NamedTuple
 from data.shards.files import files_by_split
 from data.shards.shard import CLASSES, ENDING
 from data.shards.writing import write_shard
-from data.tables.parquet import PARQUET, class_names, rows_of, schema_of
+from data.tables.parquet import PARQUET, PLAIN, class_names, rows_of, schema_of
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.files import one_at_a_time, write_atomically
 from utils.hardware.cores import available_cores
 
 VERSION = 1
+IMAGES_AT_ONCE = 8  # in memory, by each thread
 USUAL = ("image", "img")  # names of the column with images, if there are several
 KINDS = {b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp", b"II*\0": "tif", b"MM\0*": "tif"}
 
@@ -92,7 +93,7 @@ def choose_columns(root: str, paths: list[str], image: str, label: str) -> Colum
     label = next(iter(named)) if label not in schema.names and label == "label" and len(named) == 1 else label
     kind = schema.field(label).type if label in schema.names else None
     kind = kind.value_type if kind is not None and types.is_dictionary(kind) else kind
-    if kind is None or not (types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)):
+    if kind is None or not (types.is_integer(kind) or str(kind) in PLAIN):
         found = f"is {kind}, and a class is a whole number or a word" if kind else "is not there"
         raise UserError(f"--data {root}: the column {label} {found}; give --label-column one of"
                         f" {some([*named] or [name for name in schema.names if name not in images])}", Exit.BAD_DATA)
@@ -122,12 +123,13 @@ def _rows(path: str, columns: Columns, is_test: bool) -> Iterator[tuple[str, byt
 
     Raises UserError (65).
     """
-    for place, (image, label) in enumerate(rows_of(path, [columns.image, columns.label])):
+    for place, (image, label) in enumerate(rows_of(path, [columns.image, columns.label], IMAGES_AT_ONCE)):
         content = (image or {}).get("bytes")
         has_label = label not in (None, "", -1)  # the hub's word for no label is -1
         if is_test and not has_label:
             continue
         if not content or not has_label:
             raise UserError(f"{path}: row {place}, counted from 0, has no"
-                            f" {columns.label if content else f'bytes in {columns.image}'}; remove it", Exit.BAD_DATA)
+                            f" {columns.label if content else f'bytes in {columns.image}'}; "
+                            f"{'embed its file, or ' if (image or {}).get('path') else ''}remove it", Exit.BAD_DATA)
         yield next((kind for magic, kind in KINDS.items() if content.startswith(magic)), "jpg"), content, str(label)

@@ -70,8 +70,10 @@ def member_of(name: bytes) -> bytes:
 
 def shard_of(path: str) -> tuple[str, str]:
     """The tar file of SHARD.tar/MEMBER, and the member."""
-    head, _, member = path.partition(f"{ENDING}/")
-    return head + ENDING, member
+    parts = path.split(f"{ENDING}/")
+    first = next((n for n in range(1, len(parts) - 1) if os.path.isfile(f"{ENDING}/".join(parts[:n]) + ENDING)),
+                 len(parts) - 1)  # also a folder above may be called x.tar
+    return f"{ENDING}/".join(parts[:first]) + ENDING, f"{ENDING}/".join(parts[first:])
 
 
 def names_in(folder: str) -> tuple[str, frozenset[str]]:

@@ -13,6 +13,7 @@ from utils.errors import Exit, UserError
 
 PARQUET = ".parquet"
 ROWS = 100  # in memory at a time
+PLAIN = ("string", "large_string", "string_view", "bool")  # types of a column, as they print themselves
 
 
 def schema_of(path: str) -> Any:
@@ -45,10 +46,8 @@ def objects_in(path: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str
 
     names = class_names(schema)
     for name in wanted:
-        kind = schema.field(name).type
-        kind = kind.value_type if types.is_dictionary(kind) or types.is_list(kind) else kind
-        if not any(is_kind(kind) for is_kind in (types.is_integer, types.is_floating, types.is_string,
-                                                 types.is_large_string, types.is_boolean, types.is_null)):
+        kind = getattr(schema.field(name).type, "value_type", schema.field(name).type)  # of lists and dictionaries
+        if not (types.is_integer(kind) or types.is_floating(kind) or str(kind) in (*PLAIN, "null")):
             raise UserError(f"{path}: the column {name} is {kind}; texts and labels are strings, numbers or lists of"
                             " strings", Exit.BAD_DATA)
     for number, values in enumerate(rows_of(path, wanted), 1):
@@ -56,14 +55,14 @@ def objects_in(path: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str
                        for name, value in zip(wanted, values, strict=True)}
 
 
-def rows_of(path: str, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns, row by row, some at a time. Raises UserError (65)."""
+def rows_of(path: str, columns: Sequence[str], at_once: int = ROWS) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns, row by row, so many in memory at once. Raises UserError (65)."""
     import pyarrow.parquet
 
     pyarrow.set_cpu_count(1)
     try:
         with pyarrow.parquet.ParquetFile(path, buffer_size=2**20) as file:
-            for batch in file.iter_batches(ROWS, columns=[*columns], use_threads=False):
+            for batch in file.iter_batches(at_once, columns=[*columns], use_threads=False):
                 values = batch.to_pydict()
                 yield from zip(*(values[name] for name in columns), strict=True)
     except (OSError, pyarrow.ArrowException) as error:

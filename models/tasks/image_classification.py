@@ -3,6 +3,7 @@
 Legend: B samples, C outputs, I images of a sample, H, W height and width in pixels.
 """
 
+import glob
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -241,7 +242,7 @@ def _index_of(config: ImageClassificationConfig | ImageRegressionConfig, root: s
         return build_table_index(_table_of(config, root), val, cache_path())
 
     # a folder, tar files or Parquet files
-    if os.path.exists(root) and kind_of(config.labels) != CLASSES:
+    if (os.path.exists(root) or glob.glob(root)) and kind_of(config.labels) != CLASSES:
         what = "numbers" if kind_of(config.labels) == NUMBERS else "several labels"
         raise UserError(f"--data {root}: class folders hold one class of each image; for {what} give a table (.csv,"
                         " .tsv, .jsonl) with the columns image and label", Exit.BAD_DATA)

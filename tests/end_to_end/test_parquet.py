@@ -130,13 +130,14 @@ def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, 
     ({"image": IMAGE, "breed": pa.int64()}, {"breed": ["a", "b"]}, ("auto", "label"), ("image", "breed", ("a", "b"))),
     ({"image": IMAGE, "fine_label": pa.int64(), "coarse_label": pa.int64()}, {}, ("auto", "coarse_label"),
      ("image", "coarse_label", ())),
-    ({"image": IMAGE, "label": pa.dictionary(pa.int32(), pa.string())}, {}, ("auto", "label"), ("image", "label", ())),
+    *(({"image": IMAGE, "label": kind}, {}, ("auto", "label"), ("image", "label", ()))
+      for kind in (pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.large_string(), pa.bool_(), pa.int8())),
     ({"image": IMAGE, "fine_label": pa.int64(), "coarse_label": pa.int64()},
      {"fine_label": ["a"], "coarse_label": ["b"]}, ("auto", "label"),
      "the column label is not there; give --label-column one of fine_label, coarse_label"),
     ({"image": IMAGE, "label": pa.list_(pa.int64())}, {}, ("auto", "label"), "is list"),
     ({"image": IMAGE, "label": pa.float32()}, {}, ("auto", "label"), "is float, and a class is a whole number or"),
-    ({"image": pa.string(), "label": pa.int64()}, {}, ("auto", "label"), "give --task text-classification"),
+    ({"image": pa.string(), "label": pa.int64()}, {}, ("auto", "label"), "texts have tasks of their own"),
     ({"image": IMAGE, "label": pa.int64()}, {}, ("picture", "label"), "image is one")])
 def test_columns_are_found_or_asked_for(columns, names, given, expected, tmp_path):
     path = write(tmp_path / "a.parquet", {name: ([], kind) for name, kind in columns.items()}, names)
@@ -150,7 +151,7 @@ def test_columns_are_found_or_asked_for(columns, names, given, expected, tmp_pat
 
 @pytest.mark.unit
 @pytest.mark.parametrize("files, labels, words", [
-    ([picture(0), None], [0, 1], "row 1, counted from 0, has no bytes in image"),
+    ([picture(0), None], [0, 1], "row 1, counted from 0, has no bytes in image; embed its file, or remove it"),
     ([picture(0), b""], [0, 1], "row 1, counted from 0, has no bytes in image"),
     ([picture(0)] * 3, [0, 1, None], "row 2, counted from 0, has no label"),
     ([picture(0)] * 2, [-1, 1], "row 0, counted from 0, has no label")])
@@ -197,12 +198,13 @@ def test_what_is_no_parquet_file_is_refused(own_cache, tmp_path):
 @pytest.mark.unit
 def test_values_of_a_table_are_words_numbers_and_names_of_classes(tmp_path):
     path = write(tmp_path / "a.parquet", {
-        "text": (["one", None], pa.string()), "label": ([1, -1], pa.int64()), "tags": ([["x", "y"], []],
-        pa.list_(pa.string())), "score": ([0.5, None], pa.float64()), "raw": ([b"x", b"y"], pa.binary())},
+        "text": (["one", None], pa.string_view()), "label": ([1, -1], pa.int64()),
+        "many": ([["x"], None], pa.large_list(pa.large_string())), "tags": ([["x", "y"], []], pa.list_(pa.string())),
+        "score": ([0.5, None], pa.float64()), "raw": ([b"x", b"y"], pa.binary())},
         {"label": ["cat", "dog"]})
-    assert [*objects_in(str(path), ["text", "label", "tags", "score"])] == [
-        (1, {"text": "one", "label": "dog", "tags": ["x", "y"], "score": 0.5}),
-        (2, {"text": None, "label": -1, "tags": [], "score": None})]
+    assert [*objects_in(str(path), ["text", "label", "tags", "score", "many"])] == [
+        (1, {"text": "one", "label": "dog", "tags": ["x", "y"], "score": 0.5, "many": ["x"]}),
+        (2, {"text": None, "label": -1, "tags": [], "score": None, "many": None})]
     with pytest.raises(UserError, match="the column raw is binary; texts and labels are strings"):
         [*objects_in(str(path), ["raw"])]
 

@@ -6,9 +6,11 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -148,14 +150,17 @@ NASTY = ["a.b.jpg", "a-1.jpg", "a.jpg", "a b.PNG", "sub/a.jpg", "sub.x/b.jpg", "
          "%25.jpg", "z,z.jpg", "0.JPEG"]
 
 
+def write_image(path, level, kind="jpeg") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((6, 6, 3), level, np.uint8)).save(path, kind)
+
+
 def nasty_folder(root) -> Path:
     for split, count in (("train", len(NASTY)), ("val", 3)):
         for name in ("10", "2", "cat.dog"):
             for number, file in enumerate(NASTY[:count]):
                 path = root / split / name / file
-                path.parent.mkdir(parents=True, exist_ok=True)
-                kind = "png" if path.suffix == ".PNG" else "jpeg"
-                Image.fromarray(np.full((6, 6, 3), 20 * number, np.uint8)).save(path, kind)
+                write_image(path, 20 * number, "png" if path.suffix == ".PNG" else "jpeg")
     return root
 
 
@@ -196,6 +201,49 @@ def test_packing_goes_on_after_a_kill_and_gives_the_same_bytes(module_cache, tmp
 
 
 @pytest.mark.unit
+def test_packing_that_was_killed_goes_on(module_cache, tmp_path):
+    """While it read the last image, which is a pipe that gives nothing."""
+    folder = nasty_folder(tmp_path / "folder")
+    whole, words = digests(pack(folder, tmp_path / "whole", "2kB")), ["--shard-size", "2kB", "--output"]
+    last = folder / "train" / "cat.dog" / "z,z.jpg"
+    image = last.read_bytes()
+    last.unlink()
+    os.mkfifo(last)
+    process = subprocess.Popen([sys.executable, "-m", "data.pack", folder, *words, tmp_path / "output"],
+                               cwd=Path(__file__).parents[2])
+    with last.open("wb"):  # until it is opened there
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    there = digests(tmp_path / "output")
+    last.unlink()
+    last.write_bytes(image)
+    assert 3 < len(there) < len(whole) and there.items() < whole.items()
+    assert digests(pack(folder, tmp_path / "output", "2kB")) == whole
+
+
+@pytest.mark.unit
+def test_a_table_and_one_split_can_be_packed(module_cache, tmp_path):
+    """All of their samples; and names that are written in another form of Unicode stay as they are."""
+    names = [unicodedata.normalize("NFD", name) for name in ("Käse", "Öl")]
+    folder = tmp_path / "folder"
+    for number, name in enumerate(names * 2):
+        write_image(folder / "train" / name / f"{number}.jpg", number)
+        write_image(folder / "val" / name / f"{number}.jpg", number)
+    (folder.parent / "table.csv").write_text("image,label\n" + "".join(
+        f"{path.relative_to(tmp_path)},{path.parent.name}\n" for path in sorted(folder.glob("train/*/*"))))
+    packed = pack(folder, tmp_path / "packed")
+    one, two = (build_image_index(str(root), WHOLE, module_cache, print) for root in (folder, packed))
+    assert (one.classes, one.fingerprint) == (two.classes, two.fingerprint) == (("Käse", "Öl"), one.fingerprint)
+    of_table = build_image_index(str(pack(tmp_path / "table.csv", tmp_path / "of-table")), WHOLE, module_cache, print)
+    assert len(of_table.splits["train"]) == 4 and of_table.classes == one.classes
+    for name in ("val", "val/*.tar"):
+        alone = build_image_index(str(packed / name), ValSplit(0.1, 0, only="val"), module_cache, print)
+        assert (len(alone.splits["val"]), alone.classes) == (4, one.classes)
+    with pytest.raises(UserError, match="has val, but no tar files of train"):
+        pack(packed / "val" / "*.tar", tmp_path / "of-val")
+
+
+@pytest.mark.unit
 def test_the_table_beside_a_tar_file_has_sizes_and_digests(module_cache, tmp_path):
     packed = pack(nasty_folder(tmp_path / "folder"), tmp_path / "packed", "1MB")
     with (packed / "train" / "00000.csv").open() as file, tarfile.open(packed / "train" / "00000.tar") as archive:
@@ -232,7 +280,8 @@ def web_samples(first, count, label=lambda number: b"%d" % (number % 3), ending=
 @pytest.mark.parametrize("names, words", [
     (("train/0.tar", "train/1.tar", "val/0.tar"), ""), (("training/0.tar", "validation/0.tar", "test/0.tar"), ""),
     (("set-train-0.tar", "set-train-1.tar", "set-validation-0.tar"), ""), (("0.tar", "1.tar", "2.tar"), ""),
-    (("0.tar", "1.tar", "2.tar"), "*.tar"), (("one.tar",), "one.tar")])
+    (("0.tar", "1.tar", "2.tar"), "*.tar"), (("one.tar",), "one.tar"),
+    (("plain/set-train-0.tar", "plain/set-validation-0.tar"), "")])
 def test_splits_are_folders_or_in_the_names_and_else_val_is_held_out(names, words, module_cache, tmp_path):
     for number, name in enumerate(names):
         write_shard(tmp_path / "set" / name, web_samples(30 * number, 30))
@@ -270,6 +319,15 @@ def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache
     with pytest.raises(UserError, match=words) as raised:
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
     assert raised.value.code == Exit.BAD_DATA
+
+
+@pytest.mark.unit
+def test_a_sample_is_found_by_its_name_in_a_folder_and_in_its_tar_file(packed, module_cache):
+    """--without takes either, and a line of bad_samples.txt."""
+    train = build_image_index(str(packed), WHOLE, module_cache, print).splits["train"]
+    path = train.path(5)
+    lines = [train.called(5), os.path.relpath(path, packed), path, f"{path}: cannot be read"]
+    assert train.find([*lines, f"{path}x"]) == {line: [5] for line in lines}
 
 
 @pytest.mark.unit
@@ -329,6 +387,8 @@ def test_a_pattern_is_trained_on_as_it_is_typed(run_train, tmp_path):
         write_shard(tmp_path / "set" / f"{number}.tar", web_samples(20 * number, 20))
     result = run_train("--data", tmp_path / "set" / "*.tar", *WORDS, "--run-dir", tmp_path / "run")
     assert result.returncode == 0 and "54 training and 6 validation samples" in result.out, result.text
+    numbers = run_train("--data", tmp_path / "set" / "*.tar", "--task", "image-regression")
+    assert numbers.returncode == Exit.BAD_DATA and "for numbers give a table" in numbers.err, numbers.text
     none = run_train("--data", tmp_path / "set" / "none-*.tar", *WORDS, "--run-dir", tmp_path / "none")
     assert none.returncode == Exit.NO_INPUT and "there is no such file" in none.err, none.text
 

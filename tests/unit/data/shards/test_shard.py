@@ -3,7 +3,10 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from PIL import Image
 
 from data.images.decode import EncodedImage, UnreadableImage
 from data.shards.headers import BLOCK, MAX_EXTENDED, Reader, members_of
-from data.shards.shard import MAX_LABEL, open_shard, read_member
+from data.shards.shard import MAX_LABEL, names_in, open_shard, read_member
 from utils.errors import Exit, UserError
 
 pytestmark = pytest.mark.unit
@@ -116,6 +119,8 @@ def of_kind(kind, name="a.png", content=b"", linkname=""):
     (of_kind(b"0", "/etc/a.png"), "leads out of the tar file"), (of_kind(b"0", "a/../../b.png"), "leads out of the"),
     (of_kind(b"L", content=b"n" * 1025) + of_kind(b"0", content=b"x"), "is longer than 1024 bytes"),
     (of_kind(b"L", content=b"x" * (MAX_EXTENDED + 1)), "1048577 bytes"),
+    (of_kind(b"0", "a.png", b"x"), "its end is missing, so it is cut off"), (b"", "its end is missing"),
+    (of_kind(b"0", "a.png") + bytes(2 * BLOCK) + of_kind(b"0", "b.png") + bytes(2 * BLOCK), "more follows behind its"),
     (of_kind(b"0", "a.png", b"x")[:BLOCK] + b"y" * BLOCK + b"junk" * 128, "there is no header at byte 1024")])
 def test_what_is_damaged_or_hostile_has_one_clear_error(content, words, tmp_path):
     path = tmp_path / "a.tar"
@@ -167,6 +172,24 @@ def test_a_tar_file_that_is_written_again_has_another_index(tmp_path):
     assert open_shard(path).names.tolist() == [b"a.png"]
     write_tar(path, sample("b") | sample("c"))
     assert open_shard(path).names.tolist() == [b"b.png", b"c.png"]
+
+
+def test_folders_may_be_called_as_tar_files_are(tmp_path):
+    (tmp_path / "above.tar").mkdir()
+    path = write_tar(tmp_path / "above.tar" / "a.tar", sample("inside.tar/a") | sample("b"))
+    assert [len(read_member(f"{path}/{name}.png")) for name in ("inside.tar/a", "b")] == [len(picture())] * 2
+    assert names_in(f"{path}/inside.tar") == (path, {"a.png"})
+
+
+def test_many_tar_files_are_read_with_few_descriptors(tmp_path):
+    paths = [write_tar(tmp_path / f"{number}.tar", {"a.png": b"%d" % number, "a.cls": b"0"}) for number in range(200)]
+    program = """if True:
+        import resource, sys
+        from data.shards.shard import read_member
+        resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        for path in sys.argv[1:] * 2:
+            assert read_member(path + "/a.png") == path.rpartition("/")[2][:-4].encode()"""
+    subprocess.run([sys.executable, "-c", program, *paths], check=True, cwd=Path(__file__).parents[4])
 
 
 def test_a_member_is_an_image_and_one_that_is_gone_is_unreadable(tmp_path):
