@@ -23,21 +23,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.images.decode import opened
-from data.images.index import FolderIndex, ImageIndex
+from data.images.index import EXTENSIONS, FolderIndex, ImageIndex
 from data.images.table import build_table_index, is_table
-from data.shards.index import CLASSES, build_image_index
+from data.shards.headers import MAX_NAME
+from data.shards.index import build_image_index
 from data.shards.shard import ENDING, member_of, stat_of
-from data.shards.writing import write_shard
+from data.shards.writing import write_classes, write_shard
 from data.splits import ValSplit, plain
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
 from utils.array_folder import digest_of
-from utils.errors import Exit, Parser, UserError, counted, exit_after, say
+from utils.errors import Exit, Parser, UserError, counted, exit_after, say, some
 from utils.files import cache_path, lines_of, write_atomically
 
 PARSER = Parser("data.pack", __doc__)
 PARSER.add_argument("data", metavar="DATA", help="a folder, a table or tar files, as train.py --data takes them")
 PARSER.add_argument("--output", metavar="OUT", required=True, help="folder for the tar files")
+PARSER.add_argument("--image-column", metavar="NAME", default="auto", help="as of train.py (default: auto)")
+PARSER.add_argument("--label-column", metavar="NAME", default="label", help="as of train.py (default: label)")
 PARSER.add_argument("--shard-size", metavar="SIZE", default="1GB",
                     help="of a tar file, about; such as 500MB (default: 1GB)")
 UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -58,30 +61,27 @@ def main(given: argparse.Namespace) -> int:
     size = re.fullmatch(rf"(\d+)({'|'.join(UNITS)})", given.shard_size)
     if not size or size[1].strip("0") == "":
         raise UserError(f"--shard-size {given.shard_size}: give a whole number of {', '.join(UNITS)}, such as 500MB")
-    index, output = index_of(given.data), Path(given.output)
+    index, output = index_of(given.data, (given.image_column, given.label_column)), Path(given.output)
     try:
         output.mkdir(parents=True, exist_ok=True)
-        names = "".join(f"{name}\n" for name in index.classes)
-        if (output / CLASSES).exists() and (output / CLASSES).read_text("utf-8") != names:
-            raise UserError(f"{output} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
-        write_atomically(output / CLASSES, names)
+        write_classes(output, index.classes)
         for split, samples in index.splits.items():
-            is_folder = os.path.isdir(os.path.join(samples.root, "train"))
-            folder = output / (samples.name(0).partition(b"/")[0].decode() if is_folder else "")
-            parts = cut(samples, index.classes, is_folder, int(size[1]) * UNITS[size[2]])
-            pack(parts, folder)
+            is_folder = not is_table(given.data) and os.path.isdir(os.path.join(samples.root, "train"))
+            name = samples.name(0).partition(b"/")[0].decode() if is_folder else split * (len(index.splits) > 1)
+            folder = output / name
+            pack(cut(samples, index.classes, is_folder, int(size[1]) * UNITS[size[2]]), folder)
             say(f"pack: {counted(len(samples), 'sample')} of {split} in {folder}", sys.stdout)
     except OSError as error:
         raise UserError(f"{error.filename or output}: {error.strerror}", Exit.IO) from None
     return Exit.DONE
 
 
-def index_of(data: str) -> FolderIndex:
-    """All samples of the data, none held out. Raises UserError (65, 66, 74)."""
+def index_of(data: str, columns: tuple[str, str]) -> FolderIndex:
+    """All samples of the data, none held out. columns: of images and labels. Raises UserError (65, 66, 74)."""
     val = ValSplit(0, 0, only="train")
     if is_table(data):
-        return build_table_index(TableSource(data, IMAGES, "auto", ("label",)), val, cache_path())
-    return build_image_index(data, val, cache_path(), say)
+        return build_table_index(TableSource(data, IMAGES, columns[0], columns[1:]), val, cache_path())
+    return build_image_index(data, val, cache_path(), say, columns)
 
 
 def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int) -> Iterator[list[Packed]]:
@@ -91,8 +91,10 @@ def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int
         name = os.fsdecode(samples.name(index))
         name = name.partition("/")[2] if has_folder else name
         name = name if plain(name.partition("/")[0]) == classes[label] else f"{classes[label]}/{name}"
-        if "\0" in name or ".." in name.split("/"):
-            raise UserError(f"{name} cannot be packed: a sample is one image, in the folder of the data", Exit.BAD_DATA)
+        if ("\0" in name or ".." in name.split("/") or not name.lower().endswith(EXTENSIONS)
+                or len(os.fsencode(member_of(os.fsencode(name)))) > MAX_NAME):
+            raise UserError(f"{name} cannot be packed: a sample is one image in the folder of the data, whose name ends"
+                            f" in {' '.join(EXTENSIONS)} and has at most {MAX_NAME} bytes", Exit.BAD_DATA)
         if (key := name.rpartition(".")[0]) in keys:
             raise UserError(f"{name} cannot be packed: another image has its name with another ending, and in a tar"
                             " file both would be one sample; rename one", Exit.BAD_DATA)
@@ -110,9 +112,10 @@ def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int
 def pack(parts: Iterator[list[Packed]], folder: Path) -> None:
     """Write what is not there yet. Raises UserError (73) where the folder holds other tar files, OSError."""
     folder.mkdir(exist_ok=True)
-    number = -1
+    written = set()
     for number, part in enumerate(parts):
         file = folder / f"{number:05}{ENDING}"
+        written.add(file.name)
         source = digest_of([(each.member, each.label, each.path, each.stat) for each in part])
         if file.exists():
             if lines_of(file.with_suffix(".csv"))[:1] != [f"# {source}".encode()]:
@@ -125,8 +128,10 @@ def pack(parts: Iterator[list[Packed]], folder: Path) -> None:
         write_shard(file.with_suffix(".packed"), _contents(part, write))
         write_atomically(file.with_suffix(".csv"), table.getvalue())  # first: a tar file has its table
         os.rename(file.with_suffix(".packed"), file)
-    if others := [path.name for path in folder.glob(f"*{ENDING}") if path.stem > f"{number:05}"]:
-        raise UserError(f"{folder} holds {others[0]}, which is of other data; remove it, or use an empty --output",
+    for leaving in folder.glob(".*.packed.*"):  # of a packing that was killed
+        leaving.unlink()
+    if others := sorted(path.name for path in folder.glob(f"*{ENDING}") if path.name not in written):
+        raise UserError(f"{folder} holds {some(others)}, which is of other data; remove it, or use an empty --output",
                         Exit.CANNOT_CREATE)
 
 

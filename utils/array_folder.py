@@ -21,7 +21,7 @@ import torch
 from utils.files import make_folder, read_checked, write_checked
 
 ABOUT = "about.json"
-_NOTHING = np.zeros(0, np.uint8)
+LARGE = 2**26  # bytes
 
 
 def digest_of(*parts: Any) -> str:
@@ -60,10 +60,22 @@ def open_arrays(folder: Path) -> Kept | None:
         for name, (dtype, entry, size) in about["arrays"].items():
             if (folder / name).stat().st_size != size:
                 return None
-            # not numpy.memmap, which keeps a descriptor of each file: a data set may have thousands of tar files
-            flat = torch.from_file(str(folder / name), size=size, dtype=torch.uint8).numpy() if size else _NOTHING
+            flat = _mapped(str(folder / name), size) if size else np.zeros(0, np.uint8)
             arrays[name] = flat.view(dtype).reshape(-1, *entry)
-            arrays[name].flags.writeable = False
         return about, arrays
-    except (OSError, ValueError, RuntimeError):  # torch raises the last
+    except (OSError, ValueError):
         return None
+
+
+def _mapped(path: str, size: int) -> np.ndarray:
+    """[size] uint8, read-only.
+
+    torch keeps no descriptor, of which thousands of tar files would need too many. But it maps privately, and the
+    kernel may count such a mapping as memory.
+    """
+    if size < LARGE:
+        with suppress(RuntimeError):  # the kernel gives no mapping, or the file is gone: numpy says what it is
+            flat = torch.from_file(path, size=size, dtype=torch.uint8).numpy()
+            flat.flags.writeable = False
+            return flat
+    return np.memmap(path, np.uint8, "r")

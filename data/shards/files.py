@@ -7,8 +7,9 @@ import glob
 import os
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 
-from data.splits import SPLIT_NAMES
+from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
 from utils.errors import Exit, UserError, some
 from utils.files import is_users
 
@@ -22,10 +23,9 @@ def files_by_split(root: str, ending: str) -> dict[str, list[str]]:
     folder; beside other folders they do not count, which may be classes. Empty if there are none. Raises UserError (65)
     if some names say a split, and others do not.
     """
-    if root.endswith(ending):
+    if not os.path.isdir(root):
         alone = [root] if os.path.isfile(root) else sorted(filter(os.path.isfile, glob.glob(root)))
-    elif not os.path.isdir(root):
-        return {}
+        alone = alone if root.endswith(ending) else []
     else:
         folders, alone = _listed(root, ending)
         alone = alone if {*folders} <= {"data"} else []
@@ -35,14 +35,30 @@ def files_by_split(root: str, ending: str) -> dict[str, list[str]]:
 
     named = defaultdict(list)
     for path in alone:
-        word = _SPLIT.search(os.path.basename(path))
         folder = os.path.basename(os.path.dirname(path))
-        name = folder if folder in SPLIT_NAMES else word[1] if word else ""
+        name = folder if folder in SPLIT_NAMES else ["", *_SPLIT.findall(os.path.basename(path))][-1]
         named["train" if name == "training" else name].append(path)
     if "" in named and len(named) > 1:
         raise UserError(f"--data {root}: the name of {some(named[''])} says no split, and others do; rename it, move it"
                         " away, or give a pattern", Exit.BAD_DATA)
     return {name or "train": paths for name, paths in named.items()}
+
+
+def used_splits(root: str, by_split: Mapping[str, list[str]], only: str = "") -> tuple[dict[str, list[str]], list[str]]:
+    """The files of train and, if they are there, val and test; and notes for the user. Raises UserError (65).
+
+    by_split: those of files_by_split(). only: see ValSplit.
+    """
+    names = splits_in(by_split, (*VAL_NAMES[:-1], "eval", VAL_NAMES[-1]))
+    if "train" not in by_split:
+        if names.get(only, only) not in by_split:
+            raise UserError(f"--data {root}: has files of {some(by_split)}, but none of train; name the files, or their"
+                            " folder, so", Exit.BAD_DATA)
+        names = {only: names.get(only, only)}
+    notes = [f"{name} is not used" for name in by_split if name not in names.values()]
+    if names.get("val", "val") != "val":
+        notes.append(f"there is no val, so {names['val']} is used for validation")
+    return {split: by_split[name] for split, name in names.items()}, notes
 
 
 def _listed(folder: str, ending: str) -> tuple[list[str], list[str]]:

@@ -51,11 +51,9 @@ def members_of(reader: Reader) -> Iterator[Member]:
             raise _error(reader, offset, header)
         kind, begin = header[156:157], offset + BLOCK
         name, size = long_name or _name_in(header), long_size if long_size >= 0 else _number(header[124:136])
-        if len(name) > MAX_NAME or name.startswith(b"/") or b".." in name.split(b"/"):
-            raise _damaged(reader, f"the name of member {shown(name[:99])} leads out of the tar file, or is longer than"
-                           f" {MAX_NAME} bytes; make the file with shorter, relative names")
         if not 0 <= size <= reader.size - begin:
-            raise _damaged(reader, f"member {shown(name)} ends behind the end of the file, which is cut off")
+            raise _damaged(reader, f"member {shown(name[:99])} ends behind the end of the file, which is cut off"
+                           if size >= 0 else f"the size of member {shown(name[:99])} is no number")
         offset = begin + -(-size // BLOCK) * BLOCK
 
         # what it says of the next one
@@ -70,17 +68,23 @@ def members_of(reader: Reader) -> Iterator[Member]:
         long_name, long_size = b"", -1
 
         # the member
+        if len(name) > MAX_NAME or name.startswith(b"/") or b".." in name.split(b"/"):
+            raise _damaged(reader, f"the name of member {shown(name[:99])} leads out of the tar file, or is longer than"
+                           f" {MAX_NAME} bytes; make the file with shorter, relative names")
         if kind in b"12S":
             words, way_out = {b"1": ("a link", "--hard-dereference"), b"2": ("a link", "--dereference"),
                               b"S": ("sparse", "without --sparse")}[kind]
             raise _damaged(reader, f"member {shown(name)} is {words}; make the file with tar {way_out}")
         if kind in b"0\x007":
-            yield Member(name, begin, size)
+            yield Member(name.removeprefix(b"./"), begin, size)
 
     # blocks of zeros end a tar file
-    if not header or reader.read_at(offset, MAX_EXTENDED).strip(b"\0"):
-        raise _damaged(reader, "more follows behind its end, as if files were joined; give each of them" if header
-                       else "its end is missing, so it is cut off")
+    if not header:
+        raise _damaged(reader, "its end is missing, so it is cut off")
+    while rest := reader.read_at(offset, MAX_EXTENDED):
+        if rest.strip(b"\0"):
+            raise _damaged(reader, "more follows behind its end, as if files were joined; give each of them")
+        offset += len(rest)
 
 
 def shown(name: bytes) -> str:

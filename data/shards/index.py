@@ -16,6 +16,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context
@@ -27,10 +28,12 @@ import numpy as np
 from data.images.index import FolderIndex, Found, ImageIndex, kept_index
 from data.images.scan import build_index
 from data.labels import lacking
-from data.shards.files import files_by_split
+from data.shards.files import files_by_split, used_splits
+from data.shards.headers import shown
 from data.shards.parquet import imported, is_parquet
-from data.shards.shard import CACHE_VERSION, CLASSES, ENDING, Shard, member_of, open_shard
-from data.splits import SPLIT_NAMES, ValSplit, hint_at, plain, require_classes, sort_classes, splits_in
+from data.shards.shard import CACHE_VERSION, ENDING, Shard, member_of, open_shard, stat_of
+from data.shards.writing import CLASSES, read_classes
+from data.splits import SPLIT_NAMES, ValSplit, hint_at, plain, require_classes, sort_classes
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.hardware.cores import available_cores
@@ -50,8 +53,8 @@ class ShardIndex(ImageIndex):
 
     def paths(self, index: int) -> list[str]:
         """SHARD.tar/MEMBER, absolute."""
-        shard = os.fsdecode(self.shards[self.shard_of[index]])
-        member = member_of(self.name(index).removeprefix(_prefix(shard)))
+        shard, first = (os.fsdecode(self.shards[number]) for number in (self.shard_of[index], 0))
+        member = member_of(self.name(index).removeprefix(_prefix(first)))
         return [os.path.join(self.root, shard, os.fsdecode(member))]
 
     def all_names(self, index: int) -> set[str]:
@@ -68,14 +71,17 @@ def build_image_index(root: str, val: ValSplit, cache: Path, note: Callable[[str
     if is_parquet(root):
         root = imported(root, *columns, cache, note)
     by_split = files_by_split(os.path.abspath(root), ENDING)
-    if not by_split and not root.endswith(ENDING):
+    if not by_split and (os.path.isdir(root) or not root.endswith(ENDING)):
         return build_index(root, val, cache)
     root = os.path.abspath(root)
     every = [path for paths in by_split.values() for path in paths]
     if not every:
         raise UserError(f"--data {root}: there is no such file", Exit.NO_INPUT)
     place = root if os.path.isdir(root) else os.path.dirname(every[0])
-    states = [[path, os.stat(path).st_size, os.stat(path).st_mtime_ns] for path in every + _file_of_classes(place)]
+    try:
+        states = [[path, *stat_of(path)] for path in every + _file_of_classes(place)]
+    except OSError as error:
+        raise UserError(f"--data {root}: cannot read {error.filename}: {error.strerror}", Exit.IO) from None
     file = cache / f"shards-{digest_of(CACHE_VERSION, place, states, val.only)}.json"
     return kept_index(file, lambda: _read(place, root, by_split, val.only, note), val, root, ShardIndex)
 
@@ -83,36 +89,37 @@ def build_image_index(root: str, val: ValSplit, cache: Path, note: Callable[[str
 def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, note: Callable[[str], None]) -> Found:
     """For kept_index(). only: see ValSplit. Raises UserError (65, 66, 74)."""
     # the splits, and all tar files
-    names = splits_in(by_split)
-    if "train" not in by_split:
-        if names.get(only, only) not in by_split:
-            raise UserError(f"--data {data}: has {some(by_split)}, but no tar files of train; name the folder, or the"
-                            " files, so", Exit.BAD_DATA)
-        names = {only: names.get(only, only)}
-    first, paths = next(iter(names)), {split: by_split[name] for split, name in names.items()}
+    paths, notes = used_splits(data, by_split, only)
+    first = next(iter(paths))
     opened = _open_all([path for each in paths.values() for path in each], note)
 
     # classes: those of the first split; or in classes.txt, of which a label is the name or the number
     words = {}  # by split: its labels, and the place of each sample's among them
     for split, each in paths.items():
         labels = np.concatenate([opened[path].labels for path in each])
-        if not len(labels) and split == "test" != only:
-            continue  # the hub's have no labels
+        if not (labels != b"").any() and split == "test" != only:
+            notes.append("test has no labels, and is not used")
+            continue
         if not len(labels):
             raise UserError(f"--data {data}: {some(each)}: no images in it; a sample is KEY.jpg and KEY.cls",
                             Exit.BAD_DATA)
+        for path in each:
+            for place in np.flatnonzero(opened[path].labels == b"")[:1]:
+                raise UserError(f"{path}: {shown(opened[path].names[place])} has no label; it needs KEY.cls, or"
+                                ' KEY.json with {"label": ...}', Exit.BAD_DATA)
         words[split] = np.unique(labels, return_inverse=True, return_counts=True)
     labels_of_first = [label.decode() for label in words[first][0].tolist()]
     named = _named_classes(root, data)
     classes = named or sort_classes(labels_of_first)
-    number_of = {name: number for number, name in enumerate(classes)} | {
-        str(number): number for number in range(len(named))}
+    number_of = {str(number): number for number in range(len(named))}
+    if not number_of.keys() >= {*labels_of_first}:
+        number_of = {name: number for number, name in enumerate(classes)}
     if len(classes) == 1 and not only:
         raise UserError(f"--data {data}: there is only one class, {classes[0]}; add another", Exit.BAD_DATA)
     require_classes(words[first][2], f"--data {data}: {first}", "a label is a class")
 
     # each split, sorted
-    splits, digest, notes = {}, hashlib.sha256(), []
+    splits, digest = {}, hashlib.sha256()
     for split in sorted(words):
         in_words, inverse, _ = words[split]
         if unknown := [word.decode() for word in in_words.tolist() if word.decode() not in number_of]:
@@ -128,8 +135,8 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
     if num_others := sum(int(shard.others[0]) for shard in opened.values()):
         notes.append(f"skipped {counted(num_others, 'member')} of the tar files, neither images nor their labels")
     about = {"root": root, "classes": classes, "fingerprint": digest.hexdigest(), "notes": notes, "columns": ["image"],
-             "directories": {path: os.stat(path).st_mtime_ns for path in opened}}
-    return about, {split: splits[split] for split in names if split in splits}, None
+             "directories": {}}
+    return about, {split: splits[split] for split in paths if split in splits}, None
 
 
 def _open_all(paths: list[str], note: Callable[[str], None]) -> dict[str, Shard]:
@@ -137,12 +144,16 @@ def _open_all(paths: list[str], note: Callable[[str], None]) -> dict[str, Shard]
     num_samples, said = 0, SAID_EVERY
     # no multiprocessing.Pool: it ends its processes by SIGTERM, which the watchdog has blocked in them, too
     # gc.freeze: a scan makes many objects, and what a process has inherited holds no garbage to look for each time
-    with ProcessPoolExecutor(min(available_cores(), len(paths)), get_context("fork"), gc.freeze) as pool:
-        for number, count in enumerate(pool.map(_num_samples, paths), 1):
-            num_samples += count
-            if num_samples >= said:
-                note(f"{num_samples} samples in {number} of {counted(len(paths), 'tar file')}")
-                said = num_samples + SAID_EVERY
+    try:
+        with ProcessPoolExecutor(min(available_cores(), len(paths)), get_context("fork"), gc.freeze) as pool:
+            for number, count in enumerate(pool.map(_num_samples, paths), 1):
+                num_samples += count
+                if num_samples >= said:
+                    note(f"{num_samples} samples in {number} of {counted(len(paths), 'tar file')}")
+                    said = num_samples + SAID_EVERY
+    except BrokenProcessPool:
+        raise UserError("a process that scanned tar files was killed, perhaps because the memory ended; start again",
+                        Exit.IO) from None
     return {path: open_shard(path) for path in paths}
 
 
@@ -160,10 +171,13 @@ def _named_classes(root: str, data: str) -> list[str]:
     """The names in classes.txt; [] without one. Raises UserError (65)."""
     names = []
     for file in _file_of_classes(root):
-        names = Path(file).read_text(encoding="utf-8-sig").rstrip().splitlines()
+        try:
+            names = read_classes(file)
+        except UnicodeDecodeError:
+            names = [""]
         if len({*names}) < len(names) or "" in names:
-            raise UserError(f"--data {data}: {file} must have the name of a class on each line, and none twice",
-                            Exit.BAD_DATA)
+            raise UserError(f"--data {data}: {file} must have the name of a class on each line, in UTF-8, and none"
+                            " twice", Exit.BAD_DATA)
     return names
 
 

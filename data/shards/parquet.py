@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.shards.files import files_by_split
-from data.shards.shard import CLASSES, ENDING
-from data.shards.writing import write_shard
+from data.shards.shard import ENDING
+from data.shards.writing import write_classes, write_shard
 from data.tables.parquet import PARQUET, PLAIN, class_names, rows_of, schema_of
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
-from utils.files import one_at_a_time, write_atomically
+from utils.files import one_at_a_time
 from utils.hardware.cores import available_cores
 
 VERSION = 1
@@ -40,7 +40,7 @@ class Columns(NamedTuple):
 
 def is_parquet(root: str) -> bool:
     """Whether --data names Parquet files: one, a pattern, or a folder that holds them."""
-    return root.endswith(PARQUET) or bool(files_by_split(root, PARQUET))
+    return bool(files_by_split(root, PARQUET)) or (root.endswith(PARQUET) and not os.path.isdir(root))
 
 
 def imported(root: str, image: str, label: str, cache: Path, note: Callable[[str], None]) -> str:
@@ -65,10 +65,12 @@ def imported(root: str, image: str, label: str, cache: Path, note: Callable[[str
                 note(f"importing {counted(len(missing), 'Parquet file')}, once, into {folder}: about"
                      f" {needed / 1e9:.3g} GB; {free / 1e9:.3g} GB are free")
                 if columns.names:
-                    write_atomically(folder / CLASSES, "".join(f"{name}\n" for name in columns.names))
+                    write_classes(folder, columns.names)
                 with ThreadPoolExecutor(available_cores()) as pool:  # pyarrow has threads, which no fork survives
                     for _ in pool.map(partial(_import, folder, columns), missing):
                         pass
+                for leaving in folder.glob(f"*/.*{ENDING}.*"):  # of a killed import
+                    leaving.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"--data {root}: {error.filename or cache}: {error.strerror or error}; set LOCKSTEP_CACHE to a"
                         " folder with room", Exit.IO) from None
@@ -82,12 +84,13 @@ def choose_columns(root: str, paths: list[str], image: str, label: str) -> Colum
 
     # the image
     schema, named = schemas[0], class_names(schemas[0])
-    images = [each.name for each in schema if types.is_struct(each.type) and each.type.get_field_index("bytes") >= 0]
+    images = [each.name for each in schema if types.is_struct(each.type) and each.type.get_field_index("bytes") >= 0
+              and "binary" in str(each.type.field("bytes").type)]
     chosen = image if image != "auto" else next((name for name in (*USUAL, *images[:1]) if name in images), "")
     if chosen not in images:
         texts = "; texts have tasks of their own (--task)" * (not images)
         raise UserError(f"--data {root}: its columns are {some(schema.names)}; an image is a struct with bytes, and"
-                        f" {some(images) or 'none'} is one{texts}", Exit.BAD_DATA)
+                        f" {some(images)} is one{texts}", Exit.BAD_DATA)
 
     # the label
     label = next(iter(named)) if label not in schema.names and label == "label" and len(named) == 1 else label

@@ -11,10 +11,12 @@ Legend: M images.
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -25,9 +27,8 @@ from utils.array_folder import digest_of, kept_arrays
 from utils.errors import Exit, UserError
 from utils.files import cache_path
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 ENDING = ".tar"
-CLASSES = "classes.txt"  # the names of the classes, of which a label is the number of the line, counted from 0
 MAX_LABEL = 2**16  # bytes of a KEY.cls or KEY.json
 MAX_WORD = 1024  # bytes of the label in it
 MAX_OPEN = 64  # tar files that a process keeps open
@@ -40,7 +41,7 @@ class Shard:
     names: np.ndarray  # [M] bytes: of their members
     places: np.ndarray  # [M, 2] int64: first byte, size
     keys: np.ndarray  # [M] bytes: by which a folder would be sorted: FOLDER, NUL, FILE, with the dots that were escaped
-    labels: np.ndarray  # [M] bytes, UTF-8
+    labels: np.ndarray  # [M] bytes, UTF-8; empty: it has none
     others: np.ndarray  # [1] int64: members that are of no sample of images
 
     def __len__(self) -> int:
@@ -51,6 +52,8 @@ def open_shard(path: str) -> Shard:
     """The index of a tar file as it is now, from the cache or by a scan. Raises UserError (65, 66, 74)."""
     try:
         stat = os.stat(path)
+        if not S_ISREG(stat.st_mode):
+            raise UserError(f"{path} is no file, and no tar file therefore", Exit.BAD_DATA)
         name = digest_of(CACHE_VERSION, os.path.abspath(path), stat.st_size, stat.st_mtime_ns)
         return Shard(**kept_arrays(cache_path() / f"shard-{name}", lambda: _scan(path)))
     except OSError as error:
@@ -77,10 +80,23 @@ def shard_of(path: str) -> tuple[str, str]:
 
 
 def names_in(folder: str) -> tuple[str, frozenset[str]]:
-    """The tar file of SHARD.tar/FOLDER, and the names of the images in this folder. Raises UserError (65, 74)."""
+    """The tar file of SHARD.tar/FOLDER, and the names of the images in this folder.
+
+    Raises UserError (65, 66, 74), OSError where no tar file is meant.
+    """
     shard, inside = shard_of(f"{folder}/")
-    every = [os.path.split(os.fsdecode(name)) for name in open_shard(shard).names.tolist()]
-    return shard, frozenset(name for place, name in every if place == inside.rstrip("/"))
+    if not os.path.isfile(shard):
+        raise FileNotFoundError(2, "there is no such file", shard)
+    return shard, frozenset(_names_by_folder(shard)[inside.rstrip("/")])
+
+
+@lru_cache
+def _names_by_folder(shard: str) -> Mapping[str, list[str]]:
+    found = defaultdict(list)
+    for name in open_shard(shard).names.tolist():
+        folder, file = os.path.split(os.fsdecode(name))
+        found[folder].append(file)
+    return found
 
 
 def stat_of(path: str) -> tuple[int, int]:
@@ -114,10 +130,12 @@ def _find(path: str) -> tuple[str, "_File", list[int]]:
     """The tar file of SHARD.tar/MEMBER, opened; first byte and size of the member. Raises OSError."""
     name, member = shard_of(path)
     with suppress(UserError):
-        shard, file = _index(name), _opened(name)
-        place = int(np.searchsorted(shard.names, wanted := np.bytes_(os.fsencode(member))))
-        if place < len(shard) and shard.names[place] == wanted:
-            return name, file, shard.places[place].tolist()
+        (state, names, places), file = _index(name), _opened(name)
+        if file.state != state:
+            raise OSError(0, "the tar file has changed since it was scanned", path)
+        place = int(np.searchsorted(names, wanted := np.bytes_(os.fsencode(member))))
+        if place < len(names) and names[place] == wanted:
+            return name, file, places[place].tolist()
     raise FileNotFoundError(2, "there is no such image in the tar file", path)
 
 
@@ -126,12 +144,23 @@ class _File:
 
     def __init__(self, path: str):
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.state = _state(os.fstat(self.descriptor))
 
     def __del__(self) -> None:
         os.close(self.descriptor)
 
 
-_index = lru_cache(maxsize=None)(open_shard)  # mapped, not read
+def _state(stat: os.stat_result) -> tuple[int, int]:
+    return stat.st_size, stat.st_mtime_ns
+
+
+@cache
+def _index(path: str) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+    """A tar file's size and time, and then its names and places: mapped, not read."""
+    state, shard = _state(os.stat(path)), open_shard(path)
+    return state, shard.names, shard.places
+
+
 _opened = lru_cache(MAX_OPEN)(_File)
 
 
@@ -169,10 +198,11 @@ def _samples_in(reader: Reader) -> tuple[Iterator[tuple[bytes, Member, dict[byte
 
 
 def _label(reader: Reader, key: bytes, parts: dict[bytes, Member]) -> bytes:
-    """The label of a sample, as its .cls or the "label" of its .json has it. Raises UserError (65)."""
+    """The label of a sample, as its .cls or the "label" of its .json has it; b"" without one. Raises UserError (65)."""
     found = {}
-    for ending in {b"cls", b"json"} & parts.keys():
-        member = parts[ending]
+    for ending in (b"cls", b"json"):
+        if not (member := parts.get(ending)) or (found and member.size > MAX_LABEL):
+            continue
         if member.size > MAX_LABEL:
             raise _wrong(reader, member.name, f"has {member.size} bytes; a label has at most {MAX_LABEL}")
         text = reader.read_at(member.offset, member.size)
@@ -181,10 +211,9 @@ def _label(reader: Reader, key: bytes, parts: dict[bytes, Member]) -> bytes:
         except (ValueError, RecursionError):
             raise _wrong(reader, member.name, "is no text in UTF-8, or no JSON") from None
     labels = {label for label in found.values() if label}
-    if len(labels) != 1:
-        raise _wrong(reader, key, f"has the labels {' and '.join(map(repr, sorted(labels)))}; keep one" if labels else
-                     'has no label; it needs KEY.cls, or KEY.json with {"label": ...}')
-    label = labels.pop()
+    if len(labels) > 1:
+        raise _wrong(reader, key, f"has the labels {' and '.join(map(repr, sorted(labels)))}; keep one")
+    label = "".join(labels)
     if len(label.encode(errors="replace")) > MAX_WORD or not label.isprintable():
         raise _wrong(reader, key, f"has the label {label[:99]!a}; a label is printable, of at most {MAX_WORD} bytes")
     return label.encode()

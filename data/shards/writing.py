@@ -6,9 +6,31 @@ Tests: tests/end_to_end/test_shards.py
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from uuid import uuid4
+
+from utils.errors import Exit, UserError, some
+from utils.files import write_atomically
+
+CLASSES = "classes.txt"  # the names of the classes, of which a label is the number of the line, counted from 0
+
+
+def read_classes(file: str | Path) -> list[str]:
+    """The lines of classes.txt. Raises OSError, UnicodeDecodeError."""
+    return Path(file).read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
+
+
+def write_classes(folder: Path, names: Sequence[str]) -> None:
+    """Write classes.txt. Raises UserError (65) for names that do not come back from it, (73) over others; OSError."""
+    file = folder / CLASSES
+    if file.exists() and read_classes(file) != [*names]:
+        raise UserError(f"{folder} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
+    write_atomically(file, "".join(f"{name}\n" for name in names))
+    if read_classes(file) != [*names]:
+        file.unlink()
+        raise UserError(f"a class has an empty name, or one with a line break; rename it ({some(map(ascii, names))})",
+                        Exit.BAD_DATA)
 
 
 def write_shard(file: Path, samples: Iterable[tuple[str, bytes, object]]) -> None:

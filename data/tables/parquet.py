@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from utils.errors import Exit, UserError
+from utils.errors import Exit, UserError, some
 
 PARQUET = ".parquet"
 ROWS = 100  # in memory at a time
@@ -46,6 +46,8 @@ def objects_in(path: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str
 
     names = class_names(schema)
     for name in wanted:
+        if name not in schema.names:
+            raise UserError(f"{path}: there is no column {name}; it has {some(schema.names)}", Exit.BAD_DATA)
         kind = getattr(schema.field(name).type, "value_type", schema.field(name).type)  # of lists and dictionaries
         if not (types.is_integer(kind) or types.is_floating(kind) or str(kind) in (*PLAIN, "null")):
             raise UserError(f"{path}: the column {name} is {kind}; texts and labels are strings, numbers or lists of"
@@ -56,7 +58,7 @@ def objects_in(path: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str
 
 
 def rows_of(path: str, columns: Sequence[str], at_once: int = ROWS) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns, row by row, so many in memory at once. Raises UserError (65)."""
+    """The values of these columns, row by row; at most `at_once` rows are in memory. Raises UserError (65)."""
     import pyarrow.parquet
 
     pyarrow.set_cpu_count(1)
@@ -65,5 +67,5 @@ def rows_of(path: str, columns: Sequence[str], at_once: int = ROWS) -> Iterator[
             for batch in file.iter_batches(at_once, columns=[*columns], use_threads=False):
                 values = batch.to_pydict()
                 yield from zip(*(values[name] for name in columns), strict=True)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged: {error}", Exit.BAD_DATA) from None

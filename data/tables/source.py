@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from data.labels import CLASSES, LabelReader, require_labels
-from data.shards.files import files_by_split
+from data.shards.files import files_by_split, used_splits
 from data.splits import SPLIT_NAMES, VAL_NAMES, splits_in
 from data.tables.table import PARQUET, SPLIT, TEXTS, Columns, Inputs, Row, choose_columns, column_names, read_rows
 from utils.array_folder import digest_of
@@ -199,12 +199,8 @@ def find_tables(
     # Parquet files
     usual = [name for name in TEXTS.suffixes if name != PARQUET and [*Path(root).glob(f"*{name}")]]
     if found := {} if usual else files_by_split(root, PARQUET):
-        named = splits_in(found)
-        if "train" not in found:
-            raise UserError(f"--data {root}: has {some(found)}, but no Parquet files of train; name them so",
-                            Exit.BAD_DATA)
-        notes = [f"there is no val, so {named.get('val')} is used for validation"] * (named.get("val", "val") != "val")
-        return {split: [*map(Path, found[name])] for split, name in named.items()}, notes
+        files, notes = used_splits(root, found)
+        return {split: [*map(Path, paths)] for split, paths in files.items()}, notes
 
     # a file
     top = Path(root)

@@ -138,6 +138,8 @@ def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, 
     ({"image": IMAGE, "label": pa.list_(pa.int64())}, {}, ("auto", "label"), "is list"),
     ({"image": IMAGE, "label": pa.float32()}, {}, ("auto", "label"), "is float, and a class is a whole number or"),
     ({"image": pa.string(), "label": pa.int64()}, {}, ("auto", "label"), "texts have tasks of their own"),
+    ({"image": pa.struct([("bytes", pa.list_(pa.uint8()))]), "label": pa.int64()}, {}, ("auto", "label"),
+     "an image is a struct with bytes, and nothing is one"),
     ({"image": IMAGE, "label": pa.int64()}, {}, ("picture", "label"), "image is one")])
 def test_columns_are_found_or_asked_for(columns, names, given, expected, tmp_path):
     path = write(tmp_path / "a.parquet", {name: ([], kind) for name, kind in columns.items()}, names)
@@ -207,6 +209,12 @@ def test_values_of_a_table_are_words_numbers_and_names_of_classes(tmp_path):
         (2, {"text": None, "label": -1, "tags": [], "score": None, "many": None})]
     with pytest.raises(UserError, match="the column raw is binary; texts and labels are strings"):
         [*objects_in(str(path), ["raw"])]
+    with pytest.raises(UserError, match="there is no column words; it has text, label"):
+        [*objects_in(str(path), ["words"])]
+    damaged = pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b"\xff"], pa.binary()).buffers()[1:]])
+    pq.write_table(pa.table({"text": damaged}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"b\.parquet is damaged: 'utf-8' codec can't decode"):
+        [*objects_in(str(tmp_path / "b.parquet"), ["text"])]
 
 
 def test_without_pyarrow_one_message_says_what_to_install(of_photos, run_train, tmp_path):

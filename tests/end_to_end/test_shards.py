@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 import unicodedata
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from data.images.decode import opened
 from data.pack import PARSER, main
 from data.shards.index import build_image_index
 from data.splits import ValSplit
@@ -140,7 +143,7 @@ def test_a_shard_that_changes_while_its_run_is_stopped_ends_it(photos, module_ca
     assert result.returncode == Exit.BAD_DATA and f"{shard}/tint0/" in result.err, result.text
     shard.unlink()
     gone = run_train(*words)
-    assert (gone.returncode, "no tar files of train" in gone.err) == (Exit.BAD_DATA, True), gone.text
+    assert (gone.returncode, "has files of val, but none of train" in gone.err) == (Exit.BAD_DATA, True), gone.text
 
 
 # --- packing
@@ -211,14 +214,25 @@ def test_packing_that_was_killed_goes_on(module_cache, tmp_path):
     os.mkfifo(last)
     process = subprocess.Popen([sys.executable, "-m", "data.pack", folder, *words, tmp_path / "output"],
                                cwd=Path(__file__).parents[2])
-    with last.open("wb"):  # until it is opened there
+    try:
+        while not is_read(last):
+            assert process.poll() is None
+            time.sleep(0.01)
+    finally:
         process.kill()
-        assert process.wait() == -signal.SIGKILL
+    assert process.wait() == -signal.SIGKILL
     there = digests(tmp_path / "output")
     last.unlink()
     last.write_bytes(image)
     assert 3 < len(there) < len(whole) and there.items() < whole.items()
     assert digests(pack(folder, tmp_path / "output", "2kB")) == whole
+
+
+def is_read(pipe) -> bool:
+    with suppress(OSError):  # there is no reader
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return True
+    return False
 
 
 @pytest.mark.unit
@@ -234,12 +248,17 @@ def test_a_table_and_one_split_can_be_packed(module_cache, tmp_path):
     packed = pack(folder, tmp_path / "packed")
     one, two = (build_image_index(str(root), WHOLE, module_cache, print) for root in (folder, packed))
     assert (one.classes, one.fingerprint) == (two.classes, two.fingerprint) == (("Käse", "Öl"), one.fingerprint)
+    for split in ("train", "val"):
+        shutil.copy(tmp_path / "table.csv", tmp_path / f"{split}.csv")
+    (tmp_path / "train").mkdir()  # of no meaning to a table
+    of_two = build_image_index(str(pack(tmp_path, tmp_path / "of-two")), WHOLE, module_cache, print)
+    assert {split: len(each) for split, each in of_two.splits.items()} == {"train": 4, "val": 4}
     of_table = build_image_index(str(pack(tmp_path / "table.csv", tmp_path / "of-table")), WHOLE, module_cache, print)
     assert len(of_table.splits["train"]) == 4 and of_table.classes == one.classes
     for name in ("val", "val/*.tar"):
         alone = build_image_index(str(packed / name), ValSplit(0.1, 0, only="val"), module_cache, print)
         assert (len(alone.splits["val"]), alone.classes) == (4, one.classes)
-    with pytest.raises(UserError, match="has val, but no tar files of train"):
+    with pytest.raises(UserError, match="has files of val, but none of train; name the files, or their folder, so"):
         pack(packed / "val" / "*.tar", tmp_path / "of-val")
 
 
@@ -279,8 +298,9 @@ def web_samples(first, count, label=lambda number: b"%d" % (number % 3), ending=
 @pytest.mark.unit
 @pytest.mark.parametrize("names, words", [
     (("train/0.tar", "train/1.tar", "val/0.tar"), ""), (("training/0.tar", "validation/0.tar", "test/0.tar"), ""),
-    (("set-train-0.tar", "set-train-1.tar", "set-validation-0.tar"), ""), (("0.tar", "1.tar", "2.tar"), ""),
-    (("0.tar", "1.tar", "2.tar"), "*.tar"), (("one.tar",), "one.tar"),
+    (("test-set-train-0.tar", "set-train-1.tar", "set-validation-0.tar"), ""), (("0.tar", "1.tar", "2.tar"), ""),
+    (("0.tar", "1.tar", "2.tar"), "*.tar"), (("a/train-0.tar", "b/train-1.tar", "c/val-0.tar"), "*/*.tar"),
+    (("one.tar",), "one.tar"),
     (("plain/set-train-0.tar", "plain/set-validation-0.tar"), "")])
 def test_splits_are_folders_or_in_the_names_and_else_val_is_held_out(names, words, module_cache, tmp_path):
     for number, name in enumerate(names):
@@ -288,10 +308,13 @@ def test_splits_are_folders_or_in_the_names_and_else_val_is_held_out(names, word
     index = build_image_index(str(tmp_path / "set" / words), ValSplit(0.1, 0), module_cache, print)
     has_val = any("val" in name for name in names)
     counts = {split: len(each) for split, each in index.splits.items()}
-    num_train = 30 * sum("val" not in name and "test" not in name for name in names)
+    num_train = 30 * sum("val" not in name and not name.startswith("test/") for name in names)
     assert counts["train"] == (num_train if has_val else round(num_train * 0.9)), counts
-    assert counts["val"] == (30 if has_val else round(num_train * 0.1)) and ("test" in counts) == ("test" in str(names))
+    assert counts["val"] == (30 if has_val else round(num_train * 0.1))
+    assert ("test" in counts) == ("test/" in str(names))
     assert index.classes == ("0", "1", "2")
+    assert all(opened(path).read(2) == b"\xff\xd8" for each in index.splits.values()
+               for path in map(each.path, range(len(each))))
     assert ("are held out" in str(index.notes)) != has_val
 
 
@@ -319,6 +342,46 @@ def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache
     with pytest.raises(UserError, match=words) as raised:
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
     assert raised.value.code == Exit.BAD_DATA
+
+
+@pytest.mark.unit
+def test_labels_are_names_where_they_are_no_numbers_of_lines(module_cache, tmp_path):
+    write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number: b"%d" % (number % 3 + 1)))
+    (tmp_path / "classes.txt").write_text("1\n2\n3\n")
+    index = build_image_index(str(tmp_path), WHOLE, module_cache, print)
+    assert np.bincount(index.splits["train"].labels).tolist() == [4, 4, 4]
+    for content in (b"\xe4\n", b"", b"a\na\n"):
+        (tmp_path / "classes.txt").write_bytes(content)
+        with pytest.raises(UserError, match="the name of a class on each line, in UTF-8, and none twice"):
+            build_image_index(str(tmp_path), WHOLE, module_cache, print)
+
+
+@pytest.mark.unit
+def test_what_is_not_used_is_said(module_cache, tmp_path):
+    for number, name in enumerate(("train", "valid", "validation", "test")):
+        write_shard(tmp_path / "set" / name / "0.tar", web_samples(30 * number, 30, lambda number: b"%d" % (number % 3)
+                                                                   if number < 90 else b""))
+    index = build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+    assert {"validation is not used", "there is no val, so valid is used for validation",
+            "test has no labels, and is not used"} <= {*index.notes} and len(index.splits) == 2
+    for name in ("valid", "validation"):
+        (tmp_path / "set" / name / "0.tar").unlink()
+        (tmp_path / "set" / name).rmdir()
+    with pytest.raises(UserError, match=r"test/0.tar: 000090.jpg has no label; it needs KEY.cls, or KEY.json with"):
+        build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0, only="test"), module_cache, print)
+    (tmp_path / "set" / "test").rename(tmp_path / "set" / "eval")
+    with pytest.raises(UserError, match=r"eval/0.tar: 000090.jpg has no label"):
+        build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+    (tmp_path / "set" / "train" / "1.tar").symlink_to(tmp_path / "none.tar")
+    with pytest.raises(UserError, match=r"cannot read .*/train/1\.tar: No such file"):
+        build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", ["f.tar", "f.parquet"])
+def test_a_folder_of_classes_may_be_called_as_a_file_is(name, module_cache, tmp_path):
+    folder = nasty_folder(tmp_path / name)
+    assert len(build_image_index(str(folder), WHOLE, module_cache, print).splits["train"]) == 3 * len(NASTY)
 
 
 @pytest.mark.unit
@@ -380,6 +443,19 @@ def test_two_images_of_one_name_and_another_ending_cannot_be_packed(module_cache
     shutil.copy(folder / "train" / "2" / "a.jpg", folder / "train" / "2" / "a.jpeg")
     with pytest.raises(UserError, match="another image has its name with another ending"):
         pack(folder, tmp_path / "packed")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name, words", [
+    ("train/a\nb/1.jpg", "or one with a line break; rename it"), ("table.csv", "whose name ends in .jpg")])
+def test_what_would_not_come_back_is_not_packed(name, words, module_cache, tmp_path):
+    for path in ("train/c/1.jpg", "val/c/1.jpg", name):
+        write_image(tmp_path / "folder" / path, 9) if path.endswith("jpg") else None
+    (tmp_path / "folder" / "photo").write_bytes((tmp_path / "folder" / "train" / "c" / "1.jpg").read_bytes())
+    (tmp_path / "folder" / "table.csv").write_text("image,label\ntrain/c/1.jpg,1\nphoto,2\n")
+    data = tmp_path / "folder" / (name if name.endswith("csv") else "")
+    with pytest.raises(UserError, match=words):
+        pack(data, tmp_path / "packed")
 
 
 def test_a_pattern_is_trained_on_as_it_is_typed(run_train, tmp_path):

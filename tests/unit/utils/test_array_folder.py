@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.harness.mapped import is_mapped
+from utils import array_folder
 from utils.array_folder import kept_arrays, open_arrays
 from utils.files import make_folder
 
@@ -40,8 +41,12 @@ def test_arrays_come_back_as_they_were_and_are_made_once(tmp_path):
     assert [path.name for path in tmp_path.rglob("*") if path.name.startswith(".")] == []
 
 
-def test_arrays_are_mapped_and_cannot_be_written(tmp_path):
+@pytest.mark.parametrize("large", [1, 2**26])
+def test_arrays_are_mapped_and_cannot_be_written(large, monkeypatch, tmp_path):
+    monkeypatch.setattr(array_folder, "LARGE", large)
+    before = os.listdir("/proc/self/fd")
     found = kept_arrays(tmp_path / "new", lambda: ARRAYS)
+    assert (len(os.listdir("/proc/self/fd")) == len(before)) == (large > 1)
     mapped = {name: (is_mapped(array), array.flags.writeable) for name, array in found.items() if array.size}
     assert mapped == dict.fromkeys(["flat", "pairs", "part"], (True, False))
 

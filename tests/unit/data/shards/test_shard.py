@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,8 +14,9 @@ import pytest
 from PIL import Image
 
 from data.images.decode import EncodedImage, UnreadableImage
+from data.images.folder import images_of
 from data.shards.headers import BLOCK, MAX_EXTENDED, Reader, members_of
-from data.shards.shard import MAX_LABEL, names_in, open_shard, read_member
+from data.shards.shard import MAX_LABEL, MAX_OPEN, names_in, open_shard, read_member
 from utils.errors import Exit, UserError
 
 pytestmark = pytest.mark.unit
@@ -87,7 +89,8 @@ def changed(path, place, content):
 
 @pytest.mark.parametrize("size, words", [
     (b"77777777777\0", "ends behind the end of the file"), (b"\x80" + bytes(3) + b"\x7f" * 8, "ends behind the end"),
-    (b"\xff" * 12, "ends behind the end"), (b"-0000000001\0", "ends behind the end"), (b"zzzzzzzzzzz\0", "ends behind"),
+    (b"\xff" * 12, "the size of member a.png is no number"), (b"-0000000001\0", "is no number"),
+    (b"zzzzzzzzzzz\0", "is no number"),
     (b"00000002001\0", "ends behind the end of the file, which is cut off")])
 def test_a_size_that_cannot_be_is_refused(size, words, tmp_path):
     path = tmp_path / "a.tar"
@@ -120,7 +123,8 @@ def of_kind(kind, name="a.png", content=b"", linkname=""):
     (of_kind(b"L", content=b"n" * 1025) + of_kind(b"0", content=b"x"), "is longer than 1024 bytes"),
     (of_kind(b"L", content=b"x" * (MAX_EXTENDED + 1)), "1048577 bytes"),
     (of_kind(b"0", "a.png", b"x"), "its end is missing, so it is cut off"), (b"", "its end is missing"),
-    (of_kind(b"0", "a.png") + bytes(2 * BLOCK) + of_kind(b"0", "b.png") + bytes(2 * BLOCK), "more follows behind its"),
+    *((of_kind(b"0", "a.png") + bytes(zeros) + of_kind(b"0", "b.png") + bytes(2 * BLOCK), "more follows behind its")
+      for zeros in (2 * BLOCK, MAX_EXTENDED + 2 * BLOCK)),
     (of_kind(b"0", "a.png", b"x")[:BLOCK] + b"y" * BLOCK + b"junk" * 128, "there is no header at byte 1024")])
 def test_what_is_damaged_or_hostile_has_one_clear_error(content, words, tmp_path):
     path = tmp_path / "a.tar"
@@ -133,23 +137,58 @@ def test_what_is_damaged_or_hostile_has_one_clear_error(content, words, tmp_path
 @pytest.mark.parametrize("members, words", [
     ([*sample("a").items(), *sample("a").items()], "a.png is there twice"),
     ({"a.png": picture(), "a.jpg": picture(), "a.cls": b"1"}, "a has several images"),
-    ({"a.png": picture()}, "a has no label"), ({"a.cls": b"1"}, "a has a label and no image"),
+    ({"a.cls": b"1"}, "a has a label and no image"),
     ({"a.png": picture(), "a.cls": b"1", "a.json": b'{"label": 2}'}, "a has the labels '1' and '2'"),
-    ({"a.png": picture(), "a.json": b'{"label": [1, 2]}'}, "a has no label"),
     ({"a.png": picture(), "a.json": b"{"}, "a.json is no text in UTF-8, or no JSON"),
     ({"a.png": picture(), "a.json": b"[" * 60_000}, "a.json is no text in UTF-8, or no JSON"),
     ({"a.png": picture(), "a.cls": b"\xff"}, "a.cls is no text in UTF-8"),
-    ({"a.png": picture(), "a.cls": b" \n"}, "a has no label"),
     ({"a.png": picture(), "a.cls": b"x" * (MAX_LABEL + 1)}, f"a.cls has {MAX_LABEL + 1} bytes"),
     ({"a.png": picture(), "a.cls": b"cat\x1b[31m"}, r"a has the label 'cat\\x1b\[31m'"),
     ({"a.png": picture(), "a.cls": b"x" * 1025}, "a label is printable, of at most 1024 bytes"),
     ({"a.png": picture(), "a.json": b'{"label": "\\ud800"}'}, "a has the label"),
-    ({"\x1b[31ma.png": picture()}, r"'\\x1b\[31ma' has no label")])
+    ({"\x1b[31ma.png": picture(), "\x1b[31ma.cls": b"\xff"}, r"'\\x1b\[31ma.cls' is no text")])
 def test_what_is_no_sample_is_refused_by_its_name(members, words, tmp_path):
     path = write_tar(tmp_path / "a.tar", members)
     with pytest.raises(UserError, match=words) as raised:
         open_shard(path)
     assert raised.value.code == Exit.BAD_DATA and str(raised.value).isprintable()
+
+
+def test_images_may_be_without_labels(tmp_path):
+    """A model predicts them. A large description counts where the label does not stand in it."""
+    path = write_tar(tmp_path / "a.tar", {
+        "a.png": picture(), "b.png": picture(), "b.cls": b" \n", "c.png": picture(), "c.json": b'{"label": [1, 2]}',
+        "d.png": picture(), "d.cls": b"7", "d.json": b'{"text": "' + b"x" * MAX_LABEL + b'"}'})
+    assert open_shard(path).labels.tolist() == [b"", b"", b"", b"7"]
+    assert images_of(path) == [f"{path}/{name}.png" for name in "abcd"]
+
+
+def test_names_are_those_that_folders_have(tmp_path):
+    """tar -C DIR -cf x.tar . writes ./cat/1.png; and GNU tar's global header has the name of a temporary file."""
+    path = write_tar(tmp_path / "a.tar", {f"./{name}": data for name, data in sample("cat/1").items()})
+    header = of_kind(b"g", "/tmp/GlobalHead.1", b"19 comment=a test\n\n")
+    Path(path).write_bytes(header + Path(path).read_bytes())
+    assert open_shard(path).names.tolist() == [b"cat/1.png"] and read_member(f"{path}/cat/1.png") == picture()
+    with pytest.raises(FileNotFoundError):
+        names_in(str(tmp_path / "photos.zip"))
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "a.tar")
+    with pytest.raises(UserError, match="is no file, and no tar file therefore"):
+        open_shard(str(tmp_path / "a.tar"))
+
+
+def test_a_tar_file_that_is_exchanged_is_not_read_at_the_old_places(tmp_path):
+    """Whether it is still open, or has been closed because others were read."""
+    paths = [write_tar(tmp_path / f"{number}.tar", sample("a") | sample("b")) for number in range(MAX_OPEN + 2)]
+    first = {read_member(f"{path}/a.png") for path in paths}
+    write_tar(tmp_path / "new.tar", {"b.png": picture(9), "b.cls": b"1"} | sample("a"))
+    for path in (paths[0], paths[-1]):
+        os.replace(shutil.copy(tmp_path / "new.tar", tmp_path / "copy"), path)
+    assert {read_member(f"{paths[-1]}/a.png")} == first  # it is open
+    with pytest.raises(OSError, match="the tar file has changed since it was scanned"):
+        read_member(f"{paths[0]}/a.png")
 
 
 def test_samples_have_their_labels_and_their_bytes(tmp_path):
