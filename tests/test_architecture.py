@@ -209,6 +209,13 @@ def test_the_tests_of_a_module_are_found_from_it():
     assert len(modules) > 100 and [path for path in modules if not any(map(Path.exists, homes_of_tests(path)))] == []
 
 
+def test_unit_tests_lie_where_make_check_runs_them():
+    """`make test` leaves out what has the mark, wherever it lies."""
+    places = {path.relative_to(ROOT).parts[:2] for path in (ROOT / "tests").rglob("*.py")
+              if "mark.unit" in path.read_text()}
+    assert places - {("tests", "unit"), ("tests", "test_architecture.py")} == set()
+
+
 def test_the_data_layer_is_tracked():
     asked = ["git", "check-ignore", "data/sampler.py", "data/new.py"]
     ignored = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True)

@@ -105,7 +105,6 @@ def own_cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.unit
 def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, tmp_path):
     folder, said = tmp_path / "set", []
     for number in range(3):
@@ -123,7 +122,6 @@ def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, 
     assert imported(str(folder), "auto", "label", own_cache, said.append) != str(place)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("columns, names, given, expected", [
     ({"img": IMAGE, "label": pa.int64()}, {"label": ["a", "b"]}, ("auto", "label"), ("img", "label", ("a", "b"))),
     ({"thumbnail": IMAGE, "image": IMAGE, "label": pa.string()}, {}, ("auto", "label"), ("image", "label", ())),
@@ -151,7 +149,6 @@ def test_columns_are_found_or_asked_for(columns, names, given, expected, tmp_pat
     assert raised.value.code == Exit.BAD_DATA
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("files, labels, words", [
     ([picture(0), None], [0, 1], "row 1, counted from 0, has no bytes in image; embed its file, or remove it"),
     ([picture(0), b""], [0, 1], "row 1, counted from 0, has no bytes in image"),
@@ -164,7 +161,6 @@ def test_rows_that_are_no_samples_are_named(files, labels, words, own_cache, tmp
     assert raised.value.code == Exit.BAD_DATA and not [*own_cache.rglob("*.tar")]
 
 
-@pytest.mark.unit
 def test_rows_of_a_test_without_labels_are_left_out(own_cache, tmp_path):
     for name, labels in (("train", [0, 1] * 5), ("validation", [0, 1]), ("test", [-1, -1])):
         write_images(tmp_path / "set" / f"{name}-0.parquet", [picture(9)] * len(labels), labels, ["cat", "dog"])
@@ -172,7 +168,6 @@ def test_rows_of_a_test_without_labels_are_left_out(own_cache, tmp_path):
     assert {split: len(each) for split, each in index.splits.items()} == {"train": 10, "val": 2}
 
 
-@pytest.mark.unit
 def test_files_with_other_classes_are_refused(own_cache, tmp_path):
     """A label would mean another class in each."""
     for number, names in enumerate((["cat", "dog"], ["dog", "cat"])):
@@ -181,7 +176,6 @@ def test_files_with_other_classes_are_refused(own_cache, tmp_path):
         imported(str(tmp_path / "set"), "auto", "label", own_cache, print)
 
 
-@pytest.mark.unit
 def test_what_is_no_parquet_file_is_refused(own_cache, tmp_path):
     (tmp_path / "a.parquet").write_text("not at all")
     with pytest.raises(UserError, match="cannot be read as Parquet"):
@@ -197,7 +191,6 @@ def test_what_is_no_parquet_file_is_refused(own_cache, tmp_path):
     assert is_parquet("any.parquet") and not is_parquet(str(tmp_path / "none"))
 
 
-@pytest.mark.unit
 def test_values_of_a_table_are_words_numbers_and_names_of_classes(tmp_path):
     path = write(tmp_path / "a.parquet", {
         "text": (["one", None], pa.string_view()), "label": ([1, -1], pa.int64()),

@@ -167,7 +167,6 @@ def nasty_folder(root) -> Path:
     return root
 
 
-@pytest.mark.unit
 def test_a_packed_folder_is_the_same_index_whatever_its_files_are_called(module_cache, tmp_path):
     folder = nasty_folder(tmp_path / "folder")
     packed = pack(folder, tmp_path / "packed", "2kB")
@@ -186,7 +185,6 @@ def digests(folder):
     return {path.relative_to(folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*.tar")}
 
 
-@pytest.mark.unit
 def test_packing_goes_on_after_a_kill_and_gives_the_same_bytes(module_cache, tmp_path):
     """And what is there of other data is not written over."""
     folder = nasty_folder(tmp_path / "folder")
@@ -203,7 +201,6 @@ def test_packing_goes_on_after_a_kill_and_gives_the_same_bytes(module_cache, tmp
         pack(folder, output, "2kB")
 
 
-@pytest.mark.unit
 def test_packing_that_was_killed_goes_on(module_cache, tmp_path):
     """While it read the last image, which is a pipe that gives nothing."""
     folder = nasty_folder(tmp_path / "folder")
@@ -235,7 +232,6 @@ def is_read(pipe) -> bool:
     return False
 
 
-@pytest.mark.unit
 def test_a_table_and_one_split_can_be_packed(module_cache, tmp_path):
     """All of their samples; and names that are written in another form of Unicode stay as they are."""
     names = [unicodedata.normalize("NFD", name) for name in ("Käse", "Öl")]
@@ -262,7 +258,6 @@ def test_a_table_and_one_split_can_be_packed(module_cache, tmp_path):
         pack(packed / "val" / "*.tar", tmp_path / "of-val")
 
 
-@pytest.mark.unit
 def test_the_table_beside_a_tar_file_has_sizes_and_digests(module_cache, tmp_path):
     packed = pack(nasty_folder(tmp_path / "folder"), tmp_path / "packed", "1MB")
     with (packed / "train" / "00000.csv").open() as file, tarfile.open(packed / "train" / "00000.tar") as archive:
@@ -295,7 +290,6 @@ def web_samples(first, count, label=lambda number: b"%d" % (number % 3), ending=
         yield f"{number:06}.{ending}", label(number)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("names, words", [
     (("train/0.tar", "train/1.tar", "val/0.tar"), ""), (("training/0.tar", "validation/0.tar", "test/0.tar"), ""),
     (("test-set-train-0.tar", "set-train-1.tar", "set-validation-0.tar"), ""), (("0.tar", "1.tar", "2.tar"), ""),
@@ -318,7 +312,6 @@ def test_splits_are_folders_or_in_the_names_and_else_val_is_held_out(names, word
     assert ("are held out" in str(index.notes)) != has_val
 
 
-@pytest.mark.unit
 def test_labels_are_numbers_of_lines_or_names(module_cache, tmp_path):
     root = tmp_path / "set"
     write_shard(root / "train" / "0.tar", web_samples(0, 12, lambda number: b'{"label": %d}' % (number % 3), "json"))
@@ -332,7 +325,6 @@ def test_labels_are_numbers_of_lines_or_names(module_cache, tmp_path):
     assert raised.value.code == Exit.BAD_DATA
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("members, words", [
     ([], "no images in it; a sample is KEY.jpg and KEY.cls"), ([("a.txt", b"text")], "no images in it"),
     ([*web_samples(0, 4, lambda number: b"0")], "there is only one class, 0"),
@@ -344,7 +336,6 @@ def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache
     assert raised.value.code == Exit.BAD_DATA
 
 
-@pytest.mark.unit
 def test_labels_are_names_where_they_are_no_numbers_of_lines(module_cache, tmp_path):
     write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number: b"%d" % (number % 3 + 1)))
     (tmp_path / "classes.txt").write_text("1\n2\n3\n")
@@ -356,7 +347,6 @@ def test_labels_are_names_where_they_are_no_numbers_of_lines(module_cache, tmp_p
             build_image_index(str(tmp_path), WHOLE, module_cache, print)
 
 
-@pytest.mark.unit
 def test_what_is_not_used_is_said(module_cache, tmp_path):
     for number, name in enumerate(("train", "valid", "validation", "test")):
         write_shard(tmp_path / "set" / name / "0.tar", web_samples(30 * number, 30, lambda number: b"%d" % (number % 3)
@@ -377,14 +367,12 @@ def test_what_is_not_used_is_said(module_cache, tmp_path):
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name", ["f.tar", "f.parquet"])
 def test_a_folder_of_classes_may_be_called_as_a_file_is(name, module_cache, tmp_path):
     folder = nasty_folder(tmp_path / name)
     assert len(build_image_index(str(folder), WHOLE, module_cache, print).splits["train"]) == 3 * len(NASTY)
 
 
-@pytest.mark.unit
 def test_a_sample_is_found_by_its_name_in_a_folder_and_in_its_tar_file(packed, module_cache):
     """--without takes either, and a line of bad_samples.txt."""
     train = build_image_index(str(packed), WHOLE, module_cache, print).splits["train"]
@@ -393,7 +381,6 @@ def test_a_sample_is_found_by_its_name_in_a_folder_and_in_its_tar_file(packed, m
     assert train.find([*lines, f"{path}x"]) == {line: [5] for line in lines}
 
 
-@pytest.mark.unit
 def test_a_key_in_two_shards_is_refused_with_both(module_cache, tmp_path):
     for name in ("0.tar", "1.tar"):
         write_shard(tmp_path / "set" / name, web_samples(0, 4))
@@ -401,7 +388,6 @@ def test_a_key_in_two_shards_is_refused_with_both(module_cache, tmp_path):
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
 
 
-@pytest.mark.unit
 def test_files_beside_folders_of_classes_are_no_data(module_cache, tmp_path):
     """An archive of the data often lies beside them."""
     folder = nasty_folder(tmp_path / "folder")
@@ -412,7 +398,6 @@ def test_files_beside_folders_of_classes_are_no_data(module_cache, tmp_path):
     assert (one.fingerprint, len(one.splits["train"])) == (two.fingerprint, len(two.splits["train"]))
 
 
-@pytest.mark.unit
 def test_a_name_without_a_split_beside_others_is_refused(module_cache, tmp_path):
     for number, name in enumerate(("set-train-0.tar", "set-val-0.tar", "extra.tar")):
         write_shard(tmp_path / "set" / name, web_samples(10 * number, 10))
@@ -422,7 +407,6 @@ def test_a_name_without_a_split_beside_others_is_refused(module_cache, tmp_path)
     assert {split: len(index) for split, index in both.splits.items()} == {"train": 10, "val": 10}
 
 
-@pytest.mark.unit
 def test_a_scan_ends_where_signals_are_blocked(tmp_path):
     """As the watchdog blocks them in a start, and in all that it forks."""
     for number in range(6):
@@ -437,7 +421,6 @@ def test_a_scan_ends_where_signals_are_blocked(tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=Path(__file__).parents[2])
 
 
-@pytest.mark.unit
 def test_two_images_of_one_name_and_another_ending_cannot_be_packed(module_cache, tmp_path):
     folder = nasty_folder(tmp_path / "folder")
     shutil.copy(folder / "train" / "2" / "a.jpg", folder / "train" / "2" / "a.jpeg")
@@ -445,7 +428,6 @@ def test_two_images_of_one_name_and_another_ending_cannot_be_packed(module_cache
         pack(folder, tmp_path / "packed")
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("name, words", [
     ("train/a\nb/1.jpg", "or one with a line break; rename it"), ("table.csv", "whose name ends in .jpg")])
 def test_what_would_not_come_back_is_not_packed(name, words, module_cache, tmp_path):
