@@ -89,7 +89,10 @@ def build_image_index(root: str, val: ValSplit, cache: Path, note: Callable[[str
 def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, note: Callable[[str], None]) -> Found:
     """For kept_index(). only: see ValSplit. Raises UserError (65, 66, 74)."""
     # the splits, and all tar files
-    paths, notes = used_splits(data, by_split, only)
+    has_labels = any((shard.labels != b"").any() for shard in _open_all(by_split.get("test", []), note).values())
+    unlabelled = ["test"] * ("test" in by_split and not has_labels and only != "test")  # the hub's often have none
+    paths, notes = used_splits(data, {name: each for name, each in by_split.items() if name not in unlabelled}, only)
+    notes += [f"{name} has no labels, and is not used" for name in unlabelled]
     first = next(iter(paths))
     opened = _open_all([path for each in paths.values() for path in each], note)
 
@@ -97,9 +100,6 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
     words = {}  # by split: its labels, and the place of each sample's among them
     for split, each in paths.items():
         labels = np.concatenate([opened[path].labels for path in each])
-        if not (labels != b"").any() and split == "test" != only:
-            notes.append("test has no labels, and is not used")
-            continue
         if not len(labels):
             raise UserError(f"--data {data}: {some(each)}: no images in it; a sample is KEY.jpg and KEY.cls",
                             Exit.BAD_DATA)
@@ -145,7 +145,7 @@ def _open_all(paths: list[str], note: Callable[[str], None]) -> dict[str, Shard]
     # no multiprocessing.Pool: it ends its processes by SIGTERM, which the watchdog has blocked in them, too
     # gc.freeze: a scan makes many objects, and what a process has inherited holds no garbage to look for each time
     try:
-        with ProcessPoolExecutor(min(available_cores(), len(paths)), get_context("fork"), gc.freeze) as pool:
+        with ProcessPoolExecutor(min(available_cores(), len(paths) or 1), get_context("fork"), gc.freeze) as pool:
             for number, count in enumerate(pool.map(_num_samples, paths), 1):
                 num_samples += count
                 if num_samples >= said:

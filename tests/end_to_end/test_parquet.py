@@ -166,6 +166,9 @@ def test_rows_of_a_test_without_labels_are_left_out(own_cache, tmp_path):
         write_images(tmp_path / "set" / f"{name}-0.parquet", [picture(9)] * len(labels), labels, ["cat", "dog"])
     index = build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), own_cache, print)
     assert {split: len(each) for split, each in index.splits.items()} == {"train": 10, "val": 2}
+    (tmp_path / "set" / "validation-0.parquet").unlink()
+    held = build_image_index(str(tmp_path / "set"), ValSplit(0.2, 0), own_cache, print)
+    assert {split: len(each) for split, each in held.splits.items()} == {"train": 8, "val": 2}
 
 
 def test_files_with_other_classes_are_refused(own_cache, tmp_path):

@@ -357,6 +357,9 @@ def test_what_is_not_used_is_said(module_cache, tmp_path):
     for name in ("valid", "validation"):
         (tmp_path / "set" / name / "0.tar").unlink()
         (tmp_path / "set" / name).rmdir()
+    held = build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+    assert "test has no labels, and is not used" in held.notes and len(held.splits["val"]) == 3
+    assert "is used for validation" not in str(held.notes)
     with pytest.raises(UserError, match=r"test/0.tar: 000090.jpg has no label; it needs KEY.cls, or KEY.json with"):
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0, only="test"), module_cache, print)
     (tmp_path / "set" / "test").rename(tmp_path / "set" / "eval")
