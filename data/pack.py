@@ -28,7 +28,7 @@ from data.images.table import build_table_index, is_table
 from data.shards.headers import MAX_NAME
 from data.shards.index import build_image_index
 from data.shards.shard import ENDING, member_of, stat_of
-from data.shards.writing import write_classes, write_shard
+from data.shards.writing import CLASSES, write_classes, write_shard
 from data.splits import ValSplit, plain
 from data.tables.source import TableSource
 from data.tables.table import IMAGES
@@ -64,6 +64,9 @@ def main(given: argparse.Namespace) -> int:
     index, output = index_of(given.data, (given.image_column, given.label_column)), Path(given.output)
     try:
         output.mkdir(parents=True, exist_ok=True)
+        if (file := output / CLASSES).exists() and file.read_bytes() != "".join(
+                f"{name}\n" for name in index.classes).encode(errors="replace"):
+            raise UserError(f"{output} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
         write_classes(output, index.classes)
         for split, samples in index.splits.items():
             is_folder = not is_table(given.data) and os.path.isdir(os.path.join(samples.root, "train"))
@@ -80,7 +83,7 @@ def index_of(data: str, columns: tuple[str, str]) -> FolderIndex:
     """All samples of the data, none held out. columns: of images and labels. Raises UserError (65, 66, 74)."""
     val = ValSplit(0, 0, only="train")
     if is_table(data):
-        return build_table_index(TableSource(data, IMAGES, columns[0], columns[1:]), val, cache_path())
+        return build_table_index(TableSource(data, IMAGES, columns[0], columns[1:], split="test"), val, cache_path())
     return build_image_index(data, val, cache_path(), say, columns)
 
 
@@ -91,7 +94,7 @@ def cut(samples: ImageIndex, classes: Sequence[str], has_folder: bool, most: int
         name = os.fsdecode(samples.name(index))
         name = name.partition("/")[2] if has_folder else name
         name = name if plain(name.partition("/")[0]) == classes[label] else f"{classes[label]}/{name}"
-        if ("\0" in name or ".." in name.split("/") or not name.lower().endswith(EXTENSIONS)
+        if ("\0" in name or name.startswith("/") or ".." in name.split("/") or not name.lower().endswith(EXTENSIONS)
                 or len(os.fsencode(member_of(os.fsencode(name)))) > MAX_NAME):
             raise UserError(f"{name} cannot be packed: a sample is one image in the folder of the data, whose name ends"
                             f" in {' '.join(EXTENSIONS)} and has at most {MAX_NAME} bytes", Exit.BAD_DATA)
@@ -125,11 +128,12 @@ def pack(parts: Iterator[list[Packed]], folder: Path) -> None:
         write = csv.writer(table, lineterminator="\n").writerow
         table.write(f"# {source}\n")
         write(["member", "size", "sha256"])
+        file.with_suffix(".packed").unlink(missing_ok=True)  # of a packing that was killed
         write_shard(file.with_suffix(".packed"), _contents(part, write))
         write_atomically(file.with_suffix(".csv"), table.getvalue())  # first: a tar file has its table
         os.rename(file.with_suffix(".packed"), file)
     for leaving in folder.glob(".*.packed.*"):  # of a packing that was killed
-        leaving.unlink()
+        leaving.unlink(missing_ok=True)
     if others := sorted(path.name for path in folder.glob(f"*{ENDING}") if path.name not in written):
         raise UserError(f"{folder} holds {some(others)}, which is of other data; remove it, or use an empty --output",
                         Exit.CANNOT_CREATE)

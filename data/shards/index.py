@@ -111,9 +111,8 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
     labels_of_first = [label.decode() for label in words[first][0].tolist()]
     named = _named_classes(root, data)
     classes = named or sort_classes(labels_of_first)
-    number_of = {str(number): number for number in range(len(named))}
-    if not number_of.keys() >= {*labels_of_first}:
-        number_of = {name: number for number, name in enumerate(classes)}
+    number_of = {name: number for number, name in enumerate(classes) if not (named and name.isdecimal())} | {
+        str(number): number for number in range(len(named))}  # with classes.txt, what looks like a number is one
     if len(classes) == 1 and not only:
         raise UserError(f"--data {data}: there is only one class, {classes[0]}; add another", Exit.BAD_DATA)
     require_classes(words[first][2], f"--data {data}: {first}", "a label is a class")

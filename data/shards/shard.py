@@ -87,7 +87,7 @@ def names_in(folder: str) -> tuple[str, frozenset[str]]:
     shard, inside = shard_of(f"{folder}/")
     if not os.path.isfile(shard):
         raise FileNotFoundError(2, "there is no such file", shard)
-    return shard, frozenset(_names_by_folder(shard)[inside.rstrip("/")])
+    return shard, frozenset(_names_by_folder(shard).get(os.path.normpath(f"/{inside}")[1:], ()))
 
 
 @lru_cache
@@ -201,7 +201,7 @@ def _label(reader: Reader, key: bytes, parts: dict[bytes, Member]) -> bytes:
     """The label of a sample, as its .cls or the "label" of its .json has it; b"" without one. Raises UserError (65)."""
     found = {}
     for ending in (b"cls", b"json"):
-        if not (member := parts.get(ending)) or (found and member.size > MAX_LABEL):
+        if not (member := parts.get(ending)) or (any(found.values()) and member.size > MAX_LABEL):
             continue
         if member.size > MAX_LABEL:
             raise _wrong(reader, member.name, f"has {member.size} bytes; a label has at most {MAX_LABEL}")

@@ -18,23 +18,21 @@ CLASSES = "classes.txt"  # the names of the classes, of which a label is the num
 
 def read_classes(file: str | Path) -> list[str]:
     """The lines of classes.txt. Raises OSError, UnicodeDecodeError."""
-    return Path(file).read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
+    return [line.strip() for line in Path(file).read_text(encoding="utf-8-sig").rstrip("\n").split("\n")]
 
 
 def write_classes(folder: Path, names: Sequence[str]) -> None:
-    """Write classes.txt. Raises UserError (65) for names that do not come back from it, (73) over others; OSError."""
-    file = folder / CLASSES
-    if file.exists() and read_classes(file) != [*names]:
-        raise UserError(f"{folder} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
-    write_atomically(file, "".join(f"{name}\n" for name in names))
-    if read_classes(file) != [*names]:
-        file.unlink()
-        raise UserError(f"a class has an empty name, or one with a line break; rename it ({some(map(ascii, names))})",
+    """Write classes.txt, if it is not there. Raises UserError (65) for names that would not come back, OSError."""
+    if wrong := [ascii(name) for name in names if name != name.strip() or not name or {*"\r\n"} & {*name}
+                 or name != name.encode(errors="replace").decode()]:
+        raise UserError(f"the names of classes stand in {CLASSES}, each on a line, in UTF-8; rename {some(wrong)}",
                         Exit.BAD_DATA)
+    if not (folder / CLASSES).exists():
+        write_atomically(folder / CLASSES, "".join(f"{name}\n" for name in names))
 
 
 def write_shard(file: Path, samples: Iterable[tuple[str, bytes, object]]) -> None:
-    """samples: (name of the image in the tar file, its bytes, its label). Raises OSError."""
+    """Nothing if it is there. samples: (name of the image in the tar file, its bytes, its label). Raises OSError."""
     partial = file.with_name(f".{file.name}.{uuid4().hex}")  # several processes may write one
     try:
         with partial.open("wb") as opened:
@@ -46,6 +44,7 @@ def write_shard(file: Path, samples: Iterable[tuple[str, bytes, object]]) -> Non
                         archive.addfile(info, io.BytesIO(data))
             opened.flush()
             os.fsync(opened.fileno())
-        os.replace(partial, file)
+        if not file.exists():  # who reads it already knows its time; and who has finished removes leavings
+            os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)

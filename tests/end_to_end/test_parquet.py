@@ -13,6 +13,8 @@ from PIL import Image
 
 from data.shards.index import build_image_index
 from data.shards.parquet import choose_columns, imported, is_parquet
+from data.shards.shard import read_member
+from data.shards.writing import write_shard
 from data.splits import ValSplit
 from data.tables.parquet import objects_in
 from tests.harness.run_directory import contents
@@ -120,6 +122,15 @@ def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, 
     assert index.classes == ("cat", "dog") and len(index.splits["train"]) + len(index.splits["val"]) == 12
     write_images(folder / "train-1.parquet", [picture(99)] * 4, [0, 1, 0, 1], ["cat", "dog"])
     assert imported(str(folder), "auto", "label", own_cache, said.append) != str(place)
+
+
+def test_a_tar_file_that_is_there_is_not_written_again(tmp_path):
+    """Two nodes may import at once, and one that has finished reads it, by its size and time."""
+    for image in (picture(1), picture(2)):
+        write_shard(tmp_path / "a.tar", [("a.png", image, 0)])
+        state = (tmp_path / "a.tar").stat()
+    assert state == (tmp_path / "a.tar").stat() and read_member(f"{tmp_path / 'a.tar'}/a.png") == picture(1)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".tar" and path.is_file()] == []
 
 
 @pytest.mark.parametrize("columns, names, given, expected", [

@@ -336,11 +336,17 @@ def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache
     assert raised.value.code == Exit.BAD_DATA
 
 
-def test_labels_are_names_where_they_are_no_numbers_of_lines(module_cache, tmp_path):
-    write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number: b"%d" % (number % 3 + 1)))
-    (tmp_path / "classes.txt").write_text("1\n2\n3\n")
-    index = build_image_index(str(tmp_path), WHOLE, module_cache, print)
-    assert np.bincount(index.splits["train"].labels).tolist() == [4, 4, 4]
+def test_a_number_is_that_of_a_line_whatever_the_names_and_the_other_labels_are(module_cache, tmp_path):
+    (tmp_path / "classes.txt").write_text("1\n2\n3 \nfour\n")
+    for labels, expected in ((b"012", [4, 4, 4]), (b"12", [0, 6, 6])):
+        write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number, labels=labels: labels[
+            number % len(labels):][:1]))
+        index = build_image_index(str(tmp_path), WHOLE, module_cache, print)
+        assert np.bincount(index.splits["train"].labels).tolist() == expected
+        assert index.classes == ("1", "2", "3", "four")
+    write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number: b"%d" % (number % 3 + 2)))
+    with pytest.raises(UserError, match=r"has the label 4, which train \(or classes.txt\) lacks"):
+        build_image_index(str(tmp_path), WHOLE, module_cache, print)
     for content in (b"\xe4\n", b"", b"a\na\n"):
         (tmp_path / "classes.txt").write_bytes(content)
         with pytest.raises(UserError, match="the name of a class on each line, in UTF-8, and none twice"):
@@ -432,12 +438,14 @@ def test_two_images_of_one_name_and_another_ending_cannot_be_packed(module_cache
 
 
 @pytest.mark.parametrize("name, words", [
-    ("train/a\nb/1.jpg", "or one with a line break; rename it"), ("table.csv", "whose name ends in .jpg")])
+    ("train/a\nb/1.jpg", "each on a line, in UTF-8; rename 'a.nb'"), ("table.csv", "whose name ends in .jpg"),
+    ("absolute.csv", "/m/01/train/c/1.jpg cannot be packed")])
 def test_what_would_not_come_back_is_not_packed(name, words, module_cache, tmp_path):
     for path in ("train/c/1.jpg", "val/c/1.jpg", name):
         write_image(tmp_path / "folder" / path, 9) if path.endswith("jpg") else None
     (tmp_path / "folder" / "photo").write_bytes((tmp_path / "folder" / "train" / "c" / "1.jpg").read_bytes())
     (tmp_path / "folder" / "table.csv").write_text("image,label\ntrain/c/1.jpg,1\nphoto,2\n")
+    (tmp_path / "folder" / "absolute.csv").write_text("image,label\ntrain/c/1.jpg,/m/01\nval/c/1.jpg,/m/02\n")
     data = tmp_path / "folder" / (name if name.endswith("csv") else "")
     with pytest.raises(UserError, match=words):
         pack(data, tmp_path / "packed")

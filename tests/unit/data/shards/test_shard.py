@@ -217,7 +217,8 @@ def test_folders_may_be_called_as_tar_files_are(tmp_path):
     (tmp_path / "above.tar").mkdir()
     path = write_tar(tmp_path / "above.tar" / "a.tar", sample("inside.tar/a") | sample("b"))
     assert [len(read_member(f"{path}/{name}.png")) for name in ("inside.tar/a", "b")] == [len(picture())] * 2
-    assert names_in(f"{path}/inside.tar") == (path, {"a.png"})
+    assert names_in(f"{path}/inside.tar") == names_in(f"{path}/./inside.tar") == (path, {"a.png"})
+    assert names_in(path) == (path, {"b.png"}) and names_in(f"{path}/none") == (path, set())
 
 
 def test_many_tar_files_are_read_with_few_descriptors(tmp_path):
