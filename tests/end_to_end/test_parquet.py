@@ -126,10 +126,11 @@ def test_a_killed_import_goes_on_and_changed_files_are_imported_anew(own_cache, 
 
 def test_a_tar_file_that_is_there_is_not_written_again(tmp_path):
     """Two nodes may import at once, and one that has finished reads it, by its size and time."""
+    states = []
     for image in (picture(1), picture(2)):
         write_shard(tmp_path / "a.tar", [("a.png", image, 0)])
-        state = (tmp_path / "a.tar").stat()
-    assert state == (tmp_path / "a.tar").stat() and read_member(f"{tmp_path / 'a.tar'}/a.png") == picture(1)
+        states.append((tmp_path / "a.tar").stat())
+    assert states[0] == states[1] and read_member(f"{tmp_path / 'a.tar'}/a.png") == picture(1)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".tar" and path.is_file()] == []
 
 
