@@ -103,7 +103,7 @@ def main(given: argparse.Namespace, watchdog: Watchdog) -> Exit:
 def first_uses(t: Training, file: str) -> Rows:
     """A row for each sample that the file names: its step in the first epoch, which uses all. Raises UserError (64)."""
     starts, train, place_of = t.feed.plan.starts, named(t.task.train_set), t.feed.sampler.order(0).argsort()
-    if train is None:
+    if train is None or named(t.task.eval_set) is None:
         raise UserError("--first-use: this task's samples have no names")
     indices_of = find_all(Names(file).names or (), train, t.task.eval_set.index)
     steps = {index: bisect_right(starts, int(place_of[index])) for indices in indices_of.values() for index in indices}

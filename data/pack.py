@@ -37,7 +37,8 @@ from utils.errors import Exit, Parser, UserError, counted, exit_after, say, some
 from utils.files import cache_path, lines_of, write_atomically
 
 PARSER = Parser("data.pack", __doc__)
-PARSER.add_argument("data", metavar="DATA", help="a folder, a table or tar files, as train.py --data takes them")
+PARSER.add_argument("data", metavar="DATA", help="a folder, a table (train and val of it) or tar files, as train.py"
+                    " --data takes them")
 PARSER.add_argument("--output", metavar="OUT", required=True, help="folder for the tar files")
 PARSER.add_argument("--image-column", metavar="NAME", default="auto", help="as of train.py (default: auto)")
 PARSER.add_argument("--label-column", metavar="NAME", default="label", help="as of train.py (default: label)")
@@ -62,11 +63,15 @@ def main(given: argparse.Namespace) -> int:
     if not size or size[1].strip("0") == "":
         raise UserError(f"--shard-size {given.shard_size}: give a whole number of {', '.join(UNITS)}, such as 500MB")
     index, output = index_of(given.data, (given.image_column, given.label_column)), Path(given.output)
+    for text in index.notes:
+        say(f"pack: {text}")
     try:
         output.mkdir(parents=True, exist_ok=True)
         if (file := output / CLASSES).exists() and file.read_bytes() != "".join(
                 f"{name}\n" for name in index.classes).encode(errors="replace"):
-            raise UserError(f"{output} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
+            if [*output.rglob(f"*{ENDING}")]:
+                raise UserError(f"{output} was packed from other data; use an empty --output", Exit.CANNOT_CREATE)
+            file.unlink()  # of a packing that was refused
         write_classes(output, index.classes)
         for split, samples in index.splits.items():
             is_folder = not is_table(given.data) and os.path.isdir(os.path.join(samples.root, "train"))
@@ -80,10 +85,13 @@ def main(given: argparse.Namespace) -> int:
 
 
 def index_of(data: str, columns: tuple[str, str]) -> FolderIndex:
-    """All samples of the data, none held out. columns: of images and labels. Raises UserError (65, 66, 74)."""
+    """All samples of the data, none held out; of a table all but test. columns: of images and labels.
+
+    Raises UserError (65, 66, 74).
+    """
     val = ValSplit(0, 0, only="train")
     if is_table(data):
-        return build_table_index(TableSource(data, IMAGES, columns[0], columns[1:], split="test"), val, cache_path())
+        return build_table_index(TableSource(data, IMAGES, columns[0], columns[1:]), val, cache_path())
     return build_image_index(data, val, cache_path(), say, columns)
 
 

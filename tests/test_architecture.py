@@ -371,7 +371,7 @@ def test_only_what_is_read_before_torch_imports_types_for_checkers():
 
 # --- sizes
 
-CEILINGS = {"spine": 2_350, "core": 9_185, "core without texts": 7_940, "all": 15_720}  # code lines; make size
+CEILINGS = {"spine": 2_350, "core": 9_185, "core without texts": 7_940, "all": 15_725}  # code lines; make size
 
 
 def test_the_parts_of_the_program_keep_to_their_sizes():

@@ -35,8 +35,10 @@ def files_by_split(root: str, ending: str) -> dict[str, list[str]]:
 
     named = defaultdict(list)
     for path in alone:
-        folder = os.path.basename(os.path.dirname(path))
-        name = folder if folder in SPLIT_NAMES else ["", *_SPLIT.findall(os.path.basename(path))][-1]
+        place, file = os.path.split(os.path.normpath(path))
+        folder, word = os.path.basename(place), ["", *_SPLIT.findall(file)][-1]
+        is_below = os.path.isdir(root) and place != os.path.normpath(root)  # else --data itself may be called train
+        name = folder if folder in SPLIT_NAMES and (is_below or not word) else word
         named["train" if name == "training" else name].append(path)
     if "" in named and len(named) > 1:
         raise UserError(f"--data {root}: the name of {some(named[''])} says no split, and others do; rename it, move it"

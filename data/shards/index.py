@@ -90,7 +90,7 @@ def _read(root: str, data: str, by_split: Mapping[str, list[str]], only: str, no
     """For kept_index(). only: see ValSplit. Raises UserError (65, 66, 74)."""
     # the splits, and all tar files
     has_labels = any((shard.labels != b"").any() for shard in _open_all(by_split.get("test", []), note).values())
-    unlabelled = ["test"] * ("test" in by_split and not has_labels and only != "test")  # the hub's often have none
+    unlabelled = ["test"] * ({"train", "test"} <= by_split.keys() and not has_labels and only != "test")  # as the hub's
     paths, notes = used_splits(data, {name: each for name, each in by_split.items() if name not in unlabelled}, only)
     notes += [f"{name} has no labels, and is not used" for name in unlabelled]
     first = next(iter(paths))

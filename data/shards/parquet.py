@@ -18,6 +18,7 @@ from typing import NamedTuple
 from data.shards.files import files_by_split
 from data.shards.shard import ENDING
 from data.shards.writing import write_classes, write_shard
+from data.splits import plain
 from data.tables.parquet import PARQUET, PLAIN, class_names, rows_of, schema_of
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
@@ -65,12 +66,10 @@ def imported(root: str, image: str, label: str, cache: Path, note: Callable[[str
                 note(f"importing {counted(len(missing), 'Parquet file')}, once, into {folder}: about"
                      f" {needed / 1e9:.3g} GB; {free / 1e9:.3g} GB are free")
                 if columns.names:
-                    write_classes(folder, columns.names)
+                    write_classes(folder, [*map(plain, columns.names)])
                 with ThreadPoolExecutor(available_cores()) as pool:  # pyarrow has threads, which no fork survives
                     for _ in pool.map(partial(_import, folder, columns), missing):
                         pass
-                for leaving in folder.glob(f"*/.*{ENDING}.*"):  # of a killed import
-                    leaving.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"--data {root}: {error.filename or cache}: {error.strerror or error}; set LOCKSTEP_CACHE to a"
                         " folder with room", Exit.IO) from None
@@ -85,7 +84,7 @@ def choose_columns(root: str, paths: list[str], image: str, label: str) -> Colum
     # the image
     schema, named = schemas[0], class_names(schemas[0])
     images = [each.name for each in schema if types.is_struct(each.type) and each.type.get_field_index("bytes") >= 0
-              and "binary" in str(each.type.field("bytes").type)]
+              and str(each.type.field("bytes").type) in ("binary", "large_binary", "binary_view", "null")]
     chosen = image if image != "auto" else next((name for name in (*USUAL, *images[:1]) if name in images), "")
     if chosen not in images:
         texts = "; texts have tasks of their own (--task)" * (not images)

@@ -44,7 +44,7 @@ def write_shard(file: Path, samples: Iterable[tuple[str, bytes, object]]) -> Non
                         archive.addfile(info, io.BytesIO(data))
             opened.flush()
             os.fsync(opened.fileno())
-        if not file.exists():  # who reads it already knows its time; and who has finished removes leavings
+        if not file.exists():  # who reads it already knows its time
             os.replace(partial, file)
     finally:
         partial.unlink(missing_ok=True)

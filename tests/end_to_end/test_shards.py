@@ -353,7 +353,7 @@ def test_a_number_is_that_of_a_line_whatever_the_names_and_the_other_labels_are(
             build_image_index(str(tmp_path), WHOLE, module_cache, print)
 
 
-def test_what_is_not_used_is_said(module_cache, tmp_path):
+def test_what_is_not_used_is_said(module_cache, tmp_path, capfd):
     for number, name in enumerate(("train", "valid", "validation", "test")):
         write_shard(tmp_path / "set" / name / "0.tar", web_samples(30 * number, 30, lambda number: b"%d" % (number % 3)
                                                                    if number < 90 else b""))
@@ -363,6 +363,8 @@ def test_what_is_not_used_is_said(module_cache, tmp_path):
     for name in ("valid", "validation"):
         (tmp_path / "set" / name / "0.tar").unlink()
         (tmp_path / "set" / name).rmdir()
+    pack(tmp_path / "set", tmp_path / "packed")
+    assert "pack: test has no labels, and is not used" in capfd.readouterr().err
     held = build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
     assert "test has no labels, and is not used" in held.notes and len(held.splits["val"]) == 3
     assert "is used for validation" not in str(held.notes)
@@ -374,6 +376,15 @@ def test_what_is_not_used_is_said(module_cache, tmp_path):
     (tmp_path / "set" / "train" / "1.tar").symlink_to(tmp_path / "none.tar")
     with pytest.raises(UserError, match=r"cannot read .*/train/1\.tar: No such file"):
         build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_data_that_are_called_as_a_split_may_have_several(name, module_cache, tmp_path):
+    write_shard(tmp_path / name / "a-train-0.tar", web_samples(0, 12))
+    write_shard(tmp_path / name / "a-val-0.tar", web_samples(12, 6))
+    for data in (tmp_path / name, tmp_path / name / "*.tar"):
+        index = build_image_index(str(data), WHOLE, module_cache, print)
+        assert {split: len(each) for split, each in index.splits.items()} == {"train": 12, "val": 6}
 
 
 @pytest.mark.parametrize("name", ["f.tar", "f.parquet"])
