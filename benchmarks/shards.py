@@ -71,32 +71,32 @@ def measure(name: str, root: Path, cache: Path, state: str) -> None:
     """Print the figures of one reader as JSON."""
     before, began = pss(), time.perf_counter()
     read, load = reader(name, root, cache)
-    found = {"opening": time.perf_counter() - began}
+    figures = {"opening": time.perf_counter() - began}
     began = time.perf_counter()
     if {data[:2] for data in read(READS[state])} != {b"\xff\xd8"}:
         sys.exit("these are no JPEGs")
-    found["reads"] = READS[state] / (time.perf_counter() - began)
-    found["memory"] = pss() - before
+    figures["reads"] = READS[state] / (time.perf_counter() - began)
+    figures["memory"] = pss() - before
     began, count = time.perf_counter(), 0
     for batch in load():
         count += len(batch)
         if count >= LOADED:
             break
-    found["loaded"] = count / (time.perf_counter() - began)
-    print(json.dumps(found))
+    figures["loaded"] = count / (time.perf_counter() - began)
+    print(json.dumps(figures))
 
 
 def reader(name: str, root: Path, cache: Path) -> tuple[Callable[[int], Iterator[bytes]], Callable[[], Any]]:
-    """(reads so many files, gives batches of images) of a reader, opened."""
+    """Open a reader. Returns a function that reads a number of files, and one that returns batches of images."""
     order = np.random.default_rng(0).permutation(COUNT).tolist()
     reference = transforms.Compose([
         transforms.RandomResizedCrop(CROP), transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
     batches = partial(DataLoader, batch_size=64, num_workers=1)
     if name in OURS:
         index = build_image_index(str(root / OURS[name]), ValSplit(0.1, 0), cache, lambda text: None).splits["train"]
-        found = ImageFolder(index, PhotoTrain(CROP), 0, EncodedImage)
+        samples = ImageFolder(index, PhotoTrain(CROP), 0, EncodedImage)
         return (lambda count: (_bytes_at(index.path(number)) for number in order[:count]),
-                lambda: batches(found, sampler=[(0, number) for number in order],
+                lambda: batches(samples, sampler=[(0, number) for number in order],
                                 collate_fn=lambda samples: samples))
     if name == PEERS[0]:
         folder = datasets.ImageFolder(root / "folder" / "train", reference)
@@ -135,14 +135,14 @@ def pss() -> float:
 def compared(name: str, root: Path, state: str) -> dict[str, float]:
     """The figures of COLUMNS of one reader."""
     with tempfile.TemporaryDirectory(dir=root) as cache:
-        found = []
+        openings = []
         for _ in range(2):
             if state == "cold":
                 os.sync()
                 DROP.write_text("3")
             words = [sys.executable, "-m", "benchmarks.shards", "--measure", name, root, cache, state]
-            found.append(json.loads(output(words, 1).splitlines()[-1]))
-    return found[1] | {"first": found[0]["opening"], "second": found[1]["opening"]}
+            openings.append(json.loads(output(words, 1).splitlines()[-1]))
+    return openings[1] | {"first": openings[0]["opening"], "second": openings[1]["opening"]}
 
 
 def trained(data: str, root: Path) -> dict[str, float]:
@@ -173,8 +173,8 @@ def main(rounds: int) -> None:
         root = Path(temporary)
         write(root)
         for state in states:
-            found = in_turn({name: partial(compared, name, root, state) for name in (*OURS, *PEERS)}, rounds)
-            show(f"{COUNT} JPEGs of {SIDE} px, {state}", found, COLUMNS)
+            rows = in_turn({name: partial(compared, name, root, state) for name in (*OURS, *PEERS)}, rounds)
+            show(f"{COUNT} JPEGs of {SIDE} px, {state}", rows, COLUMNS)
         show("trainings of them", in_turn({name: partial(trained, data, root) for name, data in OURS.items()}, rounds),
              {"first step": "to the first step, s", "trained": "images/s in training"})
 

@@ -71,7 +71,7 @@ class ImageIndex:
     def find(self, lines: Iterable[str]) -> dict[str, list[int]]:
         """See data.left_out.Named: a path, or all of a sample. An absolute path may end at ": ", as in bad_samples.txt.
         """
-        lines_of, found = defaultdict(list), defaultdict(list)
+        lines_of, indices_of = defaultdict(list), defaultdict(list)
         for line in lines:
             for name in (line.partition(": ")[0], line) if os.path.isabs(line) else (line,):
                 paths = name.split(",") if self.num_images > 1 else [name]
@@ -79,8 +79,8 @@ class ImageIndex:
                 lines_of[wanted].append(line)
         for index in range(len(self) if lines_of else 0):
             for line in {line for name in self.all_names(index) & lines_of.keys() for line in lines_of[name]}:
-                found[line].append(index)
-        return found
+                indices_of[line].append(index)
+        return indices_of
 
     def all_names(self, index: int) -> set[str]:
         """What a sample may be called: its paths together, or each of them; relative to root."""

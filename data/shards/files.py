@@ -54,10 +54,10 @@ def used_splits(root: str, by_split: Mapping[str, list[str]], only: str = "") ->
     names = splits_in(by_split, (*VAL_NAMES[:-1], "eval", VAL_NAMES[-1]))
     if "train" not in by_split:
         if names.get(only, only) not in by_split:
-            raise UserError(f"--data {root}: has files of {some(by_split)}, but none of train; name the files, or their"
-                            " folder, so", Exit.BAD_DATA)
+            raise UserError(f"--data {root}: has files of {some(by_split)}, but none of train; name the files for"
+                            " training, or their folder, train", Exit.BAD_DATA)
         names = {only: names.get(only, only)}
-    notes = [f"{name} is not used" for name in by_split if name not in names.values()]
+    notes = [f"the files of {name} are not used" for name in by_split if name not in names.values()]
     if names.get("val", "val") != "val":
         notes.append(f"there is no val, so {names['val']} is used for validation")
     return {split: by_split[name] for split, name in names.items()}, notes

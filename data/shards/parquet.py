@@ -19,7 +19,7 @@ from data.shards.files import files_by_split
 from data.shards.shard import ENDING
 from data.shards.writing import write_classes, write_shard
 from data.splits import plain
-from data.tables.parquet import PARQUET, PLAIN, class_names, rows_of, schema_of
+from data.tables.parquet import PARQUET, WORD_TYPES, class_names, rows_of, schema_of
 from utils.array_folder import digest_of
 from utils.errors import Exit, UserError, counted, some
 from utils.files import one_at_a_time
@@ -95,7 +95,7 @@ def choose_columns(root: str, paths: list[str], image: str, label: str) -> Colum
     label = next(iter(named)) if label not in schema.names and label == "label" and len(named) == 1 else label
     kind = schema.field(label).type if label in schema.names else None
     kind = kind.value_type if kind is not None and types.is_dictionary(kind) else kind
-    if kind is None or not (types.is_integer(kind) or str(kind) in PLAIN):
+    if kind is None or not (types.is_integer(kind) or str(kind) in WORD_TYPES):
         found = f"is {kind}, and a class is a whole number or a word" if kind else "is not there"
         raise UserError(f"--data {root}: the column {label} {found}; give --label-column one of"
                         f" {some([*named] or [name for name in schema.names if name not in images])}", Exit.BAD_DATA)

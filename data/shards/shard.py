@@ -53,7 +53,7 @@ def open_shard(path: str) -> Shard:
     try:
         stat = os.stat(path)
         if not S_ISREG(stat.st_mode):
-            raise UserError(f"{path} is no file, and no tar file therefore", Exit.BAD_DATA)
+            raise UserError(f"{path} is not a regular file, so it cannot be read as a tar file", Exit.BAD_DATA)
         name = digest_of(CACHE_VERSION, os.path.abspath(path), stat.st_size, stat.st_mtime_ns)
         return Shard(**kept_arrays(cache_path() / f"shard-{name}", lambda: _scan(path)))
     except OSError as error:

@@ -13,7 +13,7 @@ from utils.errors import Exit, UserError, some
 
 PARQUET = ".parquet"
 ROWS = 100  # in memory at a time
-PLAIN = ("string", "large_string", "string_view", "bool")  # types of a column, as they print themselves
+WORD_TYPES = ("string", "large_string", "string_view", "bool")  # of columns, as they print themselves
 
 
 def schema_of(path: str) -> Any:
@@ -49,7 +49,7 @@ def objects_in(path: str, wanted: Sequence[str]) -> Iterator[tuple[int, dict[str
         if name not in schema.names:
             raise UserError(f"{path}: there is no column {name}; it has {some(schema.names)}", Exit.BAD_DATA)
         kind = getattr(schema.field(name).type, "value_type", schema.field(name).type)  # of lists and dictionaries
-        if not (types.is_integer(kind) or types.is_floating(kind) or str(kind) in (*PLAIN, "null")):
+        if not (types.is_integer(kind) or types.is_floating(kind) or str(kind) in (*WORD_TYPES, "null")):
             raise UserError(f"{path}: the column {name} is {kind}; texts and labels are strings, numbers or lists of"
                             " strings", Exit.BAD_DATA)
     for number, values in enumerate(rows_of(path, wanted), 1):

@@ -254,7 +254,7 @@ def test_a_table_and_one_split_can_be_packed(module_cache, tmp_path):
     for name in ("val", "val/*.tar"):
         alone = build_image_index(str(packed / name), ValSplit(0.1, 0, only="val"), module_cache, print)
         assert (len(alone.splits["val"]), alone.classes) == (4, one.classes)
-    with pytest.raises(UserError, match="has files of val, but none of train; name the files, or their folder, so"):
+    with pytest.raises(UserError, match="has files of val, but none of train; name the files for training"):
         pack(packed / "val" / "*.tar", tmp_path / "of-val")
 
 
@@ -336,7 +336,7 @@ def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache
     assert raised.value.code == Exit.BAD_DATA
 
 
-def test_a_number_is_that_of_a_line_whatever_the_names_and_the_other_labels_are(module_cache, tmp_path):
+def test_a_number_is_that_of_a_line_whatever_other_labels_are(module_cache, tmp_path):
     (tmp_path / "classes.txt").write_text("1\n2\n3 \nfour\n")
     for labels, expected in ((b"012", [4, 4, 4]), (b"12", [0, 6, 6])):
         write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number, labels=labels: labels[
@@ -358,7 +358,7 @@ def test_what_is_not_used_is_said(module_cache, tmp_path, capfd):
         write_shard(tmp_path / "set" / name / "0.tar", web_samples(30 * number, 30, lambda number: b"%d" % (number % 3)
                                                                    if number < 90 else b""))
     index = build_image_index(str(tmp_path / "set"), ValSplit(0.1, 0), module_cache, print)
-    assert {"validation is not used", "there is no val, so valid is used for validation",
+    assert {"the files of validation are not used", "there is no val, so valid is used for validation",
             "test has no labels, and is not used"} <= {*index.notes} and len(index.splits) == 2
     for name in ("valid", "validation"):
         (tmp_path / "set" / name / "0.tar").unlink()

@@ -175,7 +175,7 @@ def test_names_are_those_that_folders_have(tmp_path):
 
 def test_what_is_no_regular_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "a.tar")
-    with pytest.raises(UserError, match="is no file, and no tar file therefore"):
+    with pytest.raises(UserError, match="is not a regular file, so it cannot be read as a tar file"):
         open_shard(str(tmp_path / "a.tar"))
 
 
