@@ -291,7 +291,8 @@ def web_samples(first, count, label=lambda number: b"%d" % (number % 3), ending=
 
 
 @pytest.mark.parametrize("names, words", [
-    (("train/0.tar", "train/1.tar", "val/0.tar"), ""), (("training/0.tar", "validation/0.tar", "test/0.tar"), ""),
+    (("train/0.tar", "train/1.tar", "val/0.tar"), ""), (("train/0.tar", "training/1.tar", "val/0.tar"), ""),
+    (("training/0.tar", "validation/0.tar", "test/0.tar"), ""),
     (("test-set-train-0.tar", "set-train-1.tar", "set-validation-0.tar"), ""), (("0.tar", "1.tar", "2.tar"), ""),
     (("0.tar", "1.tar", "2.tar"), "*.tar"), (("a/train-0.tar", "b/train-1.tar", "c/val-0.tar"), "*/*.tar"),
     (("one.tar",), "one.tar"),
@@ -337,13 +338,13 @@ def test_a_set_that_cannot_be_trained_on_is_refused(members, words, module_cache
 
 
 def test_a_number_is_that_of_a_line_whatever_other_labels_are(module_cache, tmp_path):
-    (tmp_path / "classes.txt").write_text("1\n2\n3 \nfour\n")
+    (tmp_path / "classes.txt").write_text("1\n2\n3 \n4\n")
     for labels, expected in ((b"012", [4, 4, 4]), (b"12", [0, 6, 6])):
         write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number, labels=labels: labels[
             number % len(labels):][:1]))
         index = build_image_index(str(tmp_path), WHOLE, module_cache, print)
         assert np.bincount(index.splits["train"].labels).tolist() == expected
-        assert index.classes == ("1", "2", "3", "four")
+        assert index.classes == ("1", "2", "3", "4")
     write_shard(tmp_path / "0.tar", web_samples(0, 12, lambda number: b"%d" % (number % 3 + 2)))
     with pytest.raises(UserError, match=r"has the label 4, which train \(or classes.txt\) lacks"):
         build_image_index(str(tmp_path), WHOLE, module_cache, print)
